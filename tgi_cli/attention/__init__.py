@@ -1,0 +1,1 @@
+"""Paged attention per device behind one small interface."""

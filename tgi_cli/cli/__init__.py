@@ -1,0 +1,1 @@
+"""The commands, one module each: parse, call one function, print. Nothing heavy at module level."""

@@ -1,0 +1,192 @@
+"""From the user's words to a specified engine: ServeConfig -> resolve() -> EngineConfig.
+
+Nothing mutates either; what is found out later (the number of KV blocks) is a return value of
+whoever finds it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tgi_cli.errors import ConfigError
+
+BLOCK_SIZE = 16
+"""Tokens per KV block: small enough for prefix reuse, whole cache lines for the CPU gather."""
+
+DEFAULT_PREFILL_TOKENS = 4096
+"""TGI's default budget of prompt tokens per step, on an accelerator."""
+
+DEFAULT_CPU_PREFILL_TOKENS = 512
+"""The same on a CPU: one chunk stays near a quarter of a second for a 0.1B model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What the command line and the environment said; ``None`` where they said nothing.
+
+    Names, meanings and defaults are those of TGI's launcher.
+    """
+
+    model_id: str
+    revision: str | None = None
+    dtype: str | None = None
+    trust_remote_code: bool = False
+    hostname: str = "0.0.0.0"
+    port: int = 3000
+    max_concurrent_requests: int = 128
+    max_input_tokens: int | None = None
+    max_total_tokens: int | None = None
+    max_batch_prefill_tokens: int | None = None
+    max_batch_total_tokens: int | None = None
+    max_batch_size: int | None = None
+    prefix_caching: bool = True
+    logger_level: str = "INFO"
+    json_output: bool = False
+    graceful_termination_timeout: int = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the checkpoint says of itself."""
+
+    architecture: str
+    model_type: str
+    dtype: str
+    """Of the weights on disk: ``float32``, ``bfloat16`` or ``float16``."""
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    kv_bytes_per_token: int
+    """Both caches, all layers, at one byte per element: multiply by the cache dtype's size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What the device offers."""
+
+    kind: str
+    """``cpu`` or ``cuda``."""
+    name: str
+    total_memory: int
+    """Bytes; on a CPU what the system (or the control group) has."""
+    native_bfloat16: bool
+    """Whether bf16 matrix products run in hardware; else fp32 is the better default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """A fully specified engine. Counts are tokens unless their name says otherwise."""
+
+    model_path: Path
+    model_id: str
+    revision: str
+    device: str
+    dtype: str
+    block_size: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_prefill_tokens: int
+    """Prompt tokens computed in one step, over all requests: the size of a prefill chunk."""
+    max_batch_total_tokens: int | None
+    """KV budget that the user asked for; ``None``: whatever warm-up finds to fit."""
+    max_batch_size: int
+    """Sequences that run at once: the worker's rows."""
+    prefix_caching: bool
+
+
+_DTYPES = {
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "float": "float32",
+}
+
+
+def _resolve_dtype(asked: str | None, model: ModelFacts, device: DeviceFacts) -> str:
+    if asked is not None and asked != "auto":
+        if asked not in _DTYPES:
+            known = ", ".join(sorted(_DTYPES))
+            raise ConfigError(f"--dtype {asked!r} is not a dtype", f"one of: auto, {known}")
+        return _DTYPES[asked]
+    if device.kind == "cpu":
+        return "bfloat16" if device.native_bfloat16 else "float32"
+    return "bfloat16" if model.dtype == "float32" else model.dtype
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and value <= 0:
+        raise ConfigError(f"--{name} {value} must be positive")
+
+
+def resolve(
+    serve: ServeConfig, model: ModelFacts, device: DeviceFacts, model_path: Path
+) -> EngineConfig:
+    """Fill in everything the user left open; check everything the user said.
+
+    Raises:
+        ConfigError: limits that contradict each other or the model, in TGI's terms.
+    """
+    for name in (
+        "max-input-tokens",
+        "max-total-tokens",
+        "max-batch-prefill-tokens",
+        "max-batch-total-tokens",
+        "max-batch-size",
+        "max-concurrent-requests",
+    ):
+        _positive(name, getattr(serve, name.replace("-", "_")))
+
+    context = model.max_position_embeddings
+    total = serve.max_total_tokens
+    if total is None:
+        total = context
+        if serve.max_batch_total_tokens is not None:
+            total = min(total, serve.max_batch_total_tokens)
+        if serve.max_input_tokens is not None:
+            total = max(total, min(serve.max_input_tokens + 1, context))
+    if total > context:
+        raise ConfigError(
+            f"--max-total-tokens {total} is more than the model's context of {context} tokens",
+            f"ask for at most {context}",
+        )
+    if total < 2:
+        raise ConfigError("--max-total-tokens must be at least 2: one in, one out")
+    max_input = total - 1 if serve.max_input_tokens is None else serve.max_input_tokens
+    if max_input >= total:
+        raise ConfigError(
+            f"--max-input-tokens {max_input} must be less than --max-total-tokens {total}"
+        )
+    if serve.max_batch_total_tokens is not None and serve.max_batch_total_tokens < total:
+        raise ConfigError(
+            f"--max-batch-total-tokens {serve.max_batch_total_tokens} cannot hold one request of "
+            f"--max-total-tokens {total}",
+            "raise the former or lower the latter",
+        )
+    prefill = serve.max_batch_prefill_tokens
+    if prefill is None:
+        prefill = DEFAULT_CPU_PREFILL_TOKENS if device.kind == "cpu" else DEFAULT_PREFILL_TOKENS
+    if (
+        serve.max_batch_prefill_tokens is not None
+        and serve.max_batch_total_tokens is not None
+        and prefill > serve.max_batch_total_tokens
+    ):
+        raise ConfigError(
+            f"--max-batch-prefill-tokens {prefill} must be at most "
+            f"--max-batch-total-tokens {serve.max_batch_total_tokens}"
+        )
+    return EngineConfig(
+        model_path=model_path,
+        model_id=serve.model_id,
+        revision=serve.revision or "",
+        device=device.kind,
+        dtype=_resolve_dtype(serve.dtype, model, device),
+        block_size=BLOCK_SIZE,
+        max_input_tokens=max_input,
+        max_total_tokens=total,
+        max_batch_prefill_tokens=prefill,
+        max_batch_total_tokens=serve.max_batch_total_tokens,
+        max_batch_size=min(serve.max_batch_size or serve.max_concurrent_requests, 4096),
+        prefix_caching=serve.prefix_caching,
+    )

@@ -1,0 +1,1 @@
+"""Facts of the devices: memory, threads, what they compute well."""

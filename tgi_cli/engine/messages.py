@@ -1,0 +1,127 @@
+"""What goes into the engine and what comes out: frozen, one type per arrow, no torch.
+
+The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel` and
+:class:`Shutdown`; its outbox gives one :class:`StepOutputs` per step that produced anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from tgi_cli.sampling.params import SamplingParams
+
+
+class FinishReason(IntEnum):
+    """Why a request ended. The first three carry TGI's wire numbers."""
+
+    LENGTH = 0
+    EOS_TOKEN = 1
+    STOP_SEQUENCE = 2
+    CANCELLED = 3
+    ERROR = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One sequence to be continued.
+
+    Attributes:
+        request_id: unsigned 64-bit; unique among live requests.
+        prompt_ids: token ids, at least one.
+        sampling: how tokens are chosen.
+        max_new_tokens: upper bound of generated tokens, at least 1.
+        stop_token_ids: ids that end the request, themselves part of the output.
+        ignore_eos: the stop ids do not end it (for benchmarks).
+        cache_salt: sequences share cached prefixes only under the same salt.
+    """
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    cache_salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a request at the next step. One that is unknown or has ended is ignored."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the loop; live requests are cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A request got its first place in a step. Times are ``time.monotonic_ns()`` differences."""
+
+    request_id: int
+    queue_ns: int
+    cached_tokens: int
+    """Leading prompt tokens whose KV was found in the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request ended. ``error`` is the cause in one line when the reason is ERROR."""
+
+    request_id: int
+    reason: FinishReason
+    error: str = ""
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """All that one step produced, as parallel arrays (one entry per token).
+
+    A request may appear more than once; its tokens are in order. ``logprobs`` are natural
+    logarithms of the model's own distribution (before penalties, temperature and filters).
+    ``top_ids[i]`` and ``top_logprobs[i]`` are empty unless the request asked for them.
+    ``queued``, ``running``, ``used_blocks`` and ``preemptions`` describe the engine after it.
+    """
+
+    request_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    queued: int = 0
+    running: int = 0
+    used_blocks: int = 0
+    preemptions: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything for a client in it."""
+        return bool(self.request_ids or self.started or self.finished)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a client must know of a warmed-up engine: its model and its effective limits.
+
+    Token counts throughout. ``max_batch_total_tokens`` is blocks x block size, as measured.
+    """
+
+    model_id: str
+    revision: str
+    model_type: str
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_prefill_tokens: int
+    max_batch_total_tokens: int
+    max_batch_size: int
+    block_size: int
+    weight_bytes: int
+    load_seconds: float

@@ -1,0 +1,113 @@
+"""The contract between scheduler and worker: numbers only, no torch.
+
+A worker keeps one persistent *row* per running sequence (token ids, block table, sampling
+state); a :class:`Step` carries only what changed since the last one and what to compute now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tgi_cli.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A sequence that takes a row: a new request, or a preempted one that resumes.
+
+    ``token_ids`` is all that is known of it, prompt first; ``prompt_tokens`` says how many of
+    them are the prompt (a resumed sequence brings its generated tokens along).
+    ``block_ids`` is its whole block table so far, cached prefix blocks included.
+    """
+
+    row: int
+    request_id: int
+    token_ids: list[int]
+    prompt_tokens: int
+    block_ids: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAppend:
+    """Blocks that a running row gained: ``block_ids`` go to the block table from ``start``."""
+
+    row: int
+    start: int
+    block_ids: list[int]
+
+
+@dataclass(slots=True)
+class Step:
+    """One forward pass over a flat batch.
+
+    ``rows``, ``starts``, ``counts`` and ``samples`` are parallel, one entry per scheduled
+    sequence, decodes before prefills: compute positions ``starts[i] .. starts[i]+counts[i]``
+    of row ``rows[i]``, and if ``samples[i]`` choose the token that follows. The chosen token
+    goes to position ``starts[i]+counts[i]`` of the row, on the device: the next step may ask
+    for it before the host has seen it.
+
+    ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
+    destination) blocks to be copied before the forward (copy-on-write).
+    """
+
+    step_id: int
+    freed: list[int] = field(default_factory=list)
+    new: list[NewRow] = field(default_factory=list)
+    appended: list[BlockAppend] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    num_decodes: int = 0
+    """How many leading entries have a count of 1 and sample (a uniform decode batch)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(self.samples)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the sampler chose, one entry per *sampled* sequence of the step, in its order.
+
+    ``errors`` maps an index of these entries to the cause why that row alone failed (its token
+    is then meaningless).
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class PendingResult(Protocol):
+    """A result that may still be on its way from the device."""
+
+    def wait(self) -> StepResult:
+        """Block until the host has the tokens. Raises what the step raised."""
+        ...
+
+
+class Worker(Protocol):
+    """Runs steps, in the order of the calls. One ``launch`` is followed by its ``sample``.
+
+    Raises:
+        tgi_cli.errors.OutOfMemoryError: the device ran out of memory in the step.
+        RuntimeError: the step failed for another reason; all rows in it are lost.
+    """
+
+    def launch(self, step: Step) -> object:
+        """Apply the row changes and start the forward; returns a handle without waiting."""
+        ...
+
+    def sample(self, handle: object) -> PendingResult:
+        """Choose tokens from the logits of ``handle``; returns without waiting for the host."""
+        ...

@@ -1,0 +1,1 @@
+"""Model ids to local folders: download, resume, verify, convert, merge adapters."""

@@ -1,0 +1,1 @@
+"""The processes of ``tgi serve``: start, watch, drain, stop; exit codes."""

@@ -1,0 +1,1 @@
+"""Blocks that every family shares: linear, embedding, norm, rotary, attention, mlp."""

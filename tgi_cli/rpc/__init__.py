@@ -1,0 +1,1 @@
+"""The wire between router and model server. Nothing but translation."""

@@ -1,0 +1,80 @@
+"""What the router sees of an engine, wherever it runs: submit, read tokens, cancel.
+
+:class:`tgi_cli.rpc.client.GrpcEngineClient` implements it over the wire; tests implement it in
+a few lines without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tgi_cli.engine.messages import EngineInfo, Finished, GenerationRequest, Started
+
+
+@dataclass(slots=True)
+class TokenBatch:
+    """What became known of one request since the last batch: tokens in order, or its end.
+
+    Parallel arrays over tokens, as in :class:`tgi_cli.engine.messages.StepOutputs`. ``started``
+    comes once, with or before the first token; ``finished`` comes once, last.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    started: Started | None = None
+    finished: Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The engine after its latest step: requests waiting and running, blocks in use."""
+
+    queued: int = 0
+    running: int = 0
+    used_blocks: int = 0
+    preemptions: int = 0
+
+
+class TokenStream(Protocol):
+    """The tokens of one submitted request; ends after the batch that carries ``finished``."""
+
+    def __aiter__(self) -> AsyncIterator[TokenBatch]: ...
+
+    def cancel(self) -> None:
+        """Stop the request at the engine's next step. Idempotent; nothing more is delivered."""
+        ...
+
+
+class EngineClient(Protocol):
+    """One connection to one engine."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's model and effective limits."""
+        ...
+
+    @property
+    def load(self) -> EngineLoad:
+        """As of the latest step message."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """False once the engine is gone: live streams have ended with an ERROR."""
+        ...
+
+    async def healthy(self) -> bool:
+        """Ask the engine; False when it is gone, or stands still while requests wait."""
+        ...
+
+    def submit(self, request: GenerationRequest) -> TokenStream:
+        """Queue a request. Raises ShardError when the engine is gone."""
+        ...
+
+    def next_request_id(self) -> int:
+        """An id that no live request of this client has."""
+        ...

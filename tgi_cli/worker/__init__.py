@@ -1,0 +1,1 @@
+"""Runs one scheduled step on the device: persistent rows, KV cache, model runner."""
