@@ -1,0 +1,117 @@
+"""A worker without a model, whose tokens depend on every earlier one through the KV blocks.
+
+The "KV" of a position is a digest of all tokens up to it, stored in the block that the block
+table names. A step reads its context back through the table and compares it with what the row's
+tokens say, so a wrong block, a stale cached prefix or a lost difference is an assertion, not
+just another output. The next token is a function of that digest: preemption, chunks, cached
+prefixes and batch mates must not change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from tgi_cli.engine.step import Step, StepResult
+
+
+def digest(parent: bytes, token: int) -> bytes:
+    return blake2b(parent + token.to_bytes(4, "little"), digest_size=8).digest()
+
+
+def next_token(context: bytes, vocab_size: int) -> int:
+    return int.from_bytes(context, "little") % vocab_size
+
+
+def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """What the fake model answers to a prompt, computed alone."""
+    context = b""
+    for token in prompt:
+        context = digest(context, token)
+    answer: list[int] = []
+    for _ in range(count):
+        answer.append(next_token(context, vocab_size))
+        context = digest(context, answer[-1])
+    return answer
+
+
+@dataclass
+class _Row:
+    request_id: int
+    tokens: dict[int, int]
+    blocks: list[int]
+
+
+@dataclass
+class _Pending:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+@dataclass
+class FakeWorker:
+    block_size: int
+    vocab_size: int = 1000
+    kv: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    rows: dict[int, _Row] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    fail_when: Callable[[Step], Exception | None] = lambda step: None
+    poison: set[int] = field(default_factory=set)
+
+    def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
+        self.steps.append(step)
+        error = self.fail_when(step)
+        for row in step.freed:
+            del self.rows[row]
+        for new in step.new:
+            assert new.row not in self.rows, "a row was given away twice"
+            tokens = dict(enumerate(new.token_ids))
+            self.rows[new.row] = _Row(new.request_id, tokens, list(new.block_ids))
+        for more in step.appended:
+            blocks = self.rows[more.row].blocks
+            assert more.start == len(blocks)
+            blocks.extend(more.block_ids)
+        if error is not None:
+            raise error
+        assert len(set(step.rows)) == len(step.rows), "a row stands in a step twice"
+        decodes = list(zip(step.counts, step.samples, strict=True))[: step.num_decodes]
+        assert all(decode == (1, True) for decode in decodes)
+        return self._forward(step)
+
+    def _forward(self, step: Step) -> list[tuple[int, int, bytes]]:
+        sampled = []
+        for row_id, start, count, samples in zip(
+            step.rows, step.starts, step.counts, step.samples, strict=True
+        ):
+            row = self.rows[row_id]
+            expected = b""
+            for position in range(start):
+                expected = digest(expected, row.tokens[position])
+                assert self.kv[self._slot(row, position)] == expected, "wrong KV in the context"
+            for position in range(start, start + count):
+                expected = digest(expected, row.tokens[position])
+                self.kv[self._slot(row, position)] = expected
+            if samples:
+                sampled.append((row_id, start + count, expected))
+        return sampled
+
+    def _slot(self, row: _Row, position: int) -> tuple[int, int]:
+        return row.blocks[position // self.block_size], position % self.block_size
+
+    def sample(self, handle: object) -> _Pending:
+        assert isinstance(handle, list)
+        tokens = []
+        errors = {}
+        for index, (row_id, position, context) in enumerate(handle):
+            token = next_token(context, self.vocab_size)
+            self.rows[row_id].tokens[position] = token
+            tokens.append(token)
+            if self.rows[row_id].request_id in self.poison:
+                errors[index] = "its logits are not numbers"
+        count = len(tokens)
+        empty: list[list[int]] = [[] for _ in range(count)]
+        result = StepResult(tokens, [0.0] * count, empty, [[] for _ in range(count)], errors)
+        return _Pending(result)

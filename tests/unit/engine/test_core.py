@@ -1,0 +1,144 @@
+"""The loop as its clients see it: inbox in, outbox out, in a thread of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.unit.engine.fake_worker import FakeWorker, continuation
+from tests.unit.engine.test_scheduler import limits, request
+from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
+from tgi_cli.engine.messages import Cancel, FinishReason, Shutdown, StepOutputs
+from tgi_cli.engine.scheduler import Limits
+
+
+class Client:
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, tuple[FinishReason, str]] = {}
+
+    def read(self) -> StepOutputs | None:
+        outputs = self.core.outbox.get(timeout=20)
+        if outputs is not None:
+            for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+                self.tokens.setdefault(request_id, []).append(token)
+            for finished in outputs.finished:
+                assert finished.request_id not in self.finished, "an end is told once"
+                self.finished[finished.request_id] = (finished.reason, finished.error)
+        return outputs
+
+    def read_until_finished(self, *request_ids: int) -> None:
+        while not set(request_ids) <= set(self.finished):
+            assert self.read() is not None, "the engine ended"
+
+
+@contextmanager
+def running(worker: FakeWorker, limits: Limits, depth: int = 0) -> Iterator[Client]:
+    core = EngineCore(worker, limits, depth)
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    client = Client(core)
+    try:
+        yield client
+    finally:
+        core.inbox.put(Shutdown())
+        while client.read() is not None:
+            pass
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_requests_from_the_inbox_are_answered_in_the_outbox(depth: int) -> None:
+    with running(FakeWorker(4), limits(), depth) as client:
+        for i in range(20):
+            client.core.inbox.put(request(i, [i, i + 1], 5 + i))
+        client.read_until_finished(*range(20))
+        assert client.core.live_requests == 0
+    for i in range(20):
+        assert client.tokens[i] == continuation([i, i + 1], 5 + i, 1000)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_shutdown_cancels_what_is_live_and_closes_the_outbox(depth: int) -> None:
+    with running(FakeWorker(4), limits(), depth) as client:
+        client.core.inbox.put(request(1, [1], 200))
+        client.read()
+    assert client.finished[1][0] is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_failing_step_fails_only_its_requests(depth: int) -> None:
+    worker = FakeWorker(4)
+    bad = 66
+
+    def fail(step: object) -> Exception | None:
+        news = [new.request_id for new in worker.steps[-1].new]
+        return RuntimeError("the device said no\nand more") if bad in news else None
+
+    worker.fail_when = fail
+    with running(worker, limits(max_batch_size=2), depth) as client:
+        client.core.inbox.put(request(bad, [1], 5))
+        client.core.inbox.put(request(1, [2], 5))
+        client.core.inbox.put(request(2, [3], 5))
+        client.read_until_finished(bad, 1, 2)
+    assert client.finished[bad] == (FinishReason.ERROR, "RuntimeError: the device said no")
+    assert client.finished[2][0] is FinishReason.LENGTH
+    assert client.tokens[2] == continuation([3], 5, 1000)
+
+
+def test_an_engine_whose_every_step_fails_ends() -> None:
+    worker = FakeWorker(4, fail_when=lambda step: RuntimeError("lost"))
+    core = EngineCore(worker, limits(max_batch_size=1))
+    for i in range(MAX_CONSECUTIVE_FAILURES + 2):
+        core.inbox.put(request(i, [1], 1))
+    with pytest.raises(RuntimeError, match="in a row"):
+        core.run()
+    client = Client(core)
+    while client.read() is not None:
+        pass
+    reasons = [client.finished[i][0] for i in range(MAX_CONSECUTIVE_FAILURES + 2)]
+    assert reasons == [FinishReason.ERROR] * MAX_CONSECUTIVE_FAILURES + [FinishReason.CANCELLED] * 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> None:
+    """The property that matters, over every switch the engine has."""
+    random_ = random.Random(seed)
+    block_size = random_.choice([1, 4, 16])
+    bounds = limits(
+        block_size=block_size,
+        num_blocks=-(-96 // block_size) + random_.choice([0, 2, 40]),
+        max_total_tokens=96,
+        max_batch_prefill_tokens=random_.choice([1, 3, 16, 64]),
+        max_batch_size=random_.choice([1, 3, 8]),
+        prefix_caching=random_.random() < 0.7,
+    )
+    families = [[random_.randrange(1000) for _ in range(40)] for _ in range(3)]
+    with running(FakeWorker(block_size), bounds, depth=random_.choice([0, 1])) as client:
+        expected: dict[int, list[int]] = {}
+        live: list[int] = []
+        for i in range(60):
+            prompt = random_.choice(families)[: random_.randint(1, 40)]
+            prompt = prompt + [random_.randrange(1000) for _ in range(random_.randint(0, 12))]
+            new = random_.randint(1, 96 - len(prompt))
+            expected[i] = continuation(prompt, new, 1000)
+            client.core.inbox.put(request(i, prompt, new))
+            live.append(i)
+            if random_.random() < 0.2:
+                client.core.inbox.put(Cancel(random_.choice(live)))
+            if random_.random() < 0.5 and client.core.live_requests:
+                client.read()
+        client.read_until_finished(*expected)
+        assert client.core._scheduler.pool.num_used == 0
+    for i, answer in expected.items():
+        told = client.tokens.get(i, [])
+        if client.finished[i][0] is FinishReason.CANCELLED:
+            assert told == answer[: len(told)]
+        else:
+            assert told == answer

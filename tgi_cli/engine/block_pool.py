@@ -1,0 +1,101 @@
+"""KV blocks: who holds them, which may be reused, which hold a known prefix. No torch.
+
+A block is an index into the device's cache. Its state is one of
+
+    ==========  ==============  =====================================================
+    state       reference count where it stands
+    ==========  ==============  =====================================================
+    used        > 0             in the block tables of that many sequences
+    cached      0, has a hash   free list, back part: content is valid until it is taken
+    free        0, no hash      free list, front part
+    ==========  ==============  =====================================================
+
+and ``used + cached + free == num_blocks`` always. Blocks without content are taken first, then
+cached ones, least recently released first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Reference-counted blocks with an O(1) free list and an index of cached content."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        # An OrderedDict is the intrusive doubly linked list: O(1) at both ends and in between.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now: free and cached ones."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content is indexed, in use or not."""
+        return len(self._by_hash)
+
+    def take(self, count: int) -> list[int]:
+        """``count`` blocks with reference count 1; their old content is forgotten.
+
+        Raises:
+            IndexError: fewer are available; nothing is taken.
+        """
+        if count > len(self._free):
+            raise IndexError(f"{count} blocks asked for, {len(self._free)} available")
+        taken = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            old = self._hashes[block]
+            if old is not None:
+                del self._by_hash[old]
+                self._hashes[block] = None
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each block (a prefix hit, or a fork)."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference from each block of a sequence's table.
+
+        From the last to the first, so that the tail of a prefix is evicted before its head.
+
+        Raises:
+            ValueError: a block that nobody holds.
+        """
+        for block in reversed(blocks):
+            count = self._references[block] - 1
+            if count < 0:
+                raise ValueError(f"block {block} released more often than taken")
+            self._references[block] = count
+            if count == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    # Without content: to be reused first, which also keeps fresh memory fresh.
+                    self._free.move_to_end(block, last=False)
+
+    def find(self, content: bytes) -> int | None:
+        """The block whose content hash this is, if any holds it."""
+        return self._by_hash.get(content)
+
+    def index(self, block: int, content: bytes) -> None:
+        """Declare the content of a full, computed, used block. The first of equals stays."""
+        if self._hashes[block] is None and content not in self._by_hash:
+            self._hashes[block] = content
+            self._by_hash[content] = block

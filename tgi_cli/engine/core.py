@@ -1,0 +1,142 @@
+"""The core loop: requests from the inbox, steps on the worker, outputs to the outbox.
+
+After vLLM's RFC 23233: launching and sampling are separate calls that do not wait, and with
+``depth`` 1 the next step is scheduled and launched before the host has the tokens of this one.
+A CPU runs the same loop at depth 0. Nothing calls back and nothing mutable is shared: the
+thread that runs :meth:`EngineCore.run` owns the scheduler and the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from queue import Empty, SimpleQueue
+
+from tgi_cli.engine.messages import (
+    Cancel,
+    Finished,
+    GenerationRequest,
+    Shutdown,
+    StepOutputs,
+)
+from tgi_cli.engine.scheduler import Limits, Scheduler
+from tgi_cli.engine.step import PendingResult, Worker
+
+log = logging.getLogger(__name__)
+
+Inbound = GenerationRequest | Cancel | Shutdown
+
+MAX_CONSECUTIVE_FAILURES = 3
+"""Failing steps in a row after which the device is taken to be lost."""
+
+
+class EngineCore:
+    """Runs one scheduler over one worker.
+
+    Args:
+        worker: runs the steps.
+        limits: what a step and a request may not exceed.
+        depth: steps launched beyond the one whose result is awaited (0 or 1).
+
+    Attributes:
+        inbox: put requests, cancels and the shutdown here, from any thread.
+        outbox: yields a StepOutputs per step with news, and None after the loop has ended.
+        steps: how many steps have run; grows while a healthy engine has work.
+    """
+
+    def __init__(self, worker: Worker, limits: Limits, depth: int = 0) -> None:
+        self.inbox: SimpleQueue[Inbound] = SimpleQueue()
+        self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
+        self.steps = 0
+        self._worker = worker
+        self._scheduler = Scheduler(limits)
+        self._depth = depth
+        self._pending: deque[PendingResult] = deque()
+        self._failures = 0
+
+    @property
+    def live_requests(self) -> int:
+        """Requests that wait or run; may be read from any thread."""
+        return self._scheduler.num_live + self.inbox.qsize()
+
+    def run(self) -> None:
+        """Serve until a Shutdown arrives.
+
+        Raises:
+            RuntimeError: several steps in a row failed; every live request was ended first.
+        """
+        try:
+            while self._drain_inbox():
+                self._advance()
+        finally:
+            self._emit(self._scheduler.cancel_all())
+            self.outbox.put(None)
+
+    def _drain_inbox(self) -> bool:
+        """Take in all messages; wait for one when there is nothing else to do."""
+        news: list[Finished] = []
+        running = True
+        idle = not self._scheduler.num_live and not self._pending
+        while running:
+            try:
+                message = self.inbox.get(block=idle)
+            except Empty:
+                break
+            idle = False
+            if isinstance(message, GenerationRequest):
+                refused = self._scheduler.add(message)
+                if refused is not None:
+                    news.append(refused)
+            elif isinstance(message, Cancel):
+                ended = self._scheduler.cancel(message.request_id)
+                if ended is not None:
+                    news.append(ended)
+            else:
+                running = False
+        self._emit(news)
+        return running
+
+    def _advance(self) -> None:
+        """Launch one step if there is one; take in the oldest result that is due."""
+        step = self._scheduler.schedule()
+        if step is not None:
+            try:
+                handle = self._worker.launch(step)
+                self._pending.append(self._worker.sample(handle))
+            except Exception as error:  # a step's failure, whatever it is, ends its requests only
+                while self._pending:
+                    self._collect()
+                self._fail(error)
+        elif not self._pending and self._scheduler.num_live:
+            raise RuntimeError("requests wait, and none of them can be scheduled")
+        while self._pending and (step is None or len(self._pending) > self._depth):
+            self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the oldest result and apply it."""
+        pending = self._pending.popleft()
+        try:
+            result = pending.wait()
+        except Exception as error:  # as above: asynchronous failures surface here
+            self._fail(error)
+            return
+        self._failures = 0
+        self.steps += 1
+        outputs = self._scheduler.update(result)
+        if outputs:
+            self.outbox.put(outputs)
+
+    def _fail(self, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        log.error("a step failed: %s", cause, exc_info=error)
+        self.steps += 1
+        self._failures += 1
+        self.outbox.put(self._scheduler.fail(cause))
+        if self._failures >= MAX_CONSECUTIVE_FAILURES:
+            raise RuntimeError(f"{self._failures} steps failed in a row") from error
+
+    def _emit(self, finished: list[Finished]) -> None:
+        if finished:
+            outputs = StepOutputs(finished=finished)
+            self._scheduler.describe(outputs)
+            self.outbox.put(outputs)

@@ -1,0 +1,85 @@
+"""One request as the engine sees it while it lives."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+
+from tgi_cli.engine.messages import GenerationRequest
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Known tokens, computed tokens, blocks and row of one request.
+
+    The scheduler's one rule: ``num_computed`` chases ``num_tokens``. A token that a step in
+    flight will choose counts as known (a *placeholder*) before the host has seen it.
+
+    Attributes:
+        token_ids: prompt and generated tokens that the host knows.
+        prompt_tokens: how many of them are the prompt.
+        placeholders: tokens that steps in flight will add.
+        num_computed: tokens whose KV is computed, or will be by the steps in flight.
+        block_ids: its block table.
+        block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
+        num_indexed: leading blocks that were offered to the prefix cache.
+        row: its row in the worker, -1 while it waits.
+        attempt: raised by each preemption; results of an older attempt are stale.
+        passed_over: times that a younger request was admitted before it.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "attempt",
+        "block_hashes",
+        "block_ids",
+        "max_tokens",
+        "num_computed",
+        "num_indexed",
+        "passed_over",
+        "placeholders",
+        "prompt_tokens",
+        "request",
+        "row",
+        "started",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.token_ids = list(request.prompt_ids)
+        self.prompt_tokens = len(self.token_ids)
+        self.max_tokens = self.prompt_tokens + request.max_new_tokens
+        self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
+        self.placeholders = 0
+        self.num_computed = 0
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_indexed = 0
+        self.row = -1
+        self.attempt = 0
+        self.passed_over = 0
+        self.status = Status.WAITING
+        self.started = False
+        self.arrival_ns = time.monotonic_ns()
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, placeholders included."""
+        return len(self.token_ids) + self.placeholders
+
+    def rewind(self) -> None:
+        """Forget what was computed: it will be recomputed from the known tokens."""
+        self.placeholders = 0
+        self.num_computed = 0
+        self.num_indexed = 0
+        self.row = -1
+        self.attempt += 1
+        self.status = Status.WAITING
