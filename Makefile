@@ -1,0 +1,42 @@
+# The two commands that matter: `make serve` and `make test`. Both set up what they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PORT ?= 3000
+
+.PHONY: serve test lint completions proto clean
+
+serve: $(VENV)/.installed
+	$(BIN)/tgi serve --port $(PORT)
+
+test: $(VENV)/.installed-test lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The scripts that make a shell complete `tgi`'s commands and flags.
+completions: $(VENV)/.installed
+	$(BIN)/python -m tgi_cli.cli.completions completions
+
+# The Python side of the wire between router and model server.
+proto: $(VENV)/.installed-test
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. tgi_cli/rpc/engine.proto
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tgi needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	touch $@ $(VENV)/.installed
