@@ -1,0 +1,32 @@
+"""gRPC channel arguments that both ends share, and how a target is written."""
+
+from __future__ import annotations
+
+_COMMON = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
+
+SERVER = [
+    *_COMMON,
+    # A client may ask "are you there" while nothing is generated.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),
+]
+
+CLIENT = [
+    *_COMMON,
+    # A process that is stopped or a machine that is gone is noticed after 15 s at most; one that
+    # died is noticed at once, its socket closes.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The other end may still be loading its model: look again soon.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Neither proxies nor service configuration have a say in a local socket.
+    ("grpc.enable_http_proxy", 0),
+]

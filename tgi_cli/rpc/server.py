@@ -1,0 +1,355 @@
+"""The model server's front: sessions on a gRPC socket, around the queues of one engine.
+
+Threads, and what each may touch:
+
+- gRPC's reader of a session: submits and cancels go into the engine's inbox;
+- the dispatcher: takes each step's outputs from the engine's outbox and splits them by session;
+- gRPC's writer of a session: merges what has gathered for it, encodes and sends it.
+
+None of it runs on the engine's thread. A writer that is behind sends several steps as one
+message, so a slow client costs memory bounded by its own requests and nobody else's time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, Protocol
+
+import grpc
+
+from tgi_cli.engine.messages import (
+    Cancel,
+    EngineInfo,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Shutdown,
+    StepOutputs,
+)
+from tgi_cli.errors import AddressInUseError
+from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path
+from tgi_cli.rpc import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+MAX_SESSIONS = 24
+_UNARY_THREADS = 8
+"""Kept free of sessions, so that Info and Health are always answered."""
+
+
+class Engine(Protocol):
+    """What the server needs of :class:`tgi_cli.engine.core.EngineCore`."""
+
+    inbox: SimpleQueue[GenerationRequest | Cancel | Shutdown]
+    outbox: SimpleQueue[StepOutputs | None]
+    steps: int
+
+    @property
+    def live_requests(self) -> int: ...
+
+
+class _Session:
+    """One client: its live requests, and what waits to be sent to it (None: the end)."""
+
+    def __init__(self) -> None:
+        self.outgoing: SimpleQueue[StepOutputs | None] = SimpleQueue()
+        self.live: dict[int, int] = {}
+        """Client's id -> engine's id."""
+        self.half_closed = False
+        """The client submits nothing more; the stream ends with its last request."""
+        self.closed = False
+        """The call is over; what its reader still finds is not for the engine."""
+
+
+class _Route(NamedTuple):
+    session: _Session
+    client_id: int
+
+
+class EngineServer(engine_pb2_grpc.EngineServicer):
+    """Serves one engine on a unix socket. Each client's ids are its own."""
+
+    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+        self._engine = engine
+        self._info = info
+        self._encoded_info = codec.encode_info(info)
+        self._engine_ids = itertools.count(1)
+        self._lock = threading.Lock()
+        """Guards ``_sessions``, ``_routes`` and the sessions' fields; token look-ups go without."""
+        self._sessions: set[_Session] = set()
+        self._routes: dict[int, _Route] = {}
+        self._gauges = StepOutputs()
+        self._closed_because = ""
+        self._server: grpc.Server | None = None
+        self._dispatcher = threading.Thread(target=self._dispatch, name="dispatch", daemon=True)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self, path: Path) -> None:
+        """Bind the socket and serve, in threads.
+
+        Raises:
+            ConfigError, AddressInUseError: see :func:`tgi_cli.rpc.socket_path.claim`.
+        """
+        socket_path.claim(path)
+        server = grpc.server(
+            ThreadPoolExecutor(MAX_SESSIONS + _UNARY_THREADS, thread_name_prefix="rpc"),
+            options=options.SERVER,
+        )
+        engine_pb2_grpc.add_EngineServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        try:
+            server.add_insecure_port(f"unix:{path}")
+            path.chmod(0o600)
+        except (RuntimeError, OSError) as error:
+            raise AddressInUseError(f"cannot listen on {path}: {error}") from error
+        self._dispatcher.start()
+        server.start()
+        self._server = server
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; live ones go on."""
+        with self._lock:
+            self._closed_because = "the model server is shutting down"
+
+    def stop(self, cause: str = "the model server has stopped") -> None:
+        """End every session and close the socket. Requests still live end with ``cause``.
+
+        To be called after the engine's loop: what it put out last is delivered first.
+        """
+        if self._dispatcher.is_alive():
+            self._dispatcher.join(timeout=2.0)
+        with self._lock:
+            self._closed_because = cause
+            for session in self._sessions:
+                if session.live:
+                    session.outgoing.put(self._ended(list(session.live), cause))
+                session.outgoing.put(None)
+        if self._server is not None:
+            self._server.stop(grace=2.0).wait()
+
+    # -- rpcs ---------------------------------------------------------------------------------
+
+    def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoResponse:
+        return self._encoded_info
+
+    def Health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthResponse:
+        engine = self._engine
+        return pb.HealthResponse(steps=engine.steps, live_requests=engine.live_requests)
+
+    def Session(
+        self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext
+    ) -> Iterator[pb.StepMessage]:
+        session = _Session()
+        with self._lock:
+            full = len(self._sessions) >= MAX_SESSIONS
+            closed = self._closed_because
+            if not full and not closed:
+                self._sessions.add(session)
+        if closed:
+            context.abort(grpc.StatusCode.UNAVAILABLE, closed)
+        if full:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_SESSIONS} clients are connected already"
+            )
+        if not context.add_callback(lambda: self._close(session)):
+            self._close(session)
+            return
+        context.send_initial_metadata(())
+        threading.Thread(
+            target=self._read, args=(session, request_iterator), name="session", daemon=True
+        ).start()
+        yield from self._write(session)
+
+    # -- a session's threads ------------------------------------------------------------------
+
+    def _read(self, session: _Session, messages: Iterator[pb.ClientMessage]) -> None:
+        """Take in what the client sends until it says no more or is gone."""
+        try:
+            for message in messages:
+                if message.WhichOneof("kind") == "submit":
+                    self._submit(session, message.submit)
+                else:
+                    self._cancel(session, message.cancel)
+        except Exception as error:  # grpc raises a bare Exception when the call has ended
+            log.debug("a session ended: %s", error)
+            return
+        with self._lock:
+            session.half_closed = True
+            if not session.live:
+                session.outgoing.put(None)
+
+    @staticmethod
+    def _write(session: _Session) -> Iterator[pb.StepMessage]:
+        """Yield a message for whatever has gathered, in order, until the end."""
+        outgoing = session.outgoing
+        while (outputs := outgoing.get()) is not None:
+            more: StepOutputs | None = outputs
+            try:
+                while (more := outgoing.get_nowait()) is not None:
+                    codec.merge_steps(outputs, more)
+            except Empty:
+                pass
+            yield codec.encode_step(outputs)
+            if more is None:
+                return
+
+    def _submit(self, session: _Session, message: pb.Submit) -> None:
+        client_id = message.request_id
+        try:
+            request = codec.decode_submit(message)
+            problem = self._problem(request)
+        except ValueError as error:
+            problem = str(error)
+        with self._lock:
+            if session.closed:
+                return
+            if self._closed_because:
+                problem = self._closed_because
+            elif client_id in session.live:
+                problem = f"request id {client_id} is in use"
+            if problem:
+                session.outgoing.put(self._ended([client_id], problem))
+                return
+            engine_id = next(self._engine_ids)
+            session.live[client_id] = engine_id
+            self._routes[engine_id] = _Route(session, client_id)
+        self._engine.inbox.put(
+            GenerationRequest(
+                request_id=engine_id,
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                max_new_tokens=request.max_new_tokens,
+                stop_token_ids=request.stop_token_ids,
+                ignore_eos=request.ignore_eos,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def _problem(self, request: GenerationRequest) -> str:
+        """Why the engine must not get this request; empty if it may."""
+        info = self._info
+        prompt = len(request.prompt_ids)
+        if not prompt:
+            return "the prompt has no tokens"
+        if max(request.prompt_ids) >= info.vocab_size:
+            return f"a prompt id is not below the vocabulary's size ({info.vocab_size})"
+        if request.max_new_tokens < 1:
+            return "max_new_tokens must be at least 1"
+        if prompt > info.max_input_tokens:
+            return f"{prompt} prompt tokens are more than max_input_tokens {info.max_input_tokens}"
+        if prompt + request.max_new_tokens > info.max_total_tokens:
+            return (
+                f"{prompt} prompt tokens and {request.max_new_tokens} new ones are more than "
+                f"max_total_tokens {info.max_total_tokens}"
+            )
+        if request.sampling.top_logprobs > info.vocab_size:
+            return f"top_logprobs is more than the vocabulary's size ({info.vocab_size})"
+        return ""
+
+    def _cancel(self, session: _Session, client_id: int) -> None:
+        """Pass a cancel on; the id stays live until the engine says that it ended."""
+        with self._lock:
+            engine_id = session.live.get(client_id)
+        if engine_id is not None:
+            self._engine.inbox.put(Cancel(engine_id))
+
+    def _close(self, session: _Session) -> None:
+        """The call is over, whoever ended it: free what the client held."""
+        with self._lock:
+            self._sessions.discard(session)
+            session.closed = True
+            orphans = list(session.live.values())
+            session.live.clear()
+            for engine_id in orphans:
+                self._routes.pop(engine_id, None)
+        for engine_id in orphans:
+            self._engine.inbox.put(Cancel(engine_id))
+        session.outgoing.put(None)
+
+    # -- the dispatcher's thread --------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        while (outputs := self._engine.outbox.get()) is not None:
+            self._gauges = outputs
+            self._split(outputs)
+
+    def _split(self, outputs: StepOutputs) -> None:
+        """Give each session its part under its own ids; drop what nobody waits for any more."""
+        routes = self._routes
+        found = [routes.get(engine_id) for engine_id in outputs.request_ids]
+        first = found[0] if found else None
+        if first is not None and all(r is not None and r.session is first.session for r in found):
+            # One client, the usual case: its arrays are the engine's.
+            part = self._part()
+            part.request_ids = [route.client_id for route in found if route is not None]
+            part.token_ids = outputs.token_ids
+            part.logprobs = outputs.logprobs
+            part.top_ids = outputs.top_ids
+            part.top_logprobs = outputs.top_logprobs
+            parts = {first.session: part}
+        else:
+            parts = {}
+            for index, route in enumerate(found):
+                if route is None:
+                    continue
+                part = self._part_of(parts, route.session)
+                part.request_ids.append(route.client_id)
+                part.token_ids.append(outputs.token_ids[index])
+                part.logprobs.append(outputs.logprobs[index])
+                part.top_ids.append(outputs.top_ids[index])
+                part.top_logprobs.append(outputs.top_logprobs[index])
+        for started in outputs.started:
+            route = routes.get(started.request_id)
+            if route is not None:
+                part = self._part_of(parts, route.session)
+                part.started.append(replace(started, request_id=route.client_id))
+        if outputs.finished:
+            self._split_finished(outputs, parts)
+        for session, part in parts.items():
+            session.outgoing.put(part)
+        if outputs.finished:
+            self._end_half_closed(parts)
+
+    def _split_finished(self, outputs: StepOutputs, parts: dict[_Session, StepOutputs]) -> None:
+        with self._lock:
+            for finished in outputs.finished:
+                route = self._routes.pop(finished.request_id, None)
+                if route is None:
+                    continue
+                route.session.live.pop(route.client_id, None)
+                part = self._part_of(parts, route.session)
+                part.finished.append(replace(finished, request_id=route.client_id))
+
+    def _end_half_closed(self, parts: dict[_Session, StepOutputs]) -> None:
+        with self._lock:
+            for session in parts:
+                if session.half_closed and not session.live:
+                    session.outgoing.put(None)
+
+    def _part_of(self, parts: dict[_Session, StepOutputs], session: _Session) -> StepOutputs:
+        part = parts.get(session)
+        if part is None:
+            part = parts[session] = self._part()
+        return part
+
+    def _part(self) -> StepOutputs:
+        """Empty outputs with the engine's latest gauges."""
+        now = self._gauges
+        return StepOutputs(
+            queued=now.queued,
+            running=now.running,
+            used_blocks=now.used_blocks,
+            preemptions=now.preemptions,
+        )
+
+    def _ended(self, client_ids: list[int], cause: str) -> StepOutputs:
+        part = self._part()
+        part.finished = [Finished(i, FinishReason.ERROR, cause) for i in client_ids]
+        return part

@@ -1,0 +1,59 @@
+"""Where a model server listens: a unix socket that no other user can reach."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from tgi_cli.errors import AddressInUseError, ConfigError
+
+MAX_PATH_BYTES = 103
+"""Of ``sun_path``: 108 on Linux, 104 on macOS, both with the final zero."""
+
+
+def claim(path: Path) -> None:
+    """Make ``path`` ready to be bound: a private folder, nobody listening, no stale file.
+
+    The folder is made (mode 0700) if it is missing.
+
+    Raises:
+        ConfigError: the path is too long, or other users may enter its folder.
+        AddressInUseError: something listens there already.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path} is longer than {MAX_PATH_BYTES} bytes", "choose a shorter one"
+        )
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"the socket's folder {folder} cannot be used: {error.strerror}") from (
+            error
+        )
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(
+            f"other users may enter the socket's folder {folder}",
+            "use a folder of your own with mode 0700: who reaches the socket commands the model",
+        )
+    if not path.exists():
+        return
+    if is_listening(path):
+        raise AddressInUseError(
+            f"a model server listens on {path} already", "stop it, or choose another --uds-path"
+        )
+    path.unlink(missing_ok=True)
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a connection to the socket is accepted."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
