@@ -8,8 +8,9 @@ from __future__ import annotations
 import statistics
 import time
 
+from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest
-from tgi_cli.engine.scheduler import Limits, Scheduler
+from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.step import StepResult
 from tgi_cli.sampling.params import SamplingParams
 

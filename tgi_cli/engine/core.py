@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from queue import Empty, SimpleQueue
 
+from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
     Finished,
@@ -19,7 +20,7 @@ from tgi_cli.engine.messages import (
     Shutdown,
     StepOutputs,
 )
-from tgi_cli.engine.scheduler import Limits, Scheduler
+from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.step import PendingResult, Worker
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class EngineCore:
                     news.append(ended)
             else:
                 running = False
+        news.extend(self._scheduler.expire())
         self._emit(news)
         return running
 

@@ -20,6 +20,10 @@ class FinishReason(IntEnum):
     STOP_SEQUENCE = 2
     CANCELLED = 3
     ERROR = 4
+    TIMEOUT = 5
+    """Its time was up."""
+    OVERLOADED = 6
+    """Refused: the queue was full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class GenerationRequest:
         stop_token_ids: ids that end the request, themselves part of the output.
         ignore_eos: the stop ids do not end it (for benchmarks).
         cache_salt: sequences share cached prefixes only under the same salt.
+        priority: higher is served first and preempted last.
+        timeout_seconds: from its arrival at the engine; None: no limit.
     """
 
     request_id: int
@@ -43,6 +49,8 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     cache_salt: bytes = b""
+    priority: int = 0
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request ended. ``error`` is the cause in one line when the reason is ERROR."""
+    """A request ended. ``error`` is the cause in one line where the reason needs one."""
 
     request_id: int
     reason: FinishReason

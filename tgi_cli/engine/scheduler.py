@@ -1,27 +1,28 @@
-"""Decides what each step computes. Pure bookkeeping: no torch, no clocks but queue times.
+"""Decides what each step computes. Pure bookkeeping: no torch.
 
 One rule: *computed tokens chase known tokens under a token budget*. A sequence with one token
 to go is a decode, one with more is a prefill chunk; fresh, cached, chunked and resumed
 sequences need no other case. Decodes come first, prefill chunks share what is left of
 ``max_batch_prefill_tokens`` (continuous batching: Yu et al. 2022, Orca; chunked prefill:
-Agrawal et al. 2024, Sarathi-Serve).
+Agrawal et al. 2024, Sarathi-Serve). ``--batching`` may keep the two apart.
 
-Blocks are over-committed: a sequence takes them as it grows, and when they run out the newest
-running sequence is preempted, its blocks released, and it resumes by recomputation. The oldest
-sequence is never preempted for a younger one, and one sequence always fits the pool, so there
-is always progress.
+By default blocks are over-committed: a sequence takes them as it grows, and when they run out
+the last in rank is preempted, its blocks released, and it resumes by recomputation. The first
+in rank is never preempted, and one sequence always fits the pool, so there is always progress.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
-from tgi_cli.config import EngineConfig
+from tgi_cli.engine.batching import batching_rule
 from tgi_cli.engine.block_pool import BlockPool
+from tgi_cli.engine.limits import CapacityPolicy, Limits
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
@@ -32,36 +33,10 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.prefix_cache import PrefixCache
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.step import BlockAppend, NewRow, Step, StepResult
-
-MAX_PASSED_OVER = 64
-"""How often younger requests may be admitted before one that does not fit yet."""
+from tgi_cli.engine.waiting import WaitingQueue
 
 MAX_LOOKAHEAD = 32
 """How many that do not fit are looked at in one step: bounds the cost of a long queue."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a step and a request may not exceed; tokens unless named otherwise."""
-
-    max_total_tokens: int
-    max_batch_prefill_tokens: int
-    max_batch_size: int
-    block_size: int
-    num_blocks: int
-    prefix_caching: bool = True
-
-    @classmethod
-    def of(cls, config: EngineConfig, num_blocks: int) -> Limits:
-        """Those of a resolved configuration and the blocks that warm-up found."""
-        return cls(
-            max_total_tokens=config.max_total_tokens,
-            max_batch_prefill_tokens=config.max_batch_prefill_tokens,
-            max_batch_size=config.max_batch_size,
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            prefix_caching=config.prefix_caching,
-        )
 
 
 @dataclass(slots=True)
@@ -86,15 +61,19 @@ class Scheduler:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks)
         self.cache = PrefixCache(self.pool, limits.block_size, limits.prefix_caching)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of arrival
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # by rank
         self.preemptions = 0
+        self._rule = batching_rule(limits)
+        self._guaranteed = limits.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
         self._live: dict[int, Sequence] = {}
         self._free_rows = list(range(limits.max_batch_size - 1, -1, -1))
         self._freed: list[int] = []
         self._in_flight: deque[list[_Entry]] = deque()
         self._step_id = 0
         self._started: list[Started] = []
+        self._deadlines: list[tuple[int, int, Sequence]] = []
+        self._arrivals = 0
 
     @property
     def num_live(self) -> int:
@@ -107,23 +86,55 @@ class Scheduler:
         So is one whose id is live already: the answer then carries that id, and who submits
         from several places keeps ids apart (the wire's server does).
         """
-        if request.request_id in self._live:
-            return self._refuse(request, f"request id {request.request_id} is in use")
-        if not request.prompt_ids:
-            return self._refuse(request, "the prompt has no tokens")
-        if request.max_new_tokens < 1:
-            return self._refuse(request, "max_new_tokens must be at least 1")
-        total = len(request.prompt_ids) + request.max_new_tokens
-        if total > self.limits.max_total_tokens:
-            return self._refuse(
-                request,
-                f"{len(request.prompt_ids)} prompt tokens and {request.max_new_tokens} new ones "
-                f"are more than max_total_tokens ({self.limits.max_total_tokens})",
-            )
-        sequence = Sequence(request)
+        cause = self._impossible(request)
+        if cause:
+            return Finished(request.request_id, FinishReason.ERROR, cause)
+        limits = self.limits
+        if limits.max_queued_requests is not None and (
+            len(self.waiting) >= limits.max_queued_requests
+        ):
+            cause = f"{len(self.waiting)} requests are waiting"
+        queued = self.waiting.num_tokens
+        if limits.max_queued_tokens is not None and (
+            queued + len(request.prompt_ids) > limits.max_queued_tokens
+        ):
+            cause = f"{queued} tokens are waiting to be computed"
+        if cause:
+            return Finished(request.request_id, FinishReason.OVERLOADED, cause)
+        self._arrivals += 1
+        sequence = Sequence(request, self._arrivals)
         self._live[request.request_id] = sequence
-        self.waiting.append(sequence)
+        self.waiting.push(sequence)
+        if request.timeout_seconds is not None:
+            deadline = sequence.arrival_ns + int(request.timeout_seconds * 1e9)
+            heapq.heappush(self._deadlines, (deadline, self._arrivals, sequence))
         return None
+
+    def _impossible(self, request: GenerationRequest) -> str:
+        """Why a request can never run, or nothing."""
+        if request.request_id in self._live:
+            return f"request id {request.request_id} is in use"
+        if not request.prompt_ids:
+            return "the prompt has no tokens"
+        if request.max_new_tokens < 1:
+            return "max_new_tokens must be at least 1"
+        prompt = len(request.prompt_ids)
+        if prompt + request.max_new_tokens > self.limits.max_total_tokens:
+            return (
+                f"{prompt} prompt tokens and {request.max_new_tokens} new ones are more than "
+                f"max_total_tokens ({self.limits.max_total_tokens})"
+            )
+        return ""
+
+    def expire(self) -> list[Finished]:
+        """End the requests whose time is up."""
+        ended = []
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic_ns():
+            sequence = heapq.heappop(self._deadlines)[2]
+            if sequence.status is not Status.FINISHED:
+                cause = f"not done within {sequence.request.timeout_seconds:g} s"
+                ended.append(self._finish(sequence, FinishReason.TIMEOUT, cause))
+        return ended
 
     def cancel(self, request_id: int) -> Finished | None:
         """End a live request now; its row and blocks are free for the next step."""
@@ -142,12 +153,15 @@ class Scheduler:
         """
         step = Step(self._step_id)
         entries: list[_Entry] = []
-        self._schedule_decodes(step, entries)
-        step.num_decodes = len(entries)
-        quarter = max(1, self.limits.max_batch_prefill_tokens // 4)
-        budget = max(self.limits.max_batch_prefill_tokens - len(entries), quarter)
-        budget = self._schedule_running_prefills(step, entries, budget)
-        self._admit(step, entries, budget)
+        if self._rule.mixes:
+            self._schedule_decodes(step, entries)
+            step.num_decodes = len(entries)
+            self._schedule_prefills(step, entries)
+        else:
+            self._schedule_prefills(step, entries)
+            if not entries:
+                self._schedule_decodes(step, entries)
+                step.num_decodes = len(entries)
         if not entries:
             return None
         step.freed, self._freed = self._freed, []
@@ -187,6 +201,7 @@ class Scheduler:
     # ------------------------------------------------------------------ one step, in its order
 
     def _schedule_decodes(self, step: Step, entries: list[_Entry]) -> None:
+        """Every running sequence that has one token to go."""
         block_size = self.limits.block_size
         for sequence in list(self.running):
             if sequence.num_tokens - sequence.num_computed != 1:
@@ -196,55 +211,92 @@ class Scheduler:
             full = sequence.num_computed == len(sequence.block_ids) * block_size
             if not full or self._grow(step, entries, sequence):
                 self._compute(step, entries, sequence, 1)
+        self._rule.decoded()
 
-    def _schedule_running_prefills(self, step: Step, entries: list[_Entry], budget: int) -> int:
+    def _schedule_prefills(self, step: Step, entries: list[_Entry]) -> None:
+        """Chunks of prompts under way, then of those that are let in."""
+        most = self.limits.max_batch_prefill_tokens
+        # Many decodes must not starve prefills: a quarter of the budget is always theirs.
+        budget = max(most - len(entries), max(1, most // 4))
         for sequence in self.running:
             pending = sequence.num_tokens - sequence.num_computed
-            if budget == 0 or pending < 2:
-                continue
-            count = min(pending, budget)  # its blocks were taken when it was admitted
-            self._compute(step, entries, sequence, count)
-            budget -= count
-        return budget
-
-    def _admit(self, step: Step, entries: list[_Entry], budget: int) -> None:
-        """Waiting sequences, in order of arrival; one that does not fit lets others pass."""
-        passed: list[Sequence] = []
-        while self.waiting and self._free_rows and budget > 0:
-            sequence = self.waiting.popleft()
-            count = self._try_admit(step, sequence, budget)
-            if count:
-                for older in passed:
-                    older.passed_over += 1
+            if budget > 0 and pending > 1:
+                count = min(pending, budget)  # its blocks were taken when it was admitted
                 self._compute(step, entries, sequence, count)
                 budget -= count
-                continue
-            passed.append(sequence)
-            if sequence.passed_over >= MAX_PASSED_OVER or len(passed) == MAX_LOOKAHEAD:
-                break
-        self.waiting.extendleft(reversed(passed))
+        if self._rule.mixes or not entries:
+            fewest, most = self._rule.window(len(self.running))
+            if fewest <= 1 or self._fitting(budget) >= fewest:
+                self._admit(step, entries, budget, most)
 
-    def _try_admit(self, step: Step, sequence: Sequence, budget: int) -> int:
-        """Give a waiting sequence its row and blocks; returns the tokens to compute, or 0."""
-        cached = self.cache.match(sequence)
+    def _admit(self, step: Step, entries: list[_Entry], budget: int, most: int) -> None:
+        """Waiting sequences in order of rank; one that does not fit lets others pass."""
+        rule = self._rule
+        skipped = 0
+        while most and self._free_rows and skipped < len(self.waiting):
+            if budget == 0 and not rule.gathers:
+                break
+            starved = self.waiting.starved()
+            sequence = starved or self.waiting.ranked(skipped)
+            cached = self.cache.match(sequence)
+            pending = sequence.num_tokens - len(cached) * self.limits.block_size
+            # A whole prompt must fit the budget, but one that never would may be split.
+            too_long = rule.strict and pending > budget and bool(entries)
+            if too_long or not self._place(step, sequence, cached):
+                if starved or rule.strict or skipped == MAX_LOOKAHEAD:
+                    break
+                skipped += 1
+                continue
+            count = min(pending, budget)
+            if count:
+                self._compute(step, entries, sequence, count)
+            budget -= count
+            most -= 1
+            rule.joined()
+
+    def _fitting(self, budget: int) -> int:
+        """How many of the waiting, strictly in order, fit budget and pool together."""
+        blocks = self.pool.num_available
+        for count in range(len(self.waiting)):
+            sequence = self.waiting.ranked(count)
+            cached = len(self.cache.match(sequence))
+            budget -= sequence.num_tokens - cached * self.limits.block_size
+            blocks -= self._demand(sequence) - cached
+            if budget < 0 or blocks < 0:
+                return count
+        return len(self.waiting)
+
+    def _demand(self, sequence: Sequence) -> int:
+        """Blocks that must be there for it to be let in.
+
+        All its known tokens must fit, not only its first chunk; under the guarantee, all that
+        it may ever have (the KV of the last token is never needed).
+        """
+        final = sequence.max_tokens - 1
+        return self.cache.blocks_for(final if self._guaranteed else sequence.num_tokens)
+
+    def _spoken_for(self) -> int:
+        """Blocks that running sequences have a claim to: what they were promised, or, without
+        a promise, one each to grow into, since letting others in would only mean preemption."""
+        if not self._guaranteed:
+            return len(self.running)
+        return sum(self._demand(s) - len(s.block_ids) for s in self.running)
+
+    def _place(self, step: Step, sequence: Sequence, cached: list[int]) -> bool:
+        """Give a waiting sequence its row and the blocks of its known tokens, if they fit."""
         pool = self.pool
-        # All its known tokens must fit, not only this chunk, and every running sequence keeps
-        # one block to grow into: else admission would only cause preemption. The cached blocks
-        # are held first, for they may be among the available ones.
-        needed = self.cache.blocks_for(sequence.num_tokens) - len(cached)
-        pool.share(cached)
-        if needed + len(self.running) > pool.num_available:
+        pool.share(cached)  # first of all, for they may be among the available ones
+        if self._demand(sequence) - len(cached) + self._spoken_for() > pool.num_available:
             pool.release(cached)
-            return 0
+            return False
+        self.waiting.admit(sequence)
         sequence.block_ids = cached
         sequence.num_computed = len(cached) * self.limits.block_size
         sequence.num_indexed = len(cached)
-        count = min(sequence.num_tokens - sequence.num_computed, budget)
         self.cache.grow(sequence, sequence.num_tokens)
         sequence.row = self._free_rows.pop()
         sequence.status = Status.RUNNING
-        sequence.passed_over = 0
-        insort(self.running, sequence, key=attrgetter("arrival_ns"))
+        insort(self.running, sequence, key=attrgetter("rank"))
         step.new.append(
             NewRow(
                 row=sequence.row,
@@ -261,7 +313,7 @@ class Scheduler:
             self._started.append(
                 Started(sequence.request.request_id, waited, sequence.num_computed)
             )
-        return count
+        return True
 
     def _compute(self, step: Step, entries: list[_Entry], sequence: Sequence, count: int) -> None:
         start = sequence.num_computed
@@ -278,10 +330,10 @@ class Scheduler:
     # ------------------------------------------------------------------ blocks and preemption
 
     def _grow(self, step: Step, entries: list[_Entry], sequence: Sequence) -> bool:
-        """Take one more block, preempting the newest sequence if need be.
+        """Take one more block, preempting the last in rank if need be.
 
-        False when that was the sequence itself. Decodes ask in order of arrival, so that all
-        that are newer are still to be scheduled in this step and may be preempted.
+        False when that was the sequence itself. Decodes ask in order of rank, so that all that
+        rank lower are still to be scheduled in this step and may be preempted.
         """
         while self.pool.num_available == 0:
             scheduled = {id(entry.sequence) for entry in entries}
@@ -298,7 +350,7 @@ class Scheduler:
         self.preemptions += 1
         self._leave_row(sequence)
         sequence.rewind()
-        self.waiting.appendleft(sequence)
+        self.waiting.push(sequence)
 
     def _leave_row(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -336,9 +388,6 @@ class Scheduler:
         sequence.status = Status.FINISHED
         del self._live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
-
-    def _refuse(self, request: GenerationRequest, cause: str) -> Finished:
-        return Finished(request.request_id, FinishReason.ERROR, cause)
 
     def describe(self, outputs: StepOutputs) -> None:
         outputs.started, self._started = self._started, []

@@ -30,7 +30,8 @@ class Sequence:
         num_indexed: leading blocks that were offered to the prefix cache.
         row: its row in the worker, -1 while it waits.
         attempt: raised by each preemption; results of an older attempt are stale.
-        passed_over: times that a younger request was admitted before it.
+        rank: order of service and of sacrifice: priority, then arrival; the lowest comes first.
+        ticket: how many admissions it stood to wait for when it was queued.
     """
 
     __slots__ = (
@@ -41,18 +42,19 @@ class Sequence:
         "max_tokens",
         "num_computed",
         "num_indexed",
-        "passed_over",
         "placeholders",
         "prompt_tokens",
+        "rank",
         "request",
         "row",
         "started",
         "status",
         "stop_ids",
+        "ticket",
         "token_ids",
     )
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, order: int) -> None:
         self.request = request
         self.token_ids = list(request.prompt_ids)
         self.prompt_tokens = len(self.token_ids)
@@ -65,10 +67,11 @@ class Sequence:
         self.num_indexed = 0
         self.row = -1
         self.attempt = 0
-        self.passed_over = 0
+        self.ticket = 0
         self.status = Status.WAITING
         self.started = False
         self.arrival_ns = time.monotonic_ns()
+        self.rank = (-request.priority, order)
 
     @property
     def num_tokens(self) -> int:

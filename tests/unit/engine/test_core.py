@@ -12,8 +12,8 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
+from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, FinishReason, Shutdown, StepOutputs
-from tgi_cli.engine.scheduler import Limits
 
 
 class Client:
@@ -106,7 +106,7 @@ def test_an_engine_whose_every_step_fails_ends() -> None:
     assert reasons == [FinishReason.ERROR] * MAX_CONSECUTIVE_FAILURES + [FinishReason.CANCELLED] * 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> None:
     """The property that matters, over every switch the engine has."""
     random_ = random.Random(seed)
@@ -118,6 +118,8 @@ def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> N
         max_batch_prefill_tokens=random_.choice([1, 3, 16, 64]),
         max_batch_size=random_.choice([1, 3, 8]),
         prefix_caching=random_.random() < 0.7,
+        batching=random_.choice(list(Batching)),
+        capacity_policy=random_.choice(list(CapacityPolicy)),
     )
     families = [[random_.randrange(1000) for _ in range(40)] for _ in range(3)]
     with running(FakeWorker(block_size), bounds, depth=random_.choice([0, 1])) as client:
@@ -128,7 +130,7 @@ def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> N
             prompt = prompt + [random_.randrange(1000) for _ in range(random_.randint(0, 12))]
             new = random_.randint(1, 96 - len(prompt))
             expected[i] = continuation(prompt, new, 1000)
-            client.core.inbox.put(request(i, prompt, new))
+            client.core.inbox.put(request(i, prompt, new, priority=random_.choice([0, 0, 1])))
             live.append(i)
             if random_.random() < 0.2:
                 client.core.inbox.put(Cancel(random_.choice(live)))

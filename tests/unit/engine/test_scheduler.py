@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.fake_worker import FakeWorker, continuation
+from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
-from tgi_cli.engine.scheduler import MAX_PASSED_OVER, Limits, Scheduler
+from tgi_cli.engine.scheduler import Scheduler
+from tgi_cli.engine.waiting import MAX_OVERTAKEN
 from tgi_cli.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -216,7 +218,7 @@ def test_a_request_that_does_not_fit_lets_smaller_ones_pass_but_not_for_ever() -
     for step in harness.worker.steps:
         order += [new.request_id for new in step.new]
     assert order.index(2) < order.index(1), "small ones pass"
-    assert order.index(1) <= MAX_PASSED_OVER + 3, "the large one's turn comes"
+    assert order.index(1) <= MAX_OVERTAKEN + 3, "the large one's turn comes"
     assert harness.tokens[1] == continuation(range(100, 175), 4, 1000)
 
 

@@ -1,0 +1,71 @@
+"""What a step and a request may not exceed, and by which rules steps are made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tgi_cli.config import EngineConfig
+
+
+class Batching(StrEnum):
+    """Who may join the running batch, and when."""
+
+    FUSED = "fused"
+    """At every step; prefill chunks and decodes share it."""
+    INFLIGHT = "inflight"
+    """Between steps, by TGI's two dials; prefills run alone and whole."""
+    STATIC = "static"
+    """Nobody until the batch has run to its end: the yardstick."""
+
+
+class CapacityPolicy(StrEnum):
+    """What is promised to a sequence that is let in (TensorRT-LLM's names)."""
+
+    MAX_UTILIZATION = "max_utilization"
+    """Blocks as it grows; the newest sequence is preempted when they run out."""
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+    """All the blocks that it may ever need; it is never preempted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The engine's dials; counts are tokens unless named otherwise.
+
+    Attributes:
+        max_total_tokens: prompt and generated tokens of one request.
+        max_batch_prefill_tokens: prompt tokens computed in one step.
+        max_batch_size: sequences that run at once.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks in the pool.
+        waiting_served_ratio: with ``inflight``, a batch may be interrupted for a prefill when
+            the waiting that fit are at least this share of the running.
+        max_waiting_tokens: with ``inflight``, decode steps after which they go in regardless.
+        max_queued_requests, max_queued_tokens: more waiting requests, or waiting prompt
+            tokens, than this and a new request is refused; None: no bound.
+    """
+
+    max_total_tokens: int
+    max_batch_prefill_tokens: int
+    max_batch_size: int
+    block_size: int
+    num_blocks: int
+    prefix_caching: bool = True
+    batching: Batching = Batching.FUSED
+    capacity_policy: CapacityPolicy = CapacityPolicy.MAX_UTILIZATION
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+
+    @classmethod
+    def of(cls, config: EngineConfig, num_blocks: int) -> Limits:
+        """Those of a resolved configuration and the blocks that warm-up found."""
+        return cls(
+            max_total_tokens=config.max_total_tokens,
+            max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+            max_batch_size=config.max_batch_size,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            prefix_caching=config.prefix_caching,
+        )
