@@ -1,0 +1,161 @@
+"""``python -m tgi_cli.hub.convert SOURCE TARGET``: .bin weights to safetensors, shard by shard.
+
+The one place that opens pickles, so it runs as a process of its own, loads with
+``weights_only=True`` and refuses what needs more.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
+from tgi_cli.hub import children, files
+from tgi_cli.hub.local import names_in, read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
+
+_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output_projection)\.weight$")
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write every .bin shard of ``source`` as safetensors into ``target``, with an index.
+
+    ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-of-00002.safetensors``. Tensors
+    keep their dtype; of several names for one tensor one is kept. The files appear in ``target``
+    all at once at the end.
+    """
+    shards, _ = files.weight_files(names_in(source), ".bin")
+    dropped_first = _names_tied_by_class(source)
+    weight_map: dict[str, str] = {}
+    total = 0
+    with tempfile.TemporaryDirectory(dir=target, prefix=".converting-") as made_in:
+        scratch = Path(made_in)
+        for shard in shards:
+            name = shard.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
+            tensors = untie(load_pickle(source / shard), dropped_first)
+            save(tensors, scratch / name)
+            weight_map |= dict.fromkeys(tensors, name)
+            total += sum(tensor.nbytes for tensor in tensors.values())
+            children.say(f"{shard} -> {name}")
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            (scratch / files.index_of(".safetensors")).write_text(json.dumps(index, indent=2))
+        # The index sorts behind the shards, so it appears when all of them are there.
+        for path in sorted(scratch.iterdir(), key=lambda path: path.name.endswith(".json")):
+            shutil.move(path, target / path.name)
+
+
+def load_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file that ``torch.save`` wrote, mapped rather than read where possible.
+
+    Raises ModelError for a pickle that asks for more than tensors, CorruptFileError for one
+    that is not whole.
+    """
+    import torch
+
+    elsewhere = "convert it where you trust it, or name a revision with .safetensors weights"
+    try:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap can only be used" not in str(error):
+                raise
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"runs {asked[1]}" if asked else "holds more than tensors"
+        raise ModelError(f"{path.name} is refused: unpickling it {what}", elsewhere) from error
+    except (RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it ends early"
+        raise CorruptFileError(
+            f"{path} cannot be read: {reason}", "delete it and fetch it again"
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    found = _tensors(state)
+    if not found:
+        raise CheckpointError(f"{path.name} holds no tensors", elsewhere)
+    return found
+
+
+def _tensors(state: Any) -> dict[str, Tensor]:
+    import torch
+
+    if not isinstance(state, dict):
+        return {}
+    return {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+
+
+def untie(tensors: dict[str, Tensor], dropped_first: list[str]) -> dict[str, Tensor]:
+    """The same tensors, each in memory of its own, and each under one name only.
+
+    Of names for one tensor, those that match ``dropped_first`` go first, then output heads, then
+    the later ones. Tensors that merely overlap are all kept, as copies.
+    """
+    sharing: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        sharing[storage.data_ptr(), storage.nbytes()].append(name)
+    kept = {}
+    for names in sharing.values():
+        views: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+        for name in names:
+            tensor = tensors[name]
+            view = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+            views[view if tensor.numel() else (name,)].append(name)
+        for same in views.values():
+            name = min(same, key=lambda name: (_is_tied(name, dropped_first), same.index(name)))
+            tensor = tensors[name].contiguous()
+            kept[name] = tensor.clone() if len(views) > 1 else tensor
+    return {name: kept[name] for name in tensors if name in kept}
+
+
+def _is_tied(name: str, dropped_first: list[str]) -> int:
+    if any(re.search(rf"(^|\.)(?:{pattern})$", name) for pattern in dropped_first):
+        return 2
+    return 1 if _HEADS.search(name) else 0
+
+
+def _names_tied_by_class(folder: Path) -> list[str]:
+    """Patterns of the names that the model's class takes from another parameter.
+
+    Only the class's name is taken from the config, and only transformers' own classes are
+    looked at: nothing of the repository is run. Empty for a class it does not know.
+    """
+    path = folder / "config.json"
+    names = read_json(path).get("architectures") if path.is_file() else None
+    if not isinstance(names, list) or not names:
+        return []
+    import transformers
+
+    # A dict {taken: owner} in transformers 5, a list of the taken ones before.
+    tied = getattr(getattr(transformers, str(names[0]), None), "_tied_weights_keys", None)
+    return list(tied or [])
+
+
+def save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write one safetensors file; DiskFullError when the disk is full."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # The library gives the system's refusal as text.
+        if "No space left" in str(error) or "os error 28" in str(error):
+            raise children.disk_full(path) from error
+        raise CheckpointError(f"cannot write {path}: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(children.main(lambda: convert(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,0 +1,275 @@
+"""From a model id, or a folder, to a folder that can be served."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
+from tgi_cli.hub import children, files, local
+from tgi_cli.hub.cache import RepoCache, human_bytes, locked, require_space, write_error
+from tgi_cli.hub.download import download
+from tgi_cli.hub.environment import HubEnvironment
+from tgi_cli.hub.progress import Progress
+from tgi_cli.hub.repository import Repository, fetch
+from tgi_cli.hub.retry import offline_by_choice
+
+logger = logging.getLogger(__name__)
+
+SAFETENSORS = ".safetensors"
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model's folder: complete, checked, readable without the hub."""
+
+    path: Path
+    model_id: str
+    revision: str
+    """The commit it was downloaded at; empty for a folder of the user's."""
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    trust_remote_code: bool
+    extension: str
+    auto_convert: bool
+    merge_lora: bool
+    progress: Progress
+
+
+def resolve_model(
+    model_id: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    extension: str = SAFETENSORS,
+    auto_convert: bool = True,
+    merge_lora: bool = False,
+    progress: Progress | None = None,
+) -> LocalModel:
+    """The folder of ``model_id``, downloaded, converted or merged first where that is needed.
+
+    A folder is taken as it is, once it is known to hold a whole model. Of a repository the files
+    that serving needs are fetched at ``revision`` (a branch, tag, commit or ``refs/pr/N``), code
+    only with ``trust_remote_code``. Weights that are pickles only are converted to safetensors
+    unless ``auto_convert`` is off; a PEFT adapter is added to its base with ``merge_lora``, and
+    else returned as the adapter it is. When the hub cannot be reached, a snapshot that is
+    complete in the cache is used.
+
+    Raises:
+        HubError: it cannot be had (ModelNotFoundError, GatedModelError, OfflineError,
+            DiskFullError, CorruptFileError).
+        ModelError: it is there and cannot be served.
+    """
+    wishes = _Wishes(
+        trust_remote_code,
+        extension if extension.startswith(".") else f".{extension}",
+        auto_convert,
+        merge_lora,
+        progress or Progress(),
+    )
+    folder = Path(model_id).expanduser()
+    if folder.exists():
+        return LocalModel(_from_folder(folder, model_id, wishes), model_id, "")
+    if model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
+        raise ModelNotFoundError(f"there is no folder {model_id}", "check the path")
+    if not model_id.strip():
+        raise ModelNotFoundError("the model id is empty", "name a model or a folder")
+    return _from_hub(model_id, revision, wishes)
+
+
+def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
+    if not folder.is_dir():
+        raise ModelError(f"{model_id} is a file", "name the folder that holds config.json")
+    names = local.names_in(folder)
+    if not names:
+        raise ModelError(
+            f"the folder {model_id} is empty",
+            "name a folder with config.json and weights; if you mean a model of the hub, "
+            "run this elsewhere or move the folder away",
+        )
+    if files.is_adapter(names):
+        commit = hashlib.sha256(local.check_adapter(folder).read_bytes()).hexdigest()
+        return _adapter(folder, folder.resolve().name, commit, wishes)
+    if (
+        wishes.extension == SAFETENSORS
+        and not local.has_weights(folder, SAFETENSORS)
+        and local.has_weights(folder, ".bin")
+    ):
+        local.check(folder, ".bin")
+        _require_conversion(model_id, wishes)
+        return _convert_folder(folder)
+    local.check(folder, wishes.extension)
+    return folder
+
+
+def _from_hub(model_id: str, revision: str | None, wishes: _Wishes) -> LocalModel:
+    hub = HubEnvironment.read()
+    try:
+        if hub.offline:
+            raise offline_by_choice()
+        repository = fetch(model_id, revision, hub)
+    except OfflineError as error:
+        return _from_cache(model_id, revision, hub, wishes, error)
+    names = list(repository.files)
+    if files.is_adapter(names):
+        chosen = files.select_adapter(names)
+        folder = _download(repository, chosen, hub, wishes)
+        local.check_adapter(folder)
+        path = _adapter(folder, model_id, repository.commit, wishes)
+        return LocalModel(path, model_id, repository.commit)
+    return LocalModel(_model(repository, hub, wishes), model_id, repository.commit)
+
+
+def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path:
+    """Download a model, by way of its pickles where it has nothing else."""
+    names = list(repository.files)
+    chosen = files.select(names, wishes.extension, wishes.trust_remote_code)
+    if chosen.weights:
+        folder = _download(repository, chosen, hub, wishes)
+        local.check(folder, wishes.extension)
+        return folder
+    pickles = files.select(names, ".bin", wishes.trust_remote_code)
+    if wishes.extension != SAFETENSORS or not pickles.weights:
+        raise local.no_weights(repository.model_id, wishes.extension, names)
+    _require_conversion(repository.model_id, wishes)
+    snapshot = RepoCache(hub.cache, repository.model_id).snapshot(repository.commit)
+    if local.is_complete(snapshot, SAFETENSORS):
+        logger.info("%s: converted earlier", repository.model_id)
+        _download(repository, chosen, hub, wishes)
+        return snapshot
+    folder = _download(repository, pickles, hub, wishes)
+    return _convert_folder(folder)
+
+
+def _download(
+    repository: Repository, chosen: files.Selection, hub: HubEnvironment, wishes: _Wishes
+) -> Path:
+    for name, why in sorted(chosen.skipped.items()):
+        logger.debug("%s: skipped, %s", name, why)
+    return download(repository, (chosen.small, chosen.weights), hub, wishes.progress)
+
+
+def _from_cache(
+    model_id: str, revision: str | None, hub: HubEnvironment, wishes: _Wishes, error: OfflineError
+) -> LocalModel:
+    """What an earlier download left, if it is whole; else ``error``."""
+    cache = RepoCache(hub.cache, model_id)
+    commit = cache.commit_of(revision)
+    folder = cache.snapshot(commit) if commit else None
+    if commit is None or folder is None or not folder.is_dir():
+        raise error
+    if hub.offline:
+        logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
+    else:
+        logger.warning("%s; using the cached snapshot %s of %s", error.cause, commit, model_id)
+    names = local.names_in(folder)
+    if files.is_adapter(names):
+        return LocalModel(_adapter(folder, model_id, commit, wishes), model_id, commit)
+    if local.is_complete(folder, wishes.extension):
+        return LocalModel(folder, model_id, commit)
+    if (
+        wishes.extension == SAFETENSORS
+        and wishes.auto_convert
+        and not local.has_weights(folder, SAFETENSORS)
+        and local.is_complete(folder, ".bin")
+    ):
+        return LocalModel(_convert_folder(folder), model_id, commit)
+    raise error
+
+
+def _require_conversion(model_id: str, wishes: _Wishes) -> None:
+    if not wishes.auto_convert:
+        raise ModelError(
+            f"{model_id} has .bin weights only, and --no-auto-convert forbids converting them",
+            "drop --no-auto-convert, or name a revision with .safetensors weights",
+        )
+
+
+def _convert_folder(folder: Path) -> Path:
+    """Convert a folder's .bin weights beside them, or, where that is read-only, in the cache."""
+    if os.access(folder, os.W_OK):
+        _convert(folder, folder)
+        local.check(folder, SAFETENSORS)
+        return folder
+    # Files that change get a new name here, so that no stale conversion is served.
+    sources = [folder / name for name in local.names_in(folder)]
+    stamp = "".join(f"{path}{path.stat().st_size}{path.stat().st_mtime_ns}" for path in sources)
+    key = hashlib.sha256(stamp.encode()).hexdigest()[:12]
+    target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{key}"
+
+    def fill(scratch: Path) -> None:
+        for name in files.select(local.names_in(folder), ".bin", True).small:
+            shutil.copyfile(folder / name, scratch / name)
+        _convert(folder, scratch)
+
+    return _made_once(target, fill)
+
+
+def _convert(source: Path, target: Path) -> None:
+    weights = local.check(source, ".bin")
+    size = sum(path.stat().st_size for path in weights)
+    require_space(target, size, f"the conversion of {source.name}")
+    logger.info("converting %d .bin files (%s) to safetensors", len(weights), human_bytes(size))
+    children.run("tgi_cli.hub.convert", source, target)
+
+
+def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
+    """A PEFT adapter: merged into its base, or as it is, with a word about its base."""
+    local.check_adapter(folder)
+    config = local.read_json(folder / files.ADAPTER_CONFIG)
+    base_id, base_revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not wishes.merge_lora:
+        logger.info("%s is an adapter for %s (--merge-lora would merge it)", name, base_id)
+        return folder
+    if not isinstance(base_id, str) or not base_id:
+        raise ModelError(f"{name} does not name its base model (base_model_name_or_path)")
+    logger.info("%s is an adapter: its base %s is needed too", name, base_id)
+    base = resolve_model(
+        base_id,
+        revision=base_revision or None,
+        trust_remote_code=wishes.trust_remote_code,
+        progress=wishes.progress,
+    )
+    key = base.revision[:12] or hashlib.sha256(str(base.path.resolve()).encode()).hexdigest()[:12]
+    target = _beside_cache("tgi-merged") / name.replace("/", "--") / f"{commit[:12]}-{key}"
+
+    def fill(scratch: Path) -> None:
+        size = sum(path.stat().st_size for path in local.check(base.path, SAFETENSORS))
+        require_space(scratch, size, f"merging {name}")
+        logger.info("merging %s into %s", name, base_id)
+        children.run("tgi_cli.hub.lora", folder, base.path, scratch)
+
+    return _made_once(target, fill)
+
+
+def _beside_cache(name: str) -> Path:
+    """A folder of ours next to the hub's cache, on the disk that the user chose for models."""
+    return HubEnvironment.read().cache.absolute().parent / name
+
+
+def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
+    """``target``, filled in a folder beside it and renamed when that is whole."""
+    try:
+        with locked(target.parent / f".{target.name}.lock"):
+            if target.is_dir():
+                logger.info("using %s, made earlier", target)
+            else:
+                scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+                try:
+                    fill(scratch)
+                    local.check(scratch, SAFETENSORS)
+                    scratch.chmod(0o755)
+                    scratch.rename(target)
+                finally:
+                    shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise write_error(error, target.parent) from error
+    return target

@@ -1,0 +1,135 @@
+"""Trying again: which failures pass by themselves, and how long to wait for them."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from tgi_cli.errors import HubError, OfflineError
+from tgi_cli.hub.environment import HubEnvironment
+
+logger = logging.getLogger(__name__)
+
+TRIES = 5
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 300.0
+"""Seconds; a hub that asks for more patience than that is reported instead of waited for."""
+TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+
+ToError = Callable[[int, str, str], HubError | None]
+_Result = TypeVar("_Result")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that ``Retry-After`` asks for, as a number or a date (RFC 9110, 10.2.3)."""
+    value = headers.get("retry-after", "").strip()
+    if value.isdigit():
+        return float(value)
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(moment.timestamp() - time.time(), 0.0)
+
+
+def wait_before(attempt: int, asked: float | None) -> float:
+    """Seconds before try ``attempt`` + 1 (the first is 1): what was asked, else 1, 2, 4 ... s."""
+    if asked is not None:
+        return asked
+    return FIRST_WAIT * 2.0 ** (attempt - 1) * random.uniform(0.8, 1.2)
+
+
+def refusal(status: int, headers: Mapping[str, str]) -> tuple[int, str, str]:
+    """What ``ToError`` wants to know of a response."""
+    return status, headers.get("x-error-code", ""), headers.get("x-error-message", "")
+
+
+def exhausted(hub: HubEnvironment, status: int, asked: float | None) -> OfflineError:
+    """The error after the last try that ended with a transient ``status``."""
+    wait = f"; it asks to wait {asked:.0f} s" if asked else ""
+    if status == 429:
+        remedy = "wait a while" + ("" if hub.token else "; with HF_TOKEN the limits are higher")
+        return OfflineError(f"{hub.endpoint} limits the rate of requests (429){wait}", remedy)
+    return OfflineError(
+        f"{hub.endpoint} keeps answering {status}{wait}",
+        "it is overloaded or down: try again later, what was downloaded is kept",
+    )
+
+
+def unreachable(hub: HubEnvironment, error: BaseException) -> OfflineError:
+    """The error for a hub that does not answer, with the reason in the system's words."""
+    reason = str(error).strip() or type(error).__name__
+    return OfflineError(
+        f"cannot reach {hub.endpoint}: {reason}",
+        "check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT",
+    )
+
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """What httpx raises for a lost or refused connection, and the client of huggingface_hub.
+
+    That is httpx too before huggingface_hub 2, and httpx2 since.
+    """
+    import httpx
+
+    try:
+        import httpx2
+    except ImportError:
+        return (httpx.TransportError,)
+    return (httpx.TransportError, httpx2.TransportError)
+
+
+def call(
+    ask: Callable[[], _Result],
+    hub: HubEnvironment,
+    doing: str,
+    to_error: ToError,
+    stop: threading.Event | None = None,
+) -> _Result:
+    """``ask()``, up to ``TRIES`` times, with huggingface_hub's errors translated.
+
+    A connection that is refused, or a name that does not resolve, is tried twice only: that is
+    a setting, not a hiccup. Raises what ``to_error`` makes of a status, or OfflineError.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    attempt = 0
+    while True:
+        attempt += 1
+        asked = None
+        try:
+            return ask()
+        except OfflineModeIsEnabled as error:
+            raise offline_by_choice() from error
+        except HfHubHTTPError as error:
+            response: Any = error.response
+            if response is None:
+                raise unreachable(hub, error) from error
+            told = to_error(*refusal(response.status_code, response.headers))
+            if told is not None:
+                raise told from error
+            asked = retry_after(response.headers)
+            if attempt >= TRIES or (asked or 0) > LONGEST_WAIT:
+                raise exhausted(hub, response.status_code, asked) from error
+            why = f"{response.status_code}"
+        except transport_errors() as error:
+            tries = 2 if type(error).__name__ == "ConnectError" else TRIES
+            if attempt >= tries:
+                raise unreachable(hub, error) from error
+            why = str(error) or type(error).__name__
+        seconds = wait_before(attempt, asked)
+        logger.warning("%s: %s; trying again in %.0f s", doing, why, seconds)
+        (stop or threading.Event()).wait(seconds)
+
+
+def offline_by_choice() -> OfflineError:
+    """The error for a request that HF_HUB_OFFLINE forbids."""
+    return OfflineError(
+        "HF_HUB_OFFLINE is set and the cache does not have the whole model",
+        "unset HF_HUB_OFFLINE, or download the model first",
+    )
