@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from tgi_cli.engine.batching import batching_rule
-from tgi_cli.engine.block_pool import BlockPool
-from tgi_cli.engine.limits import CapacityPolicy, Limits
+from tgi_cli.engine.kv_cache import KVCache
+from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
@@ -30,7 +30,6 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
-from tgi_cli.engine.prefix_cache import PrefixCache
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.step import BlockAppend, NewRow, Step, StepResult
 from tgi_cli.engine.waiting import WaitingQueue
@@ -59,13 +58,12 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
-        self.cache = PrefixCache(self.pool, limits.block_size, limits.prefix_caching)
+        self.cache = KVCache(limits)
+        self.pool = self.cache.pool
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by rank
         self.preemptions = 0
         self._rule = batching_rule(limits)
-        self._guaranteed = limits.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
         self._live: dict[int, Sequence] = {}
         self._free_rows = list(range(limits.max_batch_size - 1, -1, -1))
         self._freed: list[int] = []
@@ -261,39 +259,16 @@ class Scheduler:
             sequence = self.waiting.ranked(count)
             cached = len(self.cache.match(sequence))
             budget -= sequence.num_tokens - cached * self.limits.block_size
-            blocks -= self._demand(sequence) - cached
+            blocks -= self.cache.demand(sequence) - cached
             if budget < 0 or blocks < 0:
                 return count
         return len(self.waiting)
 
-    def _demand(self, sequence: Sequence) -> int:
-        """Blocks that must be there for it to be let in.
-
-        All its known tokens must fit, not only its first chunk; under the guarantee, all that
-        it may ever have (the KV of the last token is never needed).
-        """
-        final = sequence.max_tokens - 1
-        return self.cache.blocks_for(final if self._guaranteed else sequence.num_tokens)
-
-    def _spoken_for(self) -> int:
-        """Blocks that running sequences have a claim to: what they were promised, or, without
-        a promise, one each to grow into, since letting others in would only mean preemption."""
-        if not self._guaranteed:
-            return len(self.running)
-        return sum(self._demand(s) - len(s.block_ids) for s in self.running)
-
     def _place(self, step: Step, sequence: Sequence, cached: list[int]) -> bool:
         """Give a waiting sequence its row and the blocks of its known tokens, if they fit."""
-        pool = self.pool
-        pool.share(cached)  # first of all, for they may be among the available ones
-        if self._demand(sequence) - len(cached) + self._spoken_for() > pool.num_available:
-            pool.release(cached)
+        if not self.cache.admit(sequence, cached, self.running):
             return False
         self.waiting.admit(sequence)
-        sequence.block_ids = cached
-        sequence.num_computed = len(cached) * self.limits.block_size
-        sequence.num_indexed = len(cached)
-        self.cache.grow(sequence, sequence.num_tokens)
         sequence.row = self._free_rows.pop()
         sequence.status = Status.RUNNING
         insort(self.running, sequence, key=attrgetter("rank"))

@@ -1,4 +1,4 @@
-"""Which KV a sequence needs, has, and may reuse: block tables over a :class:`BlockPool`.
+"""Which KV each sequence holds, may reuse and was promised: block tables over a BlockPool.
 
 Reuse follows a chain of hashes over full blocks: the hash of a block covers its tokens and all
 before it, beginning with the request's salt, so equal hashes mean equal KV. Prompt and
@@ -9,30 +9,42 @@ from strangers, and a forged collision would show one tenant another's context.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from tgi_cli.engine.block_pool import BlockPool
+from tgi_cli.engine.limits import CapacityPolicy, Limits
 from tgi_cli.engine.sequence import Sequence
 
 
-class PrefixCache:
-    """Gives blocks to sequences and takes them back."""
+class KVCache:
+    """Gives blocks to sequences by the capacity policy, and takes them back."""
 
-    def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True) -> None:
-        self.pool = pool
-        self.block_size = block_size
-        self.enabled = enabled
+    def __init__(self, limits: Limits) -> None:
+        self.pool = BlockPool(limits.num_blocks)
+        self.block_size = limits.block_size
+        self._reuse = limits.prefix_caching
+        self._guaranteed = limits.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def demand(self, sequence: Sequence) -> int:
+        """Blocks that must be there for it to be let in.
+
+        All its known tokens must fit, not only its first chunk; under the guarantee, all that
+        it may ever have (the KV of the last token is never needed).
+        """
+        final = sequence.max_tokens - 1
+        return self.blocks_for(final if self._guaranteed else sequence.num_tokens)
+
     def match(self, sequence: Sequence) -> list[int]:
-        """The longest run of cached blocks that begins the sequence.
+        """The longest run of cached blocks that begins the sequence; nothing is taken.
 
         At least one token is left to be computed: its logits choose the next one.
         """
-        if not self.enabled:
+        if not self._reuse:
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
         usable = (len(sequence.token_ids) - 1) // self.block_size
@@ -44,14 +56,30 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def missing(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that the sequence lacks to hold its first ``num_tokens`` tokens."""
-        return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
+    def admit(self, sequence: Sequence, computed: list[int], running: Iterable[Sequence]) -> bool:
+        """Give a waiting sequence the blocks of its known tokens, if they fit beside ``running``.
+
+        ``computed`` blocks hold its beginning already and are shared, not taken. Running
+        sequences have a claim to what they were promised or, without a promise, to one block
+        each to grow into: letting others in at their cost would only mean preemption.
+        """
+        self.pool.share(computed)  # before counting, for they may be among the available ones
+        claims = sum(
+            self.demand(other) - len(other.block_ids) if self._guaranteed else 1
+            for other in running
+        )
+        if self.demand(sequence) - len(computed) + claims > self.pool.num_available:
+            self.pool.release(computed)
+            return False
+        sequence.block_ids = list(computed)
+        sequence.num_computed = len(computed) * self.block_size
+        self.grow(sequence, sequence.num_tokens)
+        return True
 
     def grow(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Take the missing blocks. Raises IndexError when the pool has fewer."""
-        count = self.missing(sequence, num_tokens)
-        if count == 0:
+        """Take the blocks it lacks for so many tokens. Raises IndexError if there are fewer."""
+        count = self.blocks_for(num_tokens) - len(sequence.block_ids)
+        if count <= 0:
             return []
         taken = self.pool.take(count)
         sequence.block_ids.extend(taken)
@@ -62,7 +90,7 @@ class PrefixCache:
 
         Their KV must have been computed and their tokens be known.
         """
-        if not self.enabled:
+        if not self._reuse:
             return
         full = num_computed // self.block_size
         if full <= sequence.num_indexed:
