@@ -1,0 +1,106 @@
+"""What goes over the wire comes out as it went in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.rpc.fakes import INFO
+from tgi_cli.engine.messages import (
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Started,
+    StepOutputs,
+)
+from tgi_cli.rpc import codec
+from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.sampling.params import SamplingParams
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+float32 = st.floats(width=32, allow_nan=False)
+
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=uint32,
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 1),
+    typical_p=st.floats(0.01, 1),
+    repetition_penalty=st.floats(0.1, 10),
+    frequency_penalty=st.floats(-2, 2),
+    presence_penalty=st.floats(-2, 2),
+    seed=uint64,
+    top_logprobs=uint32,
+)
+requests = st.builds(
+    GenerationRequest,
+    request_id=uint64,
+    prompt_ids=st.lists(uint32).map(tuple),
+    sampling=sampling,
+    max_new_tokens=uint32,
+    stop_token_ids=st.frozensets(uint32),
+    ignore_eos=st.booleans(),
+    cache_salt=st.binary(max_size=40),
+)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> StepOutputs:
+    outputs = StepOutputs(
+        started=draw(st.lists(st.builds(Started, uint64, uint64, uint32), max_size=3)),
+        finished=draw(
+            st.lists(
+                st.builds(Finished, uint64, st.sampled_from(FinishReason), st.text()), max_size=3
+            )
+        ),
+        queued=draw(uint32),
+        running=draw(uint32),
+        used_blocks=draw(uint64),
+        preemptions=draw(uint64),
+    )
+    for _ in range(draw(st.integers(0, 5))):
+        top = draw(st.lists(st.tuples(uint32, float32), max_size=3))
+        outputs.request_ids.append(draw(uint64))
+        outputs.token_ids.append(draw(uint32))
+        outputs.logprobs.append(draw(float32))
+        outputs.top_ids.append([token_id for token_id, _ in top])
+        outputs.top_logprobs.append([logprob for _, logprob in top])
+    return outputs
+
+
+@given(requests)
+def test_a_request_survives_the_wire(request: GenerationRequest) -> None:
+    data = codec.encode_submit(request).SerializeToString()
+    message = pb.ClientMessage.FromString(data)
+    assert message.WhichOneof("kind") == "submit"
+    assert codec.decode_submit(message.submit) == request
+
+
+@given(steps())
+def test_a_step_survives_the_wire(outputs: StepOutputs) -> None:
+    data = codec.encode_step(outputs).SerializeToString()
+    assert codec.decode_step(pb.StepMessage.FromString(data)) == outputs
+
+
+@given(steps(), steps())
+def test_merged_steps_hold_both_in_order_and_the_later_gauges(
+    first: StepOutputs, second: StepOutputs
+) -> None:
+    tokens = first.token_ids + second.token_ids
+    finished = first.finished + second.finished
+    codec.merge_steps(first, second)
+    assert first.token_ids == tokens
+    assert first.finished == finished
+    assert first.used_blocks == second.used_blocks
+    assert codec.decode_step(codec.encode_step(first)) == first
+
+
+def test_info_and_cancel_survive_the_wire() -> None:
+    assert codec.decode_info(codec.encode_info(INFO)) == INFO
+    message = codec.encode_cancel(2**64 - 1)
+    assert message.WhichOneof("kind") == "cancel"
+    assert message.cancel == 2**64 - 1
+    # Id 0 is an id: a cancel of it must not look like an empty message.
+    assert codec.encode_cancel(0).WhichOneof("kind") == "cancel"

@@ -1,0 +1,50 @@
+"""The generated code in the tree is that of the proto in the tree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parents[3]
+PROTO = "tgi_cli/rpc/engine.proto"
+
+
+def _code(path: Path) -> str:
+    """A generated file without what differs between releases of its generator."""
+    text = re.sub(r"(?m)^\s*#.*$", "", path.read_text(encoding="utf-8"))
+    text = re.sub(r"GRPC_GENERATED_VERSION = .*", "", text)
+    text = re.sub(r"ValidateProtobufRuntimeVersion\([^)]*\)", "", text)
+    text = text.replace("(object):", ":")
+    text = re.sub(r"_Optional\[bool\]", "bool", text)
+    return "".join(text.split())
+
+
+def test_generating_anew_changes_nothing(tmp_path: Path) -> None:
+    status = protoc.main(
+        [
+            "protoc",
+            f"-I{ROOT}",
+            f"--python_out={tmp_path}",
+            f"--pyi_out={tmp_path}",
+            f"--grpc_python_out={tmp_path}",
+            str(ROOT / PROTO),
+        ]
+    )
+    assert status == 0
+    for name in ("engine_pb2.py", "engine_pb2.pyi", "engine_pb2_grpc.py"):
+        here = ROOT / "tgi_cli" / "rpc" / name
+        assert _code(here) == _code(tmp_path / "tgi_cli" / "rpc" / name), (
+            f"{name} is not what {PROTO} gives: see tgi_cli/rpc/__init__.py"
+        )
+
+
+def test_the_wire_needs_no_torch() -> None:
+    code = (
+        "import sys, tgi_cli.rpc.client, tgi_cli.rpc.server;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
