@@ -40,6 +40,8 @@ class GenerationRequest:
         cache_salt: sequences share cached prefixes only under the same salt.
         priority: higher is served first and preempted last.
         timeout_seconds: from its arrival at the engine; None: no limit.
+        fork_of: id of a live request with the same prompt and salt (another sample of it): the
+            prompt's KV is computed once and shared, copied only where the two write.
     """
 
     request_id: int
@@ -51,6 +53,7 @@ class GenerationRequest:
     cache_salt: bytes = b""
     priority: int = 0
     timeout_seconds: float | None = None
+    fork_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from tgi_cli.engine.batching import batching_rule
+from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
@@ -84,21 +85,9 @@ class Scheduler:
         So is one whose id is live already: the answer then carries that id, and who submits
         from several places keeps ids apart (the wire's server does).
         """
-        cause = self._impossible(request)
-        if cause:
-            return Finished(request.request_id, FinishReason.ERROR, cause)
-        limits = self.limits
-        if limits.max_queued_requests is not None and (
-            len(self.waiting) >= limits.max_queued_requests
-        ):
-            cause = f"{len(self.waiting)} requests are waiting"
-        queued = self.waiting.num_tokens
-        if limits.max_queued_tokens is not None and (
-            queued + len(request.prompt_ids) > limits.max_queued_tokens
-        ):
-            cause = f"{queued} tokens are waiting to be computed"
-        if cause:
-            return Finished(request.request_id, FinishReason.OVERLOADED, cause)
+        refusal = refuse(request, self.limits, self._live, self.waiting)
+        if refusal is not None:
+            return refusal
         self._arrivals += 1
         sequence = Sequence(request, self._arrivals)
         self._live[request.request_id] = sequence
@@ -107,22 +96,6 @@ class Scheduler:
             deadline = sequence.arrival_ns + int(request.timeout_seconds * 1e9)
             heapq.heappush(self._deadlines, (deadline, self._arrivals, sequence))
         return None
-
-    def _impossible(self, request: GenerationRequest) -> str:
-        """Why a request can never run, or nothing."""
-        if request.request_id in self._live:
-            return f"request id {request.request_id} is in use"
-        if not request.prompt_ids:
-            return "the prompt has no tokens"
-        if request.max_new_tokens < 1:
-            return "max_new_tokens must be at least 1"
-        prompt = len(request.prompt_ids)
-        if prompt + request.max_new_tokens > self.limits.max_total_tokens:
-            return (
-                f"{prompt} prompt tokens and {request.max_new_tokens} new ones are more than "
-                f"max_total_tokens ({self.limits.max_total_tokens})"
-            )
-        return ""
 
     def expire(self) -> list[Finished]:
         """End the requests whose time is up."""
@@ -235,22 +208,41 @@ class Scheduler:
             if budget == 0 and not rule.gathers:
                 break
             starved = self.waiting.starved()
+            if starved and self._forks_later(starved, step):
+                starved = None
             sequence = starved or self.waiting.ranked(skipped)
+            if self._forks_later(sequence, step):
+                skipped += 1
+                continue
+            parent = self._parent(sequence)
             cached = self.cache.match(sequence)
+            if parent is not None:
+                cached = parent.block_ids[: (sequence.prompt_tokens - 1) // self.limits.block_size]
             pending = sequence.num_tokens - len(cached) * self.limits.block_size
             # A whole prompt must fit the budget, but one that never would may be split.
             too_long = rule.strict and pending > budget and bool(entries)
-            if too_long or not self._place(step, sequence, cached):
+            if too_long or not self._place(step, sequence, cached, parent):
                 if starved or rule.strict or skipped == MAX_LOOKAHEAD:
                     break
                 skipped += 1
                 continue
-            count = min(pending, budget)
+            count = min(sequence.num_tokens - sequence.num_computed, budget)
             if count:
                 self._compute(step, entries, sequence, count)
             budget -= count
             most -= 1
             rule.joined()
+
+    def _parent(self, sequence: Sequence) -> Sequence | None:
+        """Whom a new sequence forks from; one that was preempted has nothing to share."""
+        source = sequence.request.fork_of
+        parent = None if source is None or sequence.attempt else self._live.get(source)
+        return None if parent is None or parent.attempt else parent
+
+    def _forks_later(self, sequence: Sequence, step: Step) -> bool:
+        """Whether the prompt that it forks from will be computed by this step or a later one."""
+        parent = self._parent(sequence)
+        return parent is not None and parent.prompt_step in (-1, step.step_id)
 
     def _fitting(self, budget: int) -> int:
         """How many of the waiting, strictly in order, fit budget and pool together."""
@@ -264,10 +256,19 @@ class Scheduler:
                 return count
         return len(self.waiting)
 
-    def _place(self, step: Step, sequence: Sequence, cached: list[int]) -> bool:
+    def _place(
+        self, step: Step, sequence: Sequence, cached: list[int], parent: Sequence | None
+    ) -> bool:
         """Give a waiting sequence its row and the blocks of its known tokens, if they fit."""
         if not self.cache.admit(sequence, cached, self.running):
             return False
+        if parent is not None:
+            # Only the prompt's last token is left to compute: its logits choose the first new
+            # one. The block that holds it is written by both, so each has its own.
+            if (sequence.prompt_tokens - 1) % self.limits.block_size:
+                last = len(cached)
+                step.copies.append((parent.block_ids[last], sequence.block_ids[last]))
+            sequence.num_computed = sequence.prompt_tokens - 1
         self.waiting.admit(sequence)
         sequence.row = self._free_rows.pop()
         sequence.status = Status.RUNNING
@@ -294,6 +295,8 @@ class Scheduler:
         start = sequence.num_computed
         end = start + count
         sampled = end == sequence.num_tokens
+        if start < sequence.prompt_tokens <= end:
+            sequence.prompt_step = step.step_id
         step.rows.append(sequence.row)
         step.starts.append(start)
         step.counts.append(count)

@@ -28,6 +28,7 @@ class Sequence:
         block_ids: its block table.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that were offered to the prefix cache.
+        prompt_step: the step that computes the last of its prompt, -1 while none does.
         row: its row in the worker, -1 while it waits.
         attempt: raised by each preemption; results of an older attempt are stale.
         rank: order of service and of sacrifice: priority, then arrival; the lowest comes first.
@@ -43,6 +44,7 @@ class Sequence:
         "num_computed",
         "num_indexed",
         "placeholders",
+        "prompt_step",
         "prompt_tokens",
         "rank",
         "request",
@@ -65,6 +67,7 @@ class Sequence:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_indexed = 0
+        self.prompt_step = -1
         self.row = -1
         self.attempt = 0
         self.ticket = 0
@@ -83,6 +86,7 @@ class Sequence:
         self.placeholders = 0
         self.num_computed = 0
         self.num_indexed = 0
+        self.prompt_step = -1
         self.row = -1
         self.attempt += 1
         self.status = Status.WAITING

@@ -76,6 +76,10 @@ class FakeWorker:
             blocks.extend(more.block_ids)
         if error is not None:
             raise error
+        for source, destination in step.copies:
+            for offset in range(self.block_size):
+                if (source, offset) in self.kv:
+                    self.kv[destination, offset] = self.kv[source, offset]
         assert len(set(step.rows)) == len(step.rows), "a row stands in a step twice"
         decodes = list(zip(step.counts, step.samples, strict=True))[: step.num_decodes]
         assert all(decode == (1, True) for decode in decodes)

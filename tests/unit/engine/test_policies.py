@@ -144,3 +144,43 @@ def test_a_request_whose_time_is_up_ends(running: bool) -> None:
     assert "0 s" in ended.error
     assert harness.scheduler.expire() == []
     assert harness.scheduler.num_live == 1
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 4, 5, 30])
+@pytest.mark.parametrize("batching", list(Batching))
+def test_forks_share_the_prompt_and_write_apart(prompt_tokens: int, batching: Batching) -> None:
+    harness = Harness(limits(prefix_caching=False, batching=batching, max_batch_prefill_tokens=16))
+    prompt = list(range(prompt_tokens))
+    harness.add(request(1, prompt, 10))
+    for i in (2, 3, 4):
+        harness.add(request(i, prompt, 10 + i, fork_of=1))
+    harness.run()
+    computed = sum(step.num_tokens for step in harness.worker.steps)
+    generated = sum(len(tokens) for tokens in harness.tokens.values())
+    # Each sample's last token is not computed; each fork computes the prompt's last one again.
+    forked = batching is not Batching.STATIC
+    assert computed == prompt_tokens + (3 if forked else 3 * prompt_tokens) + generated - 4
+    for i in (2, 3, 4):
+        assert harness.tokens[i] == continuation(prompt, 10 + i, 1000)
+    assert harness.scheduler.pool.num_used == 0
+
+
+def test_a_fork_of_one_that_ended_or_was_preempted_stands_alone() -> None:
+    harness = Harness(limits(num_blocks=16, max_total_tokens=64, prefix_caching=False))
+    harness.add(request(0, [7] * 20, 40))
+    harness.add(request(1, [1] * 5, 2))
+    harness.add(request(2, [1] * 5, 40, fork_of=1))
+    harness.add(request(3, [1] * 5, 40, fork_of=2))
+    harness.add(request(4, [1] * 5, 40, fork_of=99))
+    harness.run()
+    for i in (2, 3, 4):
+        assert harness.tokens[i] == continuation([1] * 5, 40, 1000)
+    assert harness.scheduler.pool.num_used == 0
+
+
+def test_a_fork_of_another_prompt_is_refused() -> None:
+    scheduler = Scheduler(limits())
+    scheduler.add(request(1, [1], 1))
+    refused = scheduler.add(request(2, [2], 1, fork_of=1))
+    assert refused is not None
+    assert "another prompt" in refused.error
