@@ -38,6 +38,8 @@ def download(
     """
     cache = RepoCache(hub.cache, repository.model_id)
     groups = [[repository.files[name] for name in group] for group in names]
+    for file in (file for group in groups for file in group):
+        cache.place(file.name, repository.commit)  # refuses names that lead elsewhere
     distinct = {file.checksum: file for group in groups for file in group}
     total = sum(file.size for file in distinct.values())
     missing = sum(cache.missing_bytes(file) for file in distinct.values())

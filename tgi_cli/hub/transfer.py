@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,7 +173,7 @@ class Transfer:
             if start and not (status == 206 and resumed):
                 raise _NotResumable
             room = file.size - start
-            for block in reply.iter_bytes(CHUNK):
+            for block in reply.iter_bytes():
                 if self._stop.is_set():
                     raise Stopped
                 # More than was announced cannot be right: the checksum will tell.
@@ -185,11 +186,9 @@ class Transfer:
                 self._progress.advance(len(block))
 
     def _through_xet(self, file: RepoFile) -> bool:
-        from huggingface_hub.utils import is_xet_available
-
         large = file.size > HTTP_LIMIT
         wanted = self._hub.prefer_xet and not self._cache.partial(file).exists()
-        return (large or wanted) and len(file.checksum) == _SHA256_LENGTH and is_xet_available()
+        return (large or wanted) and find_spec("hf_xet") is not None
 
     def _fetch_xet(self, file: RepoFile) -> Path:
         """Let huggingface_hub do it: hf-xet checks every chunk's hash as it writes."""
