@@ -1,1 +1,34 @@
 """Paged attention per device behind one small interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.cpu import CpuAttention
+from tgi_cli.attention.reference import ReferenceAttention
+
+__all__ = ["BACKENDS", "AttentionMetadata", "KVSpec", "PagedAttention", "create_attention"]
+
+BACKENDS: dict[str, type[PagedAttention]] = {"cpu": CpuAttention, "torch": ReferenceAttention}
+
+
+def create_attention(
+    kind: str | None,
+    specs: Sequence[KVSpec],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PagedAttention:
+    """The backend named ``kind``; ``None`` takes the fastest that the device has.
+
+    Raises:
+        ValueError: no backend of that name.
+    """
+    if kind is None:
+        kind = "cpu" if device.type == "cpu" else "torch"
+    if kind not in BACKENDS:
+        raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
+    return BACKENDS[kind](specs, block_size, dtype, device)

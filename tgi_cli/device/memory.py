@@ -1,0 +1,129 @@
+"""How much memory a device has, has left, and had in use at most. All in bytes.
+
+On a CPU a control group may allow less than the machine has; both hierarchies are read:
+https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files and
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_ROOT = Path("/")
+"""Of the file systems read here; tests put another in its place."""
+
+_UNLIMITED = 1 << 60
+"""Version 1 says "no limit" with the largest page-aligned number; nothing real is as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One level of a control group hierarchy that limits memory."""
+
+    limit: int
+    used: int
+    """Without the file cache that the kernel would drop before it refused memory."""
+
+
+def total_memory(device: torch.device) -> int:
+    """What the device has; on a CPU at most what the control groups allow."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(group.limit for group in _control_groups())])
+
+
+def available_memory(device: torch.device) -> int:
+    """What can still be taken without swapping or being killed.
+
+    Where the system does not say (no ``/proc/meminfo``), what this process has not taken.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _field(_ROOT / "proc/meminfo", "MemAvailable")
+    if free is None:
+        free = total_memory(device) - peak_memory(device)
+    return max(0, min([free, *(group.limit - group.used for group in _control_groups())]))
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most that this process ever held on the device (on a CPU: resident)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = _field(_ROOT / "proc/self/status", "VmHWM")
+    if peak is not None:
+        return peak
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _field(path: Path, name: str) -> int | None:
+    """A ``Name:   123 kB`` line of a file in /proc, in bytes."""
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _control_groups() -> Iterator[_Group]:
+    """Every limited group that this process is in, from its own up to the root."""
+    try:
+        lines = (_ROOT / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit, used, cache = "sys/fs/cgroup", "memory.max", "memory.current", "file"
+        elif "memory" in controllers.split(","):
+            root, limit = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            used, cache = "memory.usage_in_bytes", "total_cache"
+        else:
+            continue
+        yield from _walk(_ROOT / root, path, limit, used, f"{cache} ")
+
+
+def _walk(root: Path, path: str, limit: str, used: str, cache: str) -> Iterator[_Group]:
+    # A container sees its own group mounted at the root while /proc names the path outside:
+    # levels that do not exist here are passed over.
+    folder = root / path.lstrip("/")
+    while True:
+        allowed = _number(folder / limit)
+        if allowed is not None and allowed < _UNLIMITED:
+            in_use = _number(folder / used) or 0
+            yield _Group(allowed, max(0, in_use - _statistic(folder / "memory.stat", cache)))
+        if folder in (root, *root.parents):
+            return
+        folder = folder.parent
+
+
+def _number(path: Path) -> int | None:
+    """The number in a control file; None for ``max``, and where there is no such file."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _statistic(path: Path, prefix: str) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        if line.startswith(prefix):
+            return int(line[len(prefix) :])
+    return 0

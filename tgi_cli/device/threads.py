@@ -1,0 +1,68 @@
+"""How many threads a CPU computes with.
+
+One per physical core that the process may use: hyper-threads share the units that matrix
+products need, and more threads than a control group's quota stall at every barrier.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+_ROOT = Path("/")
+"""Of the file systems read here; tests put another in its place."""
+
+
+def default_threads() -> int:
+    """OMP_NUM_THREADS if it is set, else the physical cores within affinity and quota."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    cores = _physical_cores(_affinity())
+    quota = _quota()
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def set_threads(count: int | None = None) -> int:
+    """Let torch compute with ``count`` threads (``None``: the default); returns the number."""
+    count = default_threads() if count is None else count
+    torch.set_num_threads(count)
+    return count
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _physical_cores(cpus: set[int]) -> int:
+    """Distinct cores among logical CPUs; all of them where the topology is not known."""
+    cores = set()
+    for cpu in cpus:
+        topology = _ROOT / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        try:
+            siblings = (topology / "thread_siblings_list").read_text(encoding="ascii").strip()
+        except OSError:
+            return len(cpus)
+        cores.add(siblings)
+    return len(cores)
+
+
+def _quota() -> float | None:
+    """CPUs that the control group grants (version 2, then 1); None where it sets no limit."""
+    folder = _ROOT / "sys/fs/cgroup"
+    try:
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            quota = (folder / "cpu/cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+            period = (folder / "cpu/cpu.cfs_period_us").read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+    if not quota.isdigit() or not period.isdigit():
+        return None
+    return int(quota) / int(period)

@@ -1,0 +1,60 @@
+"""What every layer with weights has in common: it knows which tensors it wants, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.quantization import QuantizationMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How the layers of a model are made."""
+
+    dtype: torch.dtype
+    quantization: QuantizationMethod
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """A tensor of the checkpoint that a layer wants.
+
+    ``fill`` takes it, in the checkpoint's dtype and on the CPU, and copies it into place.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    fill: Callable[[Tensor], object]
+
+
+class Loadable(nn.Module):
+    """A layer whose parameters stand on the meta device until they are loaded.
+
+    Per layer: ``materialize``, then every slot's ``fill``, then ``finish``; so a loader can
+    complete one layer before it touches the next. Attributes that are not parameters
+    (``packed``) are plain tensors.
+    """
+
+    packed: Tensor | None = None
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        """The tensors that the layer at ``path`` (its name in the model) wants."""
+        raise NotImplementedError
+
+    def materialize(self, device: torch.device) -> None:
+        """Give the parameters memory on ``device``; their values are arbitrary."""
+        for name, parameter in self.named_parameters(recurse=False):
+            real = torch.empty_like(parameter, device=device)
+            setattr(self, name, nn.Parameter(real, requires_grad=False))
+
+    def finish(self) -> None:
+        """Called once all slots are filled."""
+
+
+def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter without memory, to be materialized."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad=False)

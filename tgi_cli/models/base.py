@@ -1,0 +1,48 @@
+"""What every causal language model offers to whoever runs it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.layers import Build, Loadable
+from tgi_cli.models.config import ModelConfig
+
+
+class CausalLM(nn.Module):
+    """A decoder over flat batches, for inference only.
+
+    Built without weights: a loader fills its :class:`~tgi_cli.layers.Loadable` layers.
+    ``kv_specs`` has one entry per layer of the cache, in the order of their indices.
+    """
+
+    kv_specs: list[KVSpec]
+
+    def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        """Token ids and positions, int64 [T], to hidden states [T, hidden].
+
+        ``attention`` has been planned for this step.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden] to float32 logits [N, vocab]."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take, in the form they are kept in."""
+        packed = [
+            layer.packed
+            for layer in self.modules()
+            if isinstance(layer, Loadable) and layer.packed is not None
+        ]
+        return sum(
+            weight.numel() * weight.dtype.itemsize for weight in [*self.parameters(), *packed]
+        )

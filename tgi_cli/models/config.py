@@ -1,0 +1,127 @@
+"""What a checkpoint says of itself: config.json and generation_config.json, read as JSON.
+
+transformers' own classes would be one import away, and cost 100 MB and seconds with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tgi_cli.errors import CheckpointError, ModelError
+
+T = TypeVar("T")
+
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""As safetensors names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The configuration of the checkpoint in folder ``path``, as it stands in its files."""
+
+    path: Path
+    architecture: str
+    raw: dict[str, Any]
+    """config.json."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """generation_config.json; empty where there is none."""
+    trust_remote_code: bool = False
+    """What the user said; code that comes with a checkpoint is never run all the same."""
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of ``key``, which must be a ``kind``; ``default`` where it is null or absent.
+
+        Raises:
+            ModelError: of another type, or absent with no default.
+        """
+        value = self.raw.get(key)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{self.path / 'config.json'} does not say {key!r}")
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ModelError(
+                f"{self.path / 'config.json'}: {key!r} is {value!r}, not {kind.__name__}"
+            )
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """The value of ``key``, which must be an integer above 0. Raises like ``get``."""
+        value = self.get(key, int, default)
+        if value <= 0:
+            raise ModelError(f"{self.path / 'config.json'}: {key!r} is {value}, must be positive")
+        return value
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends a text: of the generation config, else of the model's; may be none."""
+        for source in (self.generation, self.raw):
+            ids = source.get("eos_token_id")
+            if isinstance(ids, int):
+                return (ids,)
+            if isinstance(ids, list):
+                return tuple(ids)
+        return ()
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights on disk: ``float32``, ``bfloat16`` or ``float16``.
+
+        Raises:
+            CheckpointError: config.json does not say, and no weights can be read that would.
+        """
+        stated = self.raw.get("dtype", self.raw.get("torch_dtype"))
+        if stated in _DTYPES.values():
+            return stated
+        return self._dtype_on_disk()
+
+    def _dtype_on_disk(self) -> str:
+        from safetensors import SafetensorError, safe_open
+
+        for file in sorted(self.path.glob("*.safetensors")):
+            try:
+                with safe_open(file, framework="numpy") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                        dtype = tensors.get_slice(name).get_dtype()
+                        if dtype in _DTYPES:
+                            return _DTYPES[dtype]
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} cannot be read: {error}") from error
+        raise CheckpointError(f"{self.path} has no safetensors file with floating-point weights")
+
+
+def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
+    """Read the configuration of the checkpoint in folder ``path``.
+
+    Raises:
+        ModelError: no folder, no config.json, or one that is not a JSON object.
+    """
+    file = path / "config.json"
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a folder", "give a model id or a folder with config.json")
+    if not file.is_file():
+        raise ModelError(
+            f"{path} has no config.json", "give a folder that holds a model in Hugging Face form"
+        )
+    raw = _read_object(file)
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise ModelError(f"{file} names no architecture")
+    generation_file = path / "generation_config.json"
+    generation = _read_object(generation_file) if generation_file.is_file() else {}
+    return ModelConfig(path, str(architectures[0]), raw, generation, trust_remote_code)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}", "download the model again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} is not a JSON object", "download the model again")
+    return value

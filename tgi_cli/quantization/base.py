@@ -1,0 +1,30 @@
+"""The seam between a linear layer and the format of its weight."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+
+class QuantizationMethod(ABC):
+    """How one format keeps a linear layer's weight on the layer, and multiplies by it.
+
+    A method has no state of its own: one instance serves all layers of a model. The order of
+    calls per layer: ``create_weights``, loading, ``process_after_loading``, then ``apply``.
+    """
+
+    @abstractmethod
+    def create_weights(
+        self, layer: nn.Module, out_features: int, in_features: int, dtype: torch.dtype
+    ) -> None:
+        """Register the parameters that a checkpoint fills, on the meta device."""
+
+    @abstractmethod
+    def process_after_loading(self, layer: nn.Module) -> None:
+        """Bring the loaded parameters into the form that ``apply`` computes with."""
+
+    @abstractmethod
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, in_features] times the layer's weight, plus bias: [T, out_features]."""
