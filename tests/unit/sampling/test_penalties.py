@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from tests.unit.sampling.helpers import batch_of, upload
+from tgi_cli.sampling import penalties
+from tgi_cli.sampling.params import SamplingParams
+
+VOCAB = 50
+
+
+def make_pool(sequences: list[list[int]]) -> torch.Tensor:
+    pool = torch.full((len(sequences), 64), VOCAB - 1, dtype=torch.int32)  # stale tokens behind
+    for row, tokens in enumerate(sequences):
+        pool[row, : len(tokens)] = torch.tensor(tokens)
+    return pool
+
+
+def expected_row(scores: list[float], tokens: list[int], prompt: int, wanted: SamplingParams):
+    result = list(scores)
+    output = Counter(tokens[prompt:])
+    for token in set(tokens):
+        value = result[token]
+        penalty = wanted.repetition_penalty
+        value = value * penalty if value < 0 else value / penalty
+        value -= wanted.frequency_penalty * output[token]
+        value -= wanted.presence_penalty * (output[token] > 0)
+        result[token] = value
+    return result
+
+
+def test_repetition_penalty_is_transformers():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, VOCAB, (3, 20), generator=generator)
+    scores = torch.randn(3, VOCAB, generator=generator) * 4
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(tokens, scores.clone())
+    batch = batch_of([SamplingParams(repetition_penalty=1.7)] * 3, [20] * 3, [12] * 3)
+    penalties.penalize(scores, batch, make_pool(tokens.tolist()), upload)
+    torch.testing.assert_close(scores, expected)
+
+
+WANTED = [
+    SamplingParams(frequency_penalty=0.5),
+    SamplingParams(),
+    SamplingParams(presence_penalty=-1.5, temperature=0.0),
+    SamplingParams(repetition_penalty=0.6, frequency_penalty=-2.0, presence_penalty=2.0),
+    SamplingParams(repetition_penalty=1.3),
+]
+
+
+@pytest.mark.parametrize("at_once", [1, 45, 1 << 19])
+def test_all_penalties_together_row_by_row(monkeypatch, at_once):
+    monkeypatch.setattr(penalties, "MAX_TOKENS_AT_ONCE", at_once)
+    generator = np.random.default_rng(1)
+    lengths, prompts = [30, 9, 25, 60, 1], [10, 9, 0, 25, 1]
+    sequences = [generator.integers(0, VOCAB - 1, length).tolist() for length in lengths]
+    scores = torch.from_numpy(generator.normal(size=(5, VOCAB)).astype(np.float32)) * 3
+    expected = [
+        expected_row(row, tokens, prompt, wanted)
+        for row, tokens, prompt, wanted in zip(
+            scores.tolist(), sequences, prompts, WANTED, strict=True
+        )
+    ]
+    batch = batch_of(WANTED, lengths, prompts)
+    penalties.penalize(scores, batch, make_pool(sequences), upload)
+    torch.testing.assert_close(scores, torch.tensor(expected))
+
+
+def test_frequency_counts_the_output_and_not_the_prompt():
+    scores = torch.zeros(1, VOCAB)
+    batch = batch_of([SamplingParams(frequency_penalty=1.0)], [6], [4])
+    penalties.penalize(scores, batch, make_pool([[3, 3, 3, 3, 3, 8]]), upload)
+    assert scores[0, 3] == -1.0
+    assert scores[0, 8] == -1.0
+    assert scores.count_nonzero() == 2

@@ -1,0 +1,92 @@
+"""Repetition, frequency and presence penalties, computed from the token pool at each step.
+
+The pool already holds every row's tokens on the device, so the penalties keep no counts of
+their own: nothing is allocated per row and vocabulary entry, and nothing has to be restored when
+a sequence is preempted, resumed or given another row. A step costs time proportional to the
+lengths of the penalized sequences, which is what its attention costs as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgi_cli.sampling.batch import COUNTED, PENALIZED, SamplingBatch
+from tgi_cli.sampling.upload import Upload
+
+MAX_TOKENS_AT_ONCE = 1 << 19
+"""Tokens looked at together: bounds the temporary memory (about 64 bytes each)."""
+
+
+def penalize(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
+    """Apply the penalties of ``batch`` to ``scores`` in place.
+
+    For each token that the sequence holds: divide a positive and multiply a negative score by
+    the repetition penalty (Keskar et al. 2019, CTRL); then, if the output holds it, subtract
+    frequency_penalty x its count and presence_penalty (OpenAI's API reference).
+
+    Args:
+        scores: float32 [N, V].
+        batch: the N entries.
+        pool: int32 [rows, width], the tokens of row r at positions 0, 1, ...
+        upload: brings host arrays to the device.
+    """
+    for entries in _groups(batch.where(PENALIZED), batch.positions):
+        _penalize_group(scores, batch[entries], entries, pool, upload)
+
+
+def _groups(entries: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Split entries so that the tokens of a group stay below the bound, one entry at least."""
+    start = total = 0
+    for index, length in enumerate(lengths[entries].tolist()):
+        if total + length > MAX_TOKENS_AT_ONCE and index > start:
+            yield entries[start:index]
+            start, total = index, 0
+        total += length
+    if start < len(entries):
+        yield entries[start:]
+
+
+def _penalize_group(
+    scores: Tensor,
+    batch: SamplingBatch,
+    entries: NDArray[np.int64],
+    pool: Tensor,
+    upload: Upload,
+) -> None:
+    count, vocab_size = len(batch), scores.shape[1]
+    total = int(batch.positions.sum())
+    lengths, rows, targets, prompts, repetition, frequency, presence = upload(
+        batch.positions,
+        batch.rows,
+        entries,
+        batch.column("prompt_tokens"),
+        batch.column("repetition_penalty"),
+        batch.column("frequency_penalty"),
+        batch.column("presence_penalty"),
+    )
+    device = scores.device
+    # Ragged, not padded: one entry per token of each sequence. With output_size given,
+    # repeat_interleave does not ask the device for the total.
+    owner = torch.repeat_interleave(torch.arange(count, device=device), lengths, output_size=total)
+    starts = lengths.cumsum(0) - lengths
+    offset = torch.arange(total, device=device) - starts[owner]
+    token = pool.view(-1)[rows[owner] * pool.shape[1] + offset].long()
+
+    flat = scores.view(-1)
+    cell = targets[owner] * vocab_size + token
+    score = flat[cell]
+    penalty = repetition[owner]
+    score = torch.where(score < 0, score * penalty, score / penalty)
+    if batch.flags & COUNTED:
+        counts = torch.zeros(count * vocab_size, dtype=torch.float32, device=device)
+        count_cell = owner * vocab_size + token
+        counts.index_add_(0, count_cell, (offset >= prompts[owner]).float())
+        occurrences = counts[count_cell]
+        score -= frequency[owner] * occurrences + presence[owner] * (occurrences > 0)
+    # A token that occurs twice writes the same value twice: the order does not matter.
+    flat[cell] = score

@@ -1,0 +1,87 @@
+"""Logits to tokens, batched, without waiting for the device.
+
+Order: repetition, frequency and presence penalties, temperature, top_k, top_p, min_p,
+typical_p, choice. Greedy rows take the highest penalized score. What no row of a step asks for
+is not computed; the host knows that from the rows' flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from tgi_cli.sampling.batch import FILTERED, PENALIZED, SAMPLED, SamplingBatch
+from tgi_cli.sampling.choice import argmax, choose, weights_of
+from tgi_cli.sampling.filters import filter_weights
+from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of
+from tgi_cli.sampling.penalties import penalize
+from tgi_cli.sampling.random import uniforms
+from tgi_cli.sampling.upload import Upload
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Chosen tokens, int64 [N], and their log-probabilities, float32 [N], on the device.
+
+    A log-probability that is not finite marks a row whose logits were not; its token is a valid
+    id without meaning.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor
+    top: TopLogprobs | None
+
+
+class Sampler:
+    """Chooses one token per row of logits.
+
+    Costs with V = 49152 on one 2025 server core, at N = 1 / 32: COSTS.
+
+    Args:
+        upload: brings host arrays to the logits' device.
+    """
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+
+    def __call__(self, logits: Tensor, batch: SamplingBatch, pool: Tensor) -> Sampled:
+        """Choose a token for each entry of ``batch``.
+
+        Args:
+            logits: float32 [N, V], not changed.
+            batch: the N entries.
+            pool: int32 [rows, width], the tokens known so far of every row (for penalties).
+        """
+        scores = logits
+        if batch.flags & PENALIZED:
+            scores = logits.clone()
+            penalize(scores, batch, pool, self._upload)
+        token_ids = self._choose(scores, batch)
+        logprobs, top = logprobs_of(logits, token_ids, batch, self._upload)
+        return Sampled(token_ids, logprobs, top)
+
+    def _choose(self, scores: Tensor, batch: SamplingBatch) -> Tensor:
+        if not batch.flags & SAMPLED:
+            return argmax(scores)
+        entries = batch.where(SAMPLED)
+        if len(entries) == len(batch):
+            return self._draw(scores, batch)
+        token_ids = argmax(scores)
+        (selected,) = self._upload(entries)
+        token_ids[selected] = self._draw(scores[selected], batch[entries])
+        return token_ids
+
+    def _draw(self, scores: Tensor, batch: SamplingBatch) -> Tensor:
+        """Sample from each row; ``scores`` stay as they are."""
+        numbers = uniforms(batch.records["seed"], batch.positions)
+        temperature, uniform = self._upload(batch.column("temperature"), numbers)
+        if np.any(batch.records["temperature"] != 1.0):
+            # The highest score goes to 0 first: a tiny temperature must not make infinities.
+            scores = scores - scores.amax(dim=-1, keepdim=True)
+            scores /= temperature.unsqueeze(1)
+        weights = weights_of(scores)
+        if batch.flags & FILTERED:
+            filter_weights(weights, batch, self._upload)
+        return choose(weights, uniform)

@@ -1,0 +1,101 @@
+"""The persistent batch: one row per running sequence, for as long as it runs.
+
+===============  =========================================  ================================
+state            shape                                      who writes it
+===============  =========================================  ================================
+tokens           int32 [max_rows, max_tokens + 1], device   a new row; then the sampler
+block table      int32 [max_rows, max_blocks], host         a new row; then its differences
+its device copy  the same, device                           the same differences
+sampling         one record per row, host                   a new row
+===============  =========================================  ================================
+
+On a CPU the block table and its copy are one memory. A freed row needs no clearing: nothing
+reads it before a new sequence has overwritten what it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgi_cli.engine.step import Step
+from tgi_cli.sampling.batch import SamplingTable
+from tgi_cli.worker.staging import Uploader
+
+
+class Rows:
+    """Token ids, block tables and sampling state of all rows.
+
+    Args:
+        max_rows: sequences that run at once.
+        max_tokens: of one sequence.
+        block_size: tokens per KV block.
+        device: where tokens and block tables are needed.
+        upload: brings host arrays there.
+        shared: whether the device reads the host's memory; for tests, a CPU does.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_tokens: int,
+        block_size: int,
+        device: torch.device,
+        upload: Uploader,
+        shared: bool | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.width = max_tokens + 1
+        self.tokens = torch.zeros(max_rows, self.width, dtype=torch.int32, device=device)
+        max_blocks = -(-self.width // block_size)
+        self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
+        self._shared = device.type == "cpu" if shared is None else shared
+        table = torch.from_numpy(self.host_blocks)
+        self.blocks = table if self._shared else table.to(device, copy=True)
+        self.sampling = SamplingTable(max_rows)
+        self._upload = upload
+
+    def apply(self, step: Step) -> None:
+        """Take in what changed since the last step."""
+        if step.new:
+            self._write_tokens(step)
+            for new in step.new:
+                self.sampling.set(new.row, new.sampling, new.prompt_tokens)
+        if step.new or step.appended:
+            writes = [(new.row, 0, new.block_ids) for new in step.new]
+            writes += [(more.row, more.start, more.block_ids) for more in step.appended]
+            self._write_blocks(writes)
+
+    def gather(self, flat_indices: Tensor) -> Tensor:
+        """Token ids, int64, at row * width + position."""
+        return self.tokens.view(-1).index_select(0, flat_indices).long()
+
+    def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
+        """Put token ids at row * width + position."""
+        self.tokens.view(-1).index_copy_(0, flat_indices, token_ids.int())
+
+    def _write_tokens(self, step: Step) -> None:
+        spans = [
+            np.arange(len(new.token_ids), dtype=np.int64) + new.row * self.width for new in step.new
+        ]
+        values = [np.array(new.token_ids, np.int32) for new in step.new]
+        indices, token_ids = self._upload(np.concatenate(spans), np.concatenate(values))
+        self.write(indices, token_ids)
+
+    def _write_blocks(self, writes: Sequence[tuple[int, int, list[int]]]) -> None:
+        for row, start, block_ids in writes:
+            self.host_blocks[row, start : start + len(block_ids)] = block_ids
+        if self._shared:
+            return
+        stride = self.host_blocks.shape[1]
+        spans = [
+            np.arange(len(block_ids), dtype=np.int64) + (row * stride + start)
+            for row, start, block_ids in writes
+        ]
+        flat = np.concatenate(spans)
+        indices, values = self._upload(flat, self.host_blocks.reshape(-1)[flat])
+        self.blocks.view(-1).index_copy_(0, indices, values)

@@ -1,0 +1,82 @@
+"""The worst steps that the limits allow, to be run once before the first request.
+
+They make the library initialise whatever it makes at first use, and show how much memory a step
+takes. The cache they run in is small: the block tables of all rows name the same blocks over and
+over, which changes the values that attention reads and nothing about its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tgi_cli.config import EngineConfig
+from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.sampling.params import SamplingParams
+
+WARMUP_BLOCKS = 64
+"""Of the small cache."""
+
+CPU_CONTEXT = 1024
+"""On a CPU contexts are cut to this: a full one would take minutes, and the share of memory
+that is left over (see :mod:`tgi_cli.worker.capacity`) covers the difference."""
+
+_EVERYTHING = SamplingParams(
+    temperature=0.7,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    typical_p=0.95,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    top_logprobs=5,
+)
+"""Every stage of the sampler, so that its temporaries are counted."""
+
+
+def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
+    """Prefill alone, prefill with decodes, and a single decode, all rows unused before.
+
+    Args:
+        config: the limits.
+        cacheable_tokens: tokens that the device's whole memory could cache: all rows together
+            cannot have more context.
+    """
+    longest = min(config.max_total_tokens - 1, max(1, cacheable_tokens))
+    if config.device == "cpu":
+        longest = min(longest, CPU_CONTEXT)
+    rows = config.max_batch_size
+    budget = config.max_batch_prefill_tokens
+    size = config.block_size
+    yield _step(size, longest, prefill=min(budget, rows * longest))
+    decodes = rows - 1
+    if decodes:
+        context = max(1, min(longest, cacheable_tokens // rows))
+        # As the scheduler shares a step: prefill keeps a quarter of the budget at least.
+        prefill = max(budget - decodes, budget // 4, 1)
+        yield _step(size, longest, decodes=decodes, context=context, prefill=min(prefill, longest))
+    yield _step(size, longest, decodes=1, context=longest)
+
+
+def _step(
+    block_size: int, longest: int, *, decodes: int = 0, context: int = 0, prefill: int = 0
+) -> Step:
+    """``decodes`` rows with ``context`` tokens; ``prefill`` tokens at the end of ``longest``."""
+    step = Step(0, num_decodes=decodes)
+    for row in range(decodes):
+        _add(step, row, context - 1, 1, block_size)
+    row = decodes
+    while prefill > 0:
+        count = min(prefill, longest)
+        _add(step, row, longest - count, count, block_size)
+        prefill -= count
+        row += 1
+    return step
+
+
+def _add(step: Step, row: int, start: int, count: int, block_size: int) -> None:
+    blocks = [block % WARMUP_BLOCKS for block in range(-(-(start + count) // block_size))]
+    step.new.append(NewRow(row, row, [0] * (start + count), start + count, blocks, _EVERYTHING))
+    step.rows.append(row)
+    step.starts.append(start)
+    step.counts.append(count)
+    step.samples.append(True)

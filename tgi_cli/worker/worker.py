@@ -1,0 +1,171 @@
+"""The model on its device, from a folder of weights to a worker that runs steps."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tgi_cli.attention import PagedAttention, create_attention
+from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
+from tgi_cli.device import available_memory, describe, set_threads, total_memory
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.engine.step import PendingResult, Step
+from tgi_cli.models import CausalLM, load_model, model_facts, read_config
+from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
+from tgi_cli.worker.memory import PeakMeter
+from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.runner import ModelRunner
+from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.warmup import WARMUP_BLOCKS, worst_steps
+
+log = logging.getLogger(__name__)
+
+
+class ModelWorker:
+    """Implements :class:`tgi_cli.engine.step.Worker`; :meth:`warmup` comes before any step.
+
+    Args:
+        serve: the user's words.
+        config: as resolved from them.
+        facts: of the model.
+        model: in its dtype, on its device.
+        attention: without blocks yet.
+        load_seconds: that loading took, to be reported.
+    """
+
+    def __init__(
+        self,
+        serve: ServeConfig,
+        config: EngineConfig,
+        facts: ModelFacts,
+        model: CausalLM,
+        attention: PagedAttention,
+        load_seconds: float = 0.0,
+    ) -> None:
+        self._serve = serve
+        self._config = config
+        self._facts = facts
+        self._model = model
+        self._attention = attention
+        self._load_seconds = load_seconds
+        self._device = torch.device(config.device)
+        self._capacity: Capacity | None = None
+        upload = Uploader(self._device)
+        rows = Rows(
+            config.max_batch_size, config.max_total_tokens, config.block_size, self._device, upload
+        )
+        self._runner = ModelRunner(model, attention, rows, facts.vocab_size, self._device, upload)
+
+    def launch(self, step: Step) -> object:
+        """See :meth:`tgi_cli.engine.step.Worker.launch`."""
+        return self._runner.launch(step)
+
+    def sample(self, handle: object) -> PendingResult:
+        """See :meth:`tgi_cli.engine.step.Worker.sample`."""
+        return self._runner.sample(handle)
+
+    def warmup(self) -> Capacity:
+        """Run the worst steps that the limits allow, then make the KV cache as large as fits.
+
+        Raises:
+            OutOfMemoryError: such a step, or what the user promised to clients, does not fit.
+        """
+        began = time.monotonic()
+        config, block_bytes = self._config, self._attention.block_bytes
+        self._attention.allocate(WARMUP_BLOCKS)
+        meter = PeakMeter(self._device)
+        cacheable = available_memory(self._device) // block_bytes * config.block_size
+        for step in worst_steps(config, cacheable):
+            self.sample(self.launch(step)).wait()
+        activations = meter.read()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes
+        budget = cache_budget(config, available, activations, total_memory(self._device))
+        num_blocks, effective = size_cache(self._serve, config, budget, block_bytes)
+        self._attention.allocate(num_blocks)
+        self._capacity = Capacity(
+            config=effective,
+            num_blocks=num_blocks,
+            cache_bytes=num_blocks * block_bytes,
+            weight_bytes=self._model.weight_bytes,
+            activation_bytes=activations,
+            load_seconds=self._load_seconds,
+            warmup_seconds=time.monotonic() - began,
+        )
+        if effective.max_total_tokens < config.max_total_tokens:
+            log.warning(
+                "memory for %d of the model's %d tokens of context: max_total_tokens is %d",
+                effective.max_total_tokens,
+                config.max_total_tokens,
+                effective.max_total_tokens,
+            )
+        return self._capacity
+
+    def info(self) -> EngineInfo:
+        """What clients must know.
+
+        Raises:
+            RuntimeError: before :meth:`warmup`.
+        """
+        capacity = self._capacity
+        if capacity is None:
+            raise RuntimeError("the limits are not known before warm-up")
+        config = capacity.config
+        return EngineInfo(
+            model_id=config.model_id,
+            revision=config.revision,
+            model_type=self._facts.model_type,
+            dtype=config.dtype,
+            device=config.device,
+            vocab_size=self._facts.vocab_size,
+            eos_token_ids=self._facts.eos_token_ids,
+            max_input_tokens=config.max_input_tokens,
+            max_total_tokens=config.max_total_tokens,
+            max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+            max_batch_total_tokens=capacity.max_batch_total_tokens,
+            max_batch_size=config.max_batch_size,
+            block_size=config.block_size,
+            weight_bytes=capacity.weight_bytes,
+            load_seconds=capacity.load_seconds,
+        )
+
+
+def load_worker(
+    serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
+) -> tuple[ModelWorker, EngineConfig]:
+    """Load a model and put a worker around it.
+
+    Args:
+        serve: the user's words; resolved here, since that takes the model's and the device's
+            facts.
+        model_path: folder of the checkpoint.
+        progress: told of the loading; see :func:`tgi_cli.models.load_model`.
+
+    Returns:
+        The worker, not warmed up, and the resolved configuration (whose limits warm-up may
+        still lower).
+
+    Raises:
+        ConfigError: flags that contradict each other or the model.
+        ModelError: files that cannot be used.
+        OutOfMemoryError: the weights do not fit.
+    """
+    began = time.monotonic()
+    model_config = read_config(model_path, trust_remote_code=serve.trust_remote_code)
+    facts = model_facts(model_config)
+    config = resolve(serve, facts, describe(None), model_path)
+    device = torch.device(config.device)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if device.type == "cpu":
+        set_threads()
+    model = load_model(model_config, dtype, device, progress)
+    attention = create_attention(None, model.kv_specs, config.block_size, dtype, device)
+    seconds = time.monotonic() - began
+    return ModelWorker(serve, config, facts, model, attention, seconds), config
