@@ -1,0 +1,39 @@
+"""What the router is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """One router's settings; names, meanings and defaults are those of TGI's.
+
+    Attributes:
+        model_path: the model's folder, for its tokenizer and chat template.
+        engine_url: where the engine listens: ``unix:///...`` or ``host:port``.
+        socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
+        validation_workers: threads for tokenizing long prompts off the event loop.
+        payload_limit: bytes of a request body.
+        graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
+    """
+
+    model_path: Path
+    model_id: str
+    engine_url: str
+    revision: str = ""
+    socket_fd: int | None = None
+    hostname: str = "0.0.0.0"
+    port: int = 3000
+    max_concurrent_requests: int = 128
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    max_client_batch_size: int = 4
+    validation_workers: int = 2
+    trust_remote_code: bool = False
+    json_output: bool = False
+    logger_level: str = "INFO"
+    graceful_termination_timeout: int = 90
+    payload_limit: int = 2_000_000

@@ -1,0 +1,113 @@
+"""Bodies in, bodies out, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from tgi_cli.router.errors import ApiError, ClientGone
+
+T = TypeVar("T")
+
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?$", re.IGNORECASE)
+_encode = msgspec.json.Encoder().encode
+
+
+async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: int) -> T:
+    """The request's body as the decoder's type.
+
+    Raises:
+        ApiError: 415 wrong content type, 413 too large, 400 no JSON, 422 wrong types; in plain
+            text on native routes.
+        ClientGone: the connection closed within the body.
+    """
+    if not _JSON.match(request.headers.get("content-type", "")):
+        raise ApiError(
+            415,
+            "Expected request with `Content-Type: application/json`",
+            "validation",
+            plain=True,
+        )
+    body = await _read_body(request, limit)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise wrong_types(str(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(
+            400, f"Failed to parse the request body as JSON: {error}", "validation", plain=True
+        ) from error
+
+
+def wrong_types(cause: str) -> ApiError:
+    """Valid JSON that is not what the route takes."""
+    message = f"Failed to deserialize the JSON body into the target type: {cause}"
+    return ApiError(422, message, "validation", plain=True)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() else 0
+    chunks: list[bytes] = []
+    if size <= limit:
+        size = 0
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    break
+                chunks.append(chunk)
+        except ClientDisconnect as error:
+            raise ClientGone from error
+    if size > limit:
+        # The rest of the body is not read, so the connection cannot be used again.
+        raise ApiError(
+            413,
+            f"Failed to buffer the request body: length limit exceeded ({limit} bytes)",
+            "validation",
+            headers={"connection": "close"},
+            plain=True,
+        )
+    return b"".join(chunks)
+
+
+def json_response(
+    content: Any, headers: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    """A JSON response of anything that msgspec encodes."""
+    return Response(
+        _encode(content), status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, but cancel it as soon as the client closes the connection.
+
+    Starlette lets a handler that does not stream run to its end for nobody.
+
+    Raises:
+        ClientGone: it did; ``work`` has been cancelled and has ended.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

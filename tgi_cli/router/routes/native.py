@@ -1,0 +1,176 @@
+"""TGI's own API: ``POST /generate``, ``POST /generate_stream`` and ``POST /``."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router import errors
+from tgi_cli.router.generation import Delta, DeltaSource, Finish, Generation, Token
+from tgi_cli.router.http import json_response, read_json, unless_gone
+from tgi_cli.router.schemas.native import (
+    CompatRequest,
+    Details,
+    GenerateRequest,
+    GenerateResponse,
+    StreamDetails,
+    StreamResponse,
+)
+from tgi_cli.router.sse import EventStream, FailedSource
+from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.validation import native_spec
+
+_GENERATE = msgspec.json.Decoder(GenerateRequest)
+_COMPAT = msgspec.json.Decoder(CompatRequest)
+_encode = msgspec.json.Encoder().encode
+
+_REASONS = {
+    FinishReason.LENGTH: "length",
+    FinishReason.EOS_TOKEN: "eos_token",
+    FinishReason.STOP_SEQUENCE: "stop_sequence",
+}
+
+
+async def generate(request: Request) -> Response:
+    """The whole answer, as an object."""
+    arrived = time.perf_counter()
+    state = state_of(request)
+    body = await read_json(request, _GENERATE, state.config.payload_limit)
+    answer, headers = await _whole(request, state, body, arrived)
+    return json_response(answer, headers)
+
+
+async def generate_stream(request: Request) -> EventStream:
+    """One event per token; errors come as an event too, with status 200."""
+    arrived = time.perf_counter()
+    state = state_of(request)
+    body = await read_json(request, _GENERATE, state.config.payload_limit)
+    return await _stream(state, body, arrived)
+
+
+async def compat_generate(request: Request) -> Response | EventStream:
+    """``stream`` chooses; a whole answer is an array of one; the prompt is put in front."""
+    arrived = time.perf_counter()
+    state = state_of(request)
+    body = await read_json(request, _COMPAT, state.config.payload_limit)
+    if body.parameters.return_full_text is None:
+        # TGI's default for models whose pipeline is text-generation, as all here are.
+        body.parameters.return_full_text = True
+    if body.stream:
+        return await _stream(state, body, arrived)
+    answer, headers = await _whole(request, state, body, arrived)
+    return json_response([answer], headers)
+
+
+async def _whole(
+    request: Request, state: RouterState, body: GenerateRequest, arrived: float
+) -> tuple[GenerateResponse, dict[str, str]]:
+    try:
+        spec = native_spec(body, state.config, state.client.info, stream=False)
+    except errors.ApiError as error:
+        raise state.generator.refuse(error) from None
+    (generation,) = await state.generator.open([spec], arrived)
+    tokens: list[Token] = []
+    top_tokens: list[list[Token]] = []
+
+    async def collect() -> Finish:
+        async for delta in generation:
+            tokens.extend(delta.tokens)
+            top_tokens.extend(delta.top_tokens)
+            if delta.finish is not None:
+                return delta.finish
+        raise errors.incomplete()
+
+    try:
+        finish = await unless_gone(request, collect())
+    finally:
+        generation.close()
+    answer = GenerateResponse(generated_text=_full_text(body, finish))
+    if body.parameters.details:
+        answer.details = Details(
+            finish_reason=_REASONS[finish.reason],
+            generated_tokens=finish.generated_tokens,
+            seed=generation.seed,
+            prefill=[],
+            tokens=tokens,
+            top_tokens=top_tokens or UNSET,
+        )
+    return answer, state.timing_headers([generation], len(body.inputs))
+
+
+async def _stream(state: RouterState, body: GenerateRequest, arrived: float) -> EventStream:
+    source: DeltaSource
+    generation: Generation | None = None
+    try:
+        spec = native_spec(body, state.config, state.client.info, stream=True)
+    except errors.ApiError as error:
+        source = FailedSource(state.generator.refuse(error))
+    else:
+        try:
+            (generation,) = await state.generator.open([spec], arrived)
+            source = generation
+        except errors.ApiError as error:
+            if error.status == 503:
+                raise
+            source = FailedSource(error)
+    return EventStream(
+        source, NativeEvents(body, generation), state.stream_headers(len(body.inputs))
+    )
+
+
+def _full_text(body: GenerateRequest, finish: Finish) -> str:
+    return body.inputs + finish.text if body.parameters.return_full_text else finish.text
+
+
+class NativeEvents:
+    """TGI's events: one per token, the last with the whole text, and nothing behind it."""
+
+    def __init__(self, body: GenerateRequest, generation: Generation | None) -> None:
+        self._body = body
+        self._generation = generation
+        self._index = 0
+
+    def encode(self, delta: Delta) -> bytes:
+        """See :class:`tgi_cli.router.sse.EventEncoder`."""
+        parts: list[bytes] = []
+        last = len(delta.tokens) - 1
+        for place, token in enumerate(delta.tokens):
+            self._index += 1
+            event = StreamResponse(index=self._index, token=token)
+            if delta.top_tokens:
+                event.top_tokens = delta.top_tokens[place]
+            if place == last and delta.finish is not None:
+                self._finish(event, delta.finish)
+            parts += (b"data: ", _encode(event), b"\n\n")
+        return b"".join(parts)
+
+    def _finish(self, event: StreamResponse, finish: Finish) -> None:
+        event.generated_text = _full_text(self._body, finish)
+        if self._body.parameters.details and self._generation is not None:
+            event.details = StreamDetails(
+                finish_reason=_REASONS[finish.reason],
+                generated_tokens=finish.generated_tokens,
+                seed=self._generation.seed,
+                input_length=self._generation.prompt_tokens,
+            )
+
+    def fail(self, error: errors.ApiError) -> bytes:
+        """See :class:`tgi_cli.router.sse.EventEncoder`."""
+        return b"data: " + errors.native_body(error) + b"\n\n"
+
+    def end(self) -> bytes:
+        """See :class:`tgi_cli.router.sse.EventEncoder`."""
+        return b""
+
+
+ROUTES = [
+    Route("/generate", generate, methods=["POST"]),
+    Route("/generate_stream", generate_stream, methods=["POST"]),
+    Route("/", compat_generate, methods=["POST"]),
+]

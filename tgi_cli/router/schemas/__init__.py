@@ -1,0 +1,1 @@
+"""The JSON bodies of each API, as types."""

@@ -1,0 +1,37 @@
+"""What one prompt asks for, whatever API it came through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.stop import StopStrings
+
+NO_STOPS = StopStrings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """A prompt and everything that shapes its continuation.
+
+    Attributes:
+        prompt: text, or the token ids themselves.
+        add_special_tokens: encode the text with the model's own; a rendered chat has them.
+        sampling: all but the seed.
+        seed: None draws one when sampling.
+        max_new_tokens: None fills the model's context.
+        truncate: keep the last n tokens of the prompt.
+        stops: end the text; ``keep_stop`` leaves the one that did in it (TGI), else it is cut.
+        keep_stop: see ``stops``.
+        ignore_eos: end tokens do not end it.
+    """
+
+    prompt: str | tuple[int, ...]
+    sampling: SamplingParams
+    add_special_tokens: bool = True
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    truncate: int | None = None
+    stops: StopStrings = NO_STOPS
+    keep_stop: bool = False
+    ignore_eos: bool = False

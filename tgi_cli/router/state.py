@@ -1,0 +1,74 @@
+"""What all routes share, and how a route gets at it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+import tgi_cli
+from tgi_cli.router.admission import Admission
+from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.generation import Generation, Generator
+from tgi_cli.router.metrics import Metrics
+from tgi_cli.rpc.interface import EngineClient
+from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.offload import TextWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class RouterState:
+    """One router's parts. Built once, in :func:`tgi_cli.router.app.create_app`."""
+
+    config: RouterConfig
+    client: EngineClient
+    text: TextBundle
+    workers: TextWorkers
+    metrics: Metrics
+    admission: Admission
+    generator: Generator
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``: version and build, as TGI's."""
+        return f"{tgi_cli.__version__}-{os.environ.get('DOCKER_LABEL') or 'native'}"
+
+    @property
+    def compute_type(self) -> str:
+        """The ``x-compute-type`` header: what answered, for gateways that bill by it."""
+        return os.environ.get("COMPUTE_TYPE") or f"1-{self.client.info.device}"
+
+    def stream_headers(self, characters: int) -> dict[str, str]:
+        """TGI's headers of a stream."""
+        return {"x-compute-type": self.compute_type, "x-compute-characters": str(characters)}
+
+    def timing_headers(self, generations: Sequence[Generation], characters: int) -> dict[str, str]:
+        """TGI's headers of a whole answer: milliseconds but for the compute time, summed up."""
+
+        def total(values: Sequence[float]) -> str:
+            return str(int(sum(values) * 1e3))
+
+        timings = [generation.timings for generation in generations]
+        tokens = [generation.generated_tokens for generation in generations]
+        headers = self.stream_headers(characters)
+        if len(generations) == 1:
+            headers["x-compute-time"] = repr(timings[0].total)
+        return headers | {
+            "x-total-time": total([timing.total for timing in timings]),
+            "x-validation-time": total([timing.validation for timing in timings]),
+            "x-queue-time": total([timing.queue for timing in timings]),
+            "x-inference-time": total([timing.inference for timing in timings]),
+            "x-time-per-token": total(
+                [timing.inference / count for timing, count in zip(timings, tokens, strict=True)]
+            ),
+            "x-prompt-tokens": str(sum(generation.prompt_tokens for generation in generations)),
+            "x-generated-tokens": str(sum(tokens)),
+        }
+
+
+def state_of(request: Request) -> RouterState:
+    """The state of the app that the request came to."""
+    state: RouterState = request.app.state.router
+    return state

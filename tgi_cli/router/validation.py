@@ -1,0 +1,234 @@
+"""What a request may ask for: TGI's rules in TGI's words, and OpenAI's meanings on /v1.
+
+Every parameter that is known but cannot be acted on is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.router import errors
+from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest
+from tgi_cli.router.schemas.openai import Sampling
+from tgi_cli.router.spec import GenerationSpec
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.stop import StopStrings
+
+T = TypeVar("T")
+
+_PIECE = 1024
+"""TGI validates at most so many new tokens, and generates up to the context's end."""
+
+_UINT64 = (1 << 64) - 1
+
+
+def fit_length(input_length: int, max_new_tokens: int | None, info: EngineInfo) -> int:
+    """How many tokens may follow a prompt of ``input_length`` tokens.
+
+    As TGI, a wish that goes beyond the context's end is fulfilled up to it when there is room
+    for 1024 tokens, and refused when there is not. Raises ApiError.
+    """
+    if input_length == 0:
+        raise errors.validation("`inputs` cannot be empty", "prompt")
+    room = max(info.max_total_tokens - input_length, 0)
+    asked = room if max_new_tokens is None else max_new_tokens
+    if input_length + min(asked, _PIECE) > info.max_total_tokens:
+        raise errors.validation(
+            f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
+            f"Given: {input_length} `inputs` tokens and {asked} `max_new_tokens`",
+            "max_tokens",
+        )
+    if input_length > info.max_input_tokens:
+        raise errors.validation(
+            f"`inputs` must have less than {info.max_input_tokens} tokens. Given: {input_length}",
+            "prompt",
+        )
+    return min(asked, room)
+
+
+def native_spec(
+    request: GenerateRequest, config: RouterConfig, info: EngineInfo, stream: bool
+) -> GenerationSpec:
+    """What a native request asks for. Raises ApiError."""
+    asked = request.parameters
+    _refuse_native(asked, config, stream)
+    checks: tuple[tuple[bool, str], ...] = (
+        (asked.temperature is not None and asked.temperature <= 0,
+         "`temperature` must be strictly positive"),
+        (asked.repetition_penalty is not None and asked.repetition_penalty <= 0,
+         "`repetition_penalty` must be strictly positive"),
+        (asked.top_p is not None and not 0 < asked.top_p < 1, "`top_p` must be > 0.0 and < 1.0"),
+        (asked.typical_p is not None and not 0 < asked.typical_p < 1,
+         "`typical_p` must be > 0.0 and < 1.0"),
+        (asked.top_k is not None and asked.top_k <= 0, "`top_k` must be strictly positive"),
+        (asked.max_new_tokens == 0, "`max_new_tokens` must be strictly positive"),
+        (asked.seed is not None and asked.seed > _UINT64,
+         "`seed` must be an unsigned 64-bit number"),
+    )  # fmt: skip
+    for broken, message in checks:
+        if broken:
+            raise errors.validation(message)
+    stops = _stops(asked.stop, config)
+    top_n_tokens = _top_n(asked.top_n_tokens or 0, "top_n_tokens", config)
+    if not request.inputs:
+        raise errors.validation("`inputs` cannot be empty")
+    if asked.truncate is not None and not 0 < asked.truncate <= info.max_input_tokens:
+        raise errors.validation(
+            f"`truncate` must be strictly positive and less than {info.max_input_tokens}. "
+            f"Given: {asked.truncate}"
+        )
+    warped = (
+        asked.temperature not in (None, 1.0)
+        or asked.top_k is not None
+        or asked.top_p is not None
+        or asked.typical_p is not None
+    )
+    sampling = _sampling(
+        temperature=(asked.temperature or 1.0) if asked.do_sample or warped else 0.0,
+        top_k=asked.top_k or 0,
+        top_p=asked.top_p or 1.0,
+        typical_p=asked.typical_p or 1.0,
+        repetition_penalty=asked.repetition_penalty or 1.0,
+        top_logprobs=top_n_tokens,
+    )
+    return GenerationSpec(
+        prompt=request.inputs,
+        sampling=sampling,
+        seed=asked.seed,
+        max_new_tokens=asked.max_new_tokens,
+        truncate=asked.truncate,
+        stops=stops,
+        keep_stop=True,
+    )
+
+
+def _refuse_native(asked: GenerateParameters, config: RouterConfig, stream: bool) -> None:
+    """Refuse what is out of TGI's limits, or in them and not available."""
+    best_of = 1 if asked.best_of is None else asked.best_of
+    if stream and best_of != 1:
+        raise errors.validation("`best_of` != 1 is not supported when streaming tokens")
+    if stream and asked.decoder_input_details:
+        raise errors.validation(
+            "`decoder_input_details` == true is not supported when streaming tokens"
+        )
+    if not 0 < best_of <= config.max_best_of:
+        raise errors.validation(
+            f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {best_of}"
+        )
+    penalty = asked.frequency_penalty or 0.0
+    if not -2.0 <= penalty <= 2.0:
+        raise errors.validation("`frequency_penalty` must be >= -2.0 and <= 2.0")
+    for name, given in (
+        ("`best_of` > 1", best_of > 1),
+        ("`decoder_input_details`", asked.decoder_input_details),
+        ("`watermark`", asked.watermark),
+        ("`grammar`", asked.grammar is not None),
+        ("`adapter_id`", asked.adapter_id is not None),
+        # TGI divides the penalty by the length of the sequence; OpenAI's is another one.
+        ("`frequency_penalty`", penalty != 0.0),
+    ):
+        if given:
+            raise errors.unsupported(name.strip("`"), name)
+
+
+def openai_specs(
+    request: Sampling,
+    prompts: Sequence[str | tuple[int, ...]],
+    config: RouterConfig,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int,
+    add_special_tokens: bool,
+) -> list[GenerationSpec]:
+    """What a /v1 request asks for, once for each of its prompts. Raises ApiError."""
+    if request.n is not None and request.n < 1:
+        raise errors.validation("`n` must be strictly positive", "n")
+    response_format = request.response_format or {}
+    for name, given in (
+        ("n", (request.n or 1) != 1),
+        ("logit_bias", bool(request.logit_bias)),
+        ("response_format", response_format.get("type", "text") != "text"),
+    ):
+        if given:
+            raise errors.unsupported(name)
+    if max_tokens is not None and max_tokens <= 0:
+        raise errors.validation("`max_tokens` must be strictly positive", "max_tokens")
+    stop = request.stop
+    stops = _stops([stop] if isinstance(stop, str) else stop or [], config)
+    sampling = _sampling(
+        temperature=_or(request.temperature, 1.0),
+        top_k=max(_or(request.top_k, 0), 0),
+        top_p=_or(request.top_p, 1.0),
+        min_p=_or(request.min_p, 0.0),
+        typical_p=_or(request.typical_p, 1.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        top_logprobs=_top_n(top_logprobs, "top_logprobs", config),
+    )
+    return [
+        GenerationSpec(
+            prompt=prompt,
+            sampling=sampling,
+            add_special_tokens=add_special_tokens,
+            seed=None if request.seed is None else request.seed & _UINT64,
+            max_new_tokens=max_tokens,
+            stops=stops,
+            ignore_eos=bool(request.ignore_eos),
+        )
+        for prompt in prompts
+    ]
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _sampling(
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    typical_p: float,
+    repetition_penalty: float,
+    top_logprobs: int,
+    min_p: float = 0.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> SamplingParams:
+    try:
+        return SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            top_logprobs=top_logprobs,
+        )
+    except ValueError as error:
+        message = str(error)
+        raise errors.validation(message, message.partition("`")[2].partition("`")[0]) from error
+
+
+def _stops(stops: list[str], config: RouterConfig) -> StopStrings:
+    if len(stops) > config.max_stop_sequences:
+        raise errors.validation(
+            f"`stop` supports up to {config.max_stop_sequences} stop sequences. "
+            f"Given: {len(stops)}",
+            "stop",
+        )
+    return StopStrings(stops)
+
+
+def _top_n(count: int, name: str, config: RouterConfig) -> int:
+    if not 0 <= count <= config.max_top_n_tokens:
+        raise errors.validation(
+            f"`{name}` must be >= 0 and <= {config.max_top_n_tokens}. Given: {count}", name
+        )
+    return count

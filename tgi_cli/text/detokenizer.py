@@ -1,0 +1,67 @@
+"""Token ids to text, one id at a time, for one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from tgi_cli.text.tokenizer import Tokenizer
+
+_CONTEXT = 6
+"""Prompt ids that prime the decoder: what a decoder may look back on (leading spaces, bytes)."""
+
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """The growing text of one sequence; special tokens add nothing to it.
+
+    The pieces, joined, are what decoding the whole output behind its prompt gives. A piece is
+    empty while a character's bytes are incomplete. The window method of
+    :class:`tokenizers.decoders.DecodeStream` (0.7 us per id) decodes; this class adds the
+    prompt's context, the flush, and recovery where a decoder rewrites text it gave before
+    (byte fallback over invalid bytes).
+    """
+
+    __slots__ = ("_known", "_pending", "_special", "_stream", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._special = tokenizer.special_ids
+        self._pending: list[int] = []
+        self._prime([index for index in prompt_ids[-_CONTEXT:] if index not in self._special])
+
+    def _prime(self, known: list[int]) -> None:
+        # A context that ends within a character would be given out as text later.
+        if known and self._tokenizer.decode(known).endswith(REPLACEMENT):
+            known = []
+        self._known = known
+        self._stream = DecodeStream(ids=list(known), skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes."""
+        if token_id in self._special:
+            return ""
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer.backend, token_id)
+        except Exception:  # the library raises bare Exception when its prefix does not hold
+            text = self._tokenizer.decode(self._pending)
+            self._prime(self._pending[-_CONTEXT:])
+            self._pending = []
+            return text
+        if not text:
+            return ""
+        self._known = self._pending
+        self._pending = []
+        return text
+
+    def flush(self) -> str:
+        """The rest, when no more ids come: an incomplete character as U+FFFD."""
+        if not self._pending:
+            return ""
+        before = self._tokenizer.decode(self._known)
+        whole = self._tokenizer.decode(self._known + self._pending)
+        pending, self._pending = self._pending, []
+        return whole[len(before) :] if whole.startswith(before) else self._tokenizer.decode(pending)

@@ -1,0 +1,176 @@
+"""Text to token ids and back, and what each id stands for.
+
+The `tokenizers` library does the work (https://huggingface.co/docs/tokenizers); transformers is
+not needed for a folder with a ``tokenizer.json``, and importing it would bring torch along.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from tgi_cli.errors import ModelError
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_CONVERT_SECONDS = 300
+
+
+class Tokenizer:
+    """The tokenizer of one model, without torch.
+
+    Attributes:
+        backend: the compiled tokenizer.
+        special_ids: ids that are structure, not text; left out of generated text.
+        bos_token, eos_token: their texts as chat templates want them; empty when there is none.
+        vocab_size: number of ids, added tokens included.
+    """
+
+    def __init__(self, backend: Backend, config: dict[str, Any] | None = None) -> None:
+        config = config or {}
+        backend.no_padding()
+        backend.no_truncation()
+        _add_missing(backend, config)
+        self.backend = backend
+        self.bos_token = _content(config.get("bos_token"))
+        self.eos_token = _content(config.get("eos_token"))
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        special = {index for index, token in added.items() if token.special}
+        for name in _NAMED:
+            index = backend.token_to_id(_content(config.get(name)))
+            if index is not None:
+                special.add(index)
+        self.special_ids = frozenset(special)
+        self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
+            '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
+        )
+
+    @classmethod
+    def load(cls, model_path: Path, trust_remote_code: bool = False) -> Tokenizer:
+        """Read the tokenizer of a model folder.
+
+        A folder without ``tokenizer.json`` is converted by transformers in a process of its own.
+
+        Raises:
+            ModelError: no tokenizer in the folder, or files that cannot be read.
+        """
+        config = read_json(model_path / "tokenizer_config.json")
+        path = model_path / "tokenizer.json"
+        if path.is_file():
+            return cls(_read_backend(path), config)
+        with tempfile.TemporaryDirectory(prefix="tgi-tokenizer-") as folder:
+            target = Path(folder) / "tokenizer.json"
+            command = [sys.executable, "-m", "tgi_cli.text.convert", str(model_path), str(target)]
+            if trust_remote_code:
+                command.append("--trust-remote-code")
+            try:
+                result = subprocess.run(
+                    command, capture_output=True, text=True, timeout=_CONVERT_SECONDS, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ModelError(
+                    f"converting the tokenizer of {model_path} took over {_CONVERT_SECONDS} s"
+                ) from error
+            if result.returncode != 0 or not target.is_file():
+                lines = result.stderr.strip().splitlines() or ["unknown cause"]
+                raise ModelError(
+                    f"no tokenizer.json in {model_path} and its tokenizer cannot be converted: "
+                    f"{lines[-1]}",
+                    "put the model's tokenizer.json into the folder",
+                )
+            return cls(_read_backend(target), config)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of the text; with the special tokens that the model's post-processor adds."""
+        # The batch call releases the interpreter lock and computes no offsets.
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def surface(self, token_id: int) -> str:
+        """Text of one id by itself, special tokens shown."""
+        return self.backend.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id adds to the text: right also for parts of a character."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self.special_ids:
+            return token.encode()
+        if self._byte_level:
+            table = _BYTE_OF_CHARACTER
+            if all(character in table for character in token):
+                return bytes(table[character] for character in token)
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return self.surface(token_id).encode()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when there is no such file. Raises ModelError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            content = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object", "download the model again")
+    return content
+
+
+def _read_backend(path: Path) -> Backend:
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for any unreadable file
+        raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
+
+
+def _content(token: Any) -> str:
+    """The text of a token as tokenizer_config.json writes it: a string, an object or null."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _add_missing(backend: Backend, config: dict[str, Any]) -> None:
+    """Added tokens that only tokenizer_config.json lists, in the order of their ids."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    for index in sorted(listed, key=lambda key: int(key) if str(key).isdigit() else 0):
+        entry = listed[index]
+        content = _content(entry)
+        if content and backend.token_to_id(content) is None:
+            flags = {
+                name: bool(entry.get(name, False))
+                for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            }
+            backend.add_tokens([AddedToken(content, **flags)])
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character of each byte in a byte-level vocabulary (GPT-2, Radford et al. 2019).
+
+    Printable Latin-1 stands for itself; the other bytes follow from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
