@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tgi_cli.errors import CorruptFileError, DiskFullError, HubError
+from tgi_cli.errors import CorruptFileError, DiskFullError, HubError, ModelNotFoundError
 from tgi_cli.hub.repository import RepoFile
 
 _COMMIT_LENGTH = 40
@@ -83,16 +83,23 @@ class RepoCache:
             raise CorruptFileError(f"{self.model_id} lists a file with the path {name!r}")
         return self.snapshot(commit).joinpath(*pure.parts)
 
+    def _ref(self, revision: str) -> Path:
+        if ".." in PurePosixPath(revision).parts or revision.startswith("/"):
+            raise ModelNotFoundError(
+                f"{revision!r} is no revision", "give a branch, a tag, a commit or refs/pr/N"
+            )
+        return self.folder / "refs" / revision
+
     def remember(self, revision: str, commit: str) -> None:
         """Note that the branch or tag ``revision`` stood at ``commit``, for offline use."""
         if revision != commit:
-            ref = self.folder / "refs" / revision
+            ref = self._ref(revision)
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(commit)
 
     def commit_of(self, revision: str | None) -> str | None:
         """The commit that ``revision`` stood at when it was last seen, or None."""
-        ref = self.folder / "refs" / (revision or "main")
+        ref = self._ref(revision or "main")
         if ref.is_file():
             return ref.read_text().strip()
         if revision is None:

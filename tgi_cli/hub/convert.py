@@ -6,6 +6,7 @@ The one place that opens pickles, so it runs as a process of its own, loads with
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import re
@@ -13,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +36,14 @@ def convert(source: Path, target: Path) -> None:
     all at once at the end.
     """
     shards, _ = files.weight_files(names_in(source), ".bin")
-    dropped_first = _names_tied_by_class(source)
+    tied = functools.cache(lambda: names_tied_by_class(source))
     weight_map: dict[str, str] = {}
     total = 0
     with tempfile.TemporaryDirectory(dir=target, prefix=".converting-") as made_in:
         scratch = Path(made_in)
         for shard in shards:
             name = shard.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
-            tensors = untie(load_pickle(source / shard), dropped_first)
+            tensors = untie(load_pickle(source / shard), tied)
             save(tensors, scratch / name)
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(tensor.nbytes for tensor in tensors.values())
@@ -96,11 +98,12 @@ def _tensors(state: Any) -> dict[str, Tensor]:
     return {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
 
 
-def untie(tensors: dict[str, Tensor], dropped_first: list[str]) -> dict[str, Tensor]:
+def untie(tensors: dict[str, Tensor], tied: Callable[[], Sequence[str]]) -> dict[str, Tensor]:
     """The same tensors, each in memory of its own, and each under one name only.
 
-    Of names for one tensor, those that match ``dropped_first`` go first, then output heads, then
-    the later ones. Tensors that merely overlap are all kept, as copies.
+    Of names for one tensor, those that match a pattern of ``tied()`` go first, then output heads,
+    then the later ones; it is asked only if there are such names. Tensors that merely overlap
+    are all kept, as copies.
     """
     sharing: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
@@ -114,19 +117,20 @@ def untie(tensors: dict[str, Tensor], dropped_first: list[str]) -> dict[str, Ten
             view = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
             views[view if tensor.numel() else (name,)].append(name)
         for same in views.values():
-            name = min(same, key=lambda name: (_is_tied(name, dropped_first), same.index(name)))
+            patterns = tied() if len(same) > 1 else ()
+            name = min(same, key=functools.partial(_expendable, patterns))
             tensor = tensors[name].contiguous()
             kept[name] = tensor.clone() if len(views) > 1 else tensor
     return {name: kept[name] for name in tensors if name in kept}
 
 
-def _is_tied(name: str, dropped_first: list[str]) -> int:
-    if any(re.search(rf"(^|\.)(?:{pattern})$", name) for pattern in dropped_first):
+def _expendable(patterns: Sequence[str], name: str) -> int:
+    if any(re.search(rf"(^|\.)(?:{pattern})$", name) for pattern in patterns):
         return 2
     return 1 if _HEADS.search(name) else 0
 
 
-def _names_tied_by_class(folder: Path) -> list[str]:
+def names_tied_by_class(folder: Path) -> list[str]:
     """Patterns of the names that the model's class takes from another parameter.
 
     Only the class's name is taken from the config, and only transformers' own classes are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,17 +54,23 @@ def download(
             wanted,
             human_bytes(total),
         )
+    else:
+        # Nothing will be shown, so nothing is counted.
+        progress = Progress()
     stop = threading.Event()
+    began = time.monotonic()
     with new_client(hub) as client:
         transfer = Transfer(repository, cache, hub, client, progress, stop)
-        if missing:
-            files = sum(len(group) for group in groups)
-            progress.start(repository.model_id, total, total - missing, files)
+        files = sum(len(group) for group in groups)
+        progress.start(repository.model_id, total, total - missing, files)
         try:
             for group in groups:
                 _in_parallel(group, transfer.fetch, stop)
         finally:
             progress.finish()
+    if missing:
+        seconds = time.monotonic() - began
+        logger.info("%s: complete after %.1f s", repository.model_id, seconds)
     try:
         cache.remember(repository.revision, repository.commit)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from tgi_cli.hub.environment import HubEnvironment
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_BLOB_NAME = re.compile(r"\w[\w.-]*")
 
 LIBRARY = "tgi"
 """How this program names itself to the hub."""
@@ -70,6 +74,8 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
         raise ModelNotFoundError(
             f"{model_id!r} is neither a folder nor a model id", "a model id is ORGANIZATION/NAME"
         ) from error
+    if not _COMMIT.fullmatch(info.sha or ""):
+        raise not_a_hub(hub, f"the commit of {model_id} is {info.sha!r}")
     files = {}
     for sibling in info.siblings or []:
         checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
@@ -82,7 +88,18 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
         name: file or _ask_for_one(api, model_id, info.sha, name, hub)
         for name, file in files.items()
     }
+    for file in complete.values():
+        if not _BLOB_NAME.fullmatch(file.checksum):  # it names a file of the cache
+            raise not_a_hub(hub, f"the checksum of {file.name} is {file.checksum!r}")
     return Repository(model_id, revision or "main", info.sha, complete)
+
+
+def not_a_hub(hub: HubEnvironment, what: str) -> HubError:
+    """The error for an endpoint whose answers make no sense."""
+    return HubError(
+        f"{hub.endpoint} does not answer as a hub: {what}",
+        "check that HF_ENDPOINT is a Hugging Face hub or a mirror of one",
+    )
 
 
 def _ask_for_one(
@@ -100,10 +117,7 @@ def _ask_for_one(
 
     found = retry.call(ask, hub, f"asking for {name}", translate(model_id, commit, hub))
     if found.size is None or not found.etag:
-        raise HubError(
-            f"{hub.endpoint} gives neither size nor checksum of {name}",
-            "check that HF_ENDPOINT is a Hugging Face hub or a mirror of one",
-        )
+        raise not_a_hub(hub, f"{name} has neither size nor checksum")
     return RepoFile(name, found.size, found.etag)
 
 

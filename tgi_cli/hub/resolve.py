@@ -76,8 +76,11 @@ def resolve_model(
         progress or Progress(),
     )
     folder = Path(model_id).expanduser()
-    if folder.exists():
-        return LocalModel(_from_folder(folder, model_id, wishes), model_id, "")
+    try:
+        if folder.exists():
+            return LocalModel(_from_folder(folder, model_id, wishes), model_id, "")
+    except OSError as error:
+        raise ModelError(f"{error.filename or model_id}: {error.strerror or error}") from error
     if model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
         raise ModelNotFoundError(f"there is no folder {model_id}", "check the path")
     if not model_id.strip():

@@ -84,11 +84,11 @@ class Transfer:
         """
         try:
             self._cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
+            if not self._cache.has(file) and self._through_xet(file):
+                return self._fetch_xet(file)  # huggingface_hub takes the lock itself
             with locked(self._cache.lock(file)):
                 if self._cache.has(file):
                     logger.debug("%s: already in the cache", file.name)
-                elif self._through_xet(file):
-                    return self._fetch_xet(file)
                 else:
                     self._fetch_http(file)
                 return self._cache.link(file, self._repository.commit)

@@ -17,11 +17,12 @@ from tgi_cli.errors import (
     DiskFullError,
     ExitCode,
     GatedModelError,
+    HubError,
     ModelError,
     ModelNotFoundError,
     OfflineError,
 )
-from tgi_cli.hub import LocalModel, Progress, resolve_model
+from tgi_cli.hub import LineProgress, LocalModel, Progress, resolve_model
 
 WEIGHTS = "model.safetensors"
 
@@ -88,7 +89,7 @@ def test_a_second_run_fetches_nothing(hub: HubServer) -> None:
     hub.add("org/m", model())
     first = resolve_model("org/m")
     hub.seen.clear()
-    assert resolve_model("org/m") == first
+    assert resolve_model("org/m", progress=LineProgress()) == first
     assert hub.seen == []
 
 
@@ -358,8 +359,36 @@ def test_a_disk_that_fills_up_meanwhile(hub: HubServer, tmp_path: Path) -> None:
     assert "goes on" in caught.value.remedy
 
 
+def test_answers_that_make_no_sense(hub: HubServer) -> None:
+    hub.add("org/m", model())
+    hub.repos["org/m"].commit = "../../elsewhere"
+    with pytest.raises(HubError, match="does not answer as a hub") as caught:
+        resolve_model("org/m")
+    assert "HF_ENDPOINT" in caught.value.remedy
+
+
+def test_a_revision_is_not_a_path(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelNotFoundError, match="no revision"):
+        resolve_model("org/m", revision="../../../secret")
+
+
 def test_names_that_lead_out_of_the_snapshot_are_refused(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model() | {"additional_chat_templates/../../../../x.jinja": b"x"})
     with pytest.raises(CorruptFileError, match="path"):
         resolve_model("org/m")
     assert not list(tmp_path.rglob("x.jinja"))
+
+
+def test_the_way_through_huggingface_hub_shows_its_progress(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/m", model())
+    monkeypatch.setenv("HF_XET_HIGH_PERFORMANCE", "1")
+    counter = Counter()
+    path = resolve_model("org/m", progress=counter).path
+    assert (path / WEIGHTS).read_bytes() == weights()
+    assert counter.have == counter.total
+    hub.add("org/n", model(), gated=True)
+    with pytest.raises(GatedModelError):
+        resolve_model("org/n")

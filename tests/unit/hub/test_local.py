@@ -34,6 +34,11 @@ def test_a_path_that_is_not_there(name: str) -> None:
         resolve_model(name)
 
 
+def test_a_name_no_file_system_takes() -> None:
+    with pytest.raises(ModelError, match="too long"):
+        resolve_model("x" * 5000)
+
+
 def test_folders_that_hold_no_model(folder: Write, tmp_path: Path) -> None:
     path = folder({})
     with pytest.raises(ModelError, match="is empty") as caught:
