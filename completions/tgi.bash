@@ -1,0 +1,81 @@
+# Completes tgi's commands and flags. Written by `make completions`.
+_tgi() {
+    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
+    local command= flags= i
+    # Bash takes --flag=value apart.
+    if [[ $word == '=' ]]; then
+        word=
+    elif [[ $previous == '=' ]]; then
+        previous=${COMP_WORDS[COMP_CWORD-2]}
+    fi
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+            serve|download-weights|model-server|router|completion) command=${COMP_WORDS[i]}; break ;;
+        esac
+    done
+    case "$command $previous" in
+        'serve --model-id') return ;;
+        'serve --revision') return ;;
+        'serve --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
+        'serve --hostname') return ;;
+        'serve --port'|'serve -p') return ;;
+        'serve --graceful-termination-timeout'|'serve -g') return ;;
+        'serve --max-concurrent-requests') return ;;
+        'serve --max-input-tokens') return ;;
+        'serve --max-input-length') return ;;
+        'serve --max-total-tokens') return ;;
+        'serve --max-batch-prefill-tokens') return ;;
+        'serve --max-batch-total-tokens') return ;;
+        'serve --max-batch-size') return ;;
+        'serve --max-best-of') return ;;
+        'serve --max-stop-sequences') return ;;
+        'serve --max-top-n-tokens') return ;;
+        'serve --max-client-batch-size') return ;;
+        'serve --validation-workers') return ;;
+        'serve --payload-limit') return ;;
+        'serve --logger-level') return ;;
+        'download-weights --revision') return ;;
+        'download-weights --extension') return ;;
+        'download-weights --logger-level') return ;;
+        'model-server --model-id') return ;;
+        'model-server --revision') return ;;
+        'model-server --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
+        'model-server --uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'model-server --graceful-termination-timeout'|'model-server -g') return ;;
+        'model-server --max-concurrent-requests') return ;;
+        'model-server --max-input-tokens') return ;;
+        'model-server --max-input-length') return ;;
+        'model-server --max-total-tokens') return ;;
+        'model-server --max-batch-prefill-tokens') return ;;
+        'model-server --max-batch-total-tokens') return ;;
+        'model-server --max-batch-size') return ;;
+        'model-server --logger-level') return ;;
+        'router --model-id') return ;;
+        'router --revision') return ;;
+        'router --engine-url') return ;;
+        'router --hostname') return ;;
+        'router --port'|'router -p') return ;;
+        'router --graceful-termination-timeout'|'router -g') return ;;
+        'router --max-concurrent-requests') return ;;
+        'router --max-best-of') return ;;
+        'router --max-stop-sequences') return ;;
+        'router --max-top-n-tokens') return ;;
+        'router --max-client-batch-size') return ;;
+        'router --validation-workers') return ;;
+        'router --payload-limit') return ;;
+        'router --logger-level') return ;;
+    esac
+    case $command in
+        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --prefix-caching --no-prefix-caching --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        download-weights) flags='--revision --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --trust-remote-code --no-trust-remote-code --logger-level --json-output --no-json-output --quiet -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        model-server) flags='--model-id --revision --dtype --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --prefix-caching --no-prefix-caching --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        completion) flags='-h --help'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
+        *) flags='--version -V --traceback -h --help'
+            COMPREPLY=($(compgen -W 'serve download-weights model-server router completion' -- "$word")) ;;
+    esac
+    if [[ $word == -* ]]; then
+        COMPREPLY=($(compgen -W "$flags" -- "$word"))
+    fi
+}
+complete -o filenames -F _tgi tgi

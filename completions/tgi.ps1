@@ -1,0 +1,41 @@
+# Completes tgi's commands and flags. Written by `make completions`.
+Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
+    param($word, $ast, $cursor)
+    $help = @{
+        'serve' = 'Serve a model over HTTP: TGI''s API and OpenAI''s'
+        'download-weights' = 'Download a model''s weights and what serving needs beside them; print their folder'
+        'model-server' = 'Run a model behind a unix socket, for a router to connect to'
+        'router' = 'Serve HTTP in front of a model server'
+        'completion' = 'Print the script that makes a shell complete tgi''s commands and flags'
+    }
+    $flags = @{
+        '' = @('--version', '-V', '--traceback', '-h', '--help')
+        'serve' = @('--model-id', '--revision', '--dtype', '--trust-remote-code', '--hostname', '--port', '-p', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-input-tokens', '--max-input-length', '--max-total-tokens', '--max-batch-prefill-tokens', '--max-batch-total-tokens', '--max-batch-size', '--prefix-caching', '--no-prefix-caching', '--max-best-of', '--max-stop-sequences', '--max-top-n-tokens', '--max-client-batch-size', '--validation-workers', '--payload-limit', '--logger-level', '--json-output', '-h', '--help')
+        'download-weights' = @('--revision', '--extension', '--auto-convert', '--no-auto-convert', '--merge-lora', '--no-merge-lora', '--trust-remote-code', '--no-trust-remote-code', '--logger-level', '--json-output', '--no-json-output', '--quiet', '-h', '--help')
+        'model-server' = @('--model-id', '--revision', '--dtype', '--trust-remote-code', '--uds-path', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-input-tokens', '--max-input-length', '--max-total-tokens', '--max-batch-prefill-tokens', '--max-batch-total-tokens', '--max-batch-size', '--prefix-caching', '--no-prefix-caching', '--logger-level', '--json-output', '-h', '--help')
+        'router' = @('--model-id', '--revision', '--trust-remote-code', '--engine-url', '--hostname', '--port', '-p', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-best-of', '--max-stop-sequences', '--max-top-n-tokens', '--max-client-batch-size', '--validation-workers', '--payload-limit', '--logger-level', '--json-output', '-h', '--help')
+        'completion' = @('-h', '--help')
+    }
+    $values = @{
+        'serve --dtype' = @('auto', 'float16', 'half', 'bfloat16', 'float32', 'float')
+        'model-server --dtype' = @('auto', 'float16', 'half', 'bfloat16', 'float32', 'float')
+        'completion' = @('bash', 'zsh', 'fish', 'powershell')
+    }
+    $said = @($ast.CommandElements | Select-Object -Skip 1 | ForEach-Object { "$_" })
+    if ($word -and $said.Count) { $said = @($said | Select-Object -SkipLast 1) }
+    $command = [string]($said | Where-Object { $help.ContainsKey($_) } | Select-Object -First 1)
+    $previous = [string]($said | Select-Object -Last 1)
+    if ($values.ContainsKey("$command $previous")) {
+        $found = $values["$command $previous"]
+    } elseif ($word -like '-*') {
+        $found = $flags[$command]
+    } elseif (-not $command) {
+        $found = $help.Keys | Sort-Object
+    } else {
+        $found = $values[$command]
+    }
+    $found | Where-Object { $_ -like "$word*" } | ForEach-Object {
+        $tip = if ($help.ContainsKey($_)) { $help[$_] } else { $_ }
+        [System.Management.Automation.CompletionResult]::new($_, $_, 'ParameterValue', $tip)
+    }
+}

@@ -1,0 +1,73 @@
+"""``tgi model-server``: the half of ``tgi serve`` that runs the model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tgi_cli.cli import options as o
+
+
+def model_server(
+    context: typer.Context,
+    model: o.Model = None,
+    model_id: o.ModelId = None,
+    model_path: o.ModelPath = None,
+    revision: o.Revision = None,
+    dtype: o.Dtype = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    uds_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="The unix socket to listen on, in a folder that only you may enter. Left open: "
+            "tgi/engine.sock in XDG_RUNTIME_DIR.",
+            rich_help_panel="Network",
+        ),
+    ] = None,
+    graceful_termination_timeout: o.GracefulTerminationTimeout = 90,
+    max_concurrent_requests: o.MaxConcurrentRequests = 128,
+    max_input_tokens: o.MaxInputTokens = None,
+    max_input_length: o.MaxInputLength = None,
+    max_total_tokens: o.MaxTotalTokens = None,
+    max_batch_prefill_tokens: o.MaxBatchPrefillTokens = None,
+    max_batch_total_tokens: o.MaxBatchTotalTokens = None,
+    max_batch_size: o.MaxBatchSize = None,
+    prefix_caching: o.PrefixCaching = True,
+    logger_level: o.LoggerLevel = "INFO",
+    json_output: o.JsonOutput = False,
+    lifeline_fd: o.LifelineFd = None,
+) -> None:
+    """Run a model behind a unix socket, for a router to connect to.
+
+    `tgi serve` starts one of these and a `tgi router`; alone it is for trying things out.
+    """
+    from tgi_cli.config import ServeConfig
+    from tgi_cli.launcher import lifeline, serve
+    from tgi_cli.launcher.runtime import default_uds_path, remove_folder
+    from tgi_cli.rpc.model_server import run_model_server
+
+    o.set_up_logs("model-server", logger_level, json_output)
+    uds_path = uds_path or default_uds_path()
+    if lifeline_fd is not None:
+        lifeline.hold(lifeline_fd, cleanup=partial(remove_folder, uds_path.parent))
+    config = ServeConfig(
+        model_id=o.chosen_model(context, model, model_id),
+        revision=revision,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        max_concurrent_requests=max_concurrent_requests,
+        max_input_tokens=o.input_limit(max_input_tokens, max_input_length),
+        max_total_tokens=max_total_tokens,
+        max_batch_prefill_tokens=max_batch_prefill_tokens,
+        max_batch_total_tokens=max_batch_total_tokens,
+        max_batch_size=max_batch_size,
+        prefix_caching=prefix_caching,
+        logger_level=logger_level,
+        json_output=json_output,
+        graceful_termination_timeout=graceful_termination_timeout,
+    )
+    config, path = serve.located(config, model_path)
+    run_model_server(config, path, uds_path)

@@ -1,0 +1,72 @@
+"""``tgi serve``: a model over HTTP."""
+
+from __future__ import annotations
+
+import typer
+
+from tgi_cli.cli import options as o
+
+
+def serve(
+    context: typer.Context,
+    model: o.Model = None,
+    model_id: o.ModelId = None,
+    revision: o.Revision = None,
+    dtype: o.Dtype = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    hostname: o.Hostname = "0.0.0.0",
+    port: o.Port = 3000,
+    graceful_termination_timeout: o.GracefulTerminationTimeout = 90,
+    max_concurrent_requests: o.MaxConcurrentRequests = 128,
+    max_input_tokens: o.MaxInputTokens = None,
+    max_input_length: o.MaxInputLength = None,
+    max_total_tokens: o.MaxTotalTokens = None,
+    max_batch_prefill_tokens: o.MaxBatchPrefillTokens = None,
+    max_batch_total_tokens: o.MaxBatchTotalTokens = None,
+    max_batch_size: o.MaxBatchSize = None,
+    prefix_caching: o.PrefixCaching = True,
+    max_best_of: o.MaxBestOf = 2,
+    max_stop_sequences: o.MaxStopSequences = 4,
+    max_top_n_tokens: o.MaxTopNTokens = 5,
+    max_client_batch_size: o.MaxClientBatchSize = 4,
+    validation_workers: o.ValidationWorkers = 2,
+    payload_limit: o.PayloadLimit = 2_000_000,
+    logger_level: o.LoggerLevel = "INFO",
+    json_output: o.JsonOutput = False,
+) -> None:
+    """Serve a model over HTTP: TGI's API and OpenAI's.
+
+    Downloads the model if it is not here yet. Without one, a bundled miniature is served.
+    """
+    from tgi_cli.config import ServeConfig
+    from tgi_cli.launcher.children import RouterOptions
+    from tgi_cli.launcher.serve import serve as run
+
+    o.set_up_logs("launcher", logger_level, json_output)
+    config = ServeConfig(
+        model_id=o.chosen_model(context, model, model_id),
+        revision=revision,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        hostname=o.listen_address(context, hostname),
+        port=port,
+        max_concurrent_requests=max_concurrent_requests,
+        max_input_tokens=o.input_limit(max_input_tokens, max_input_length),
+        max_total_tokens=max_total_tokens,
+        max_batch_prefill_tokens=max_batch_prefill_tokens,
+        max_batch_total_tokens=max_batch_total_tokens,
+        max_batch_size=max_batch_size,
+        prefix_caching=prefix_caching,
+        logger_level=logger_level,
+        json_output=json_output,
+        graceful_termination_timeout=graceful_termination_timeout,
+    )
+    router = RouterOptions(
+        max_best_of=max_best_of,
+        max_stop_sequences=max_stop_sequences,
+        max_top_n_tokens=max_top_n_tokens,
+        max_client_batch_size=max_client_batch_size,
+        validation_workers=validation_workers,
+        payload_limit=payload_limit,
+    )
+    raise typer.Exit(run(config, router))

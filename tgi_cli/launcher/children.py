@@ -1,0 +1,187 @@
+"""The two processes of a server: their command lines, their start, and what their end means."""
+
+from __future__ import annotations
+
+import os
+import signal
+import site
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tgi_cli
+from tgi_cli.config import ServeConfig
+from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
+from tgi_cli.hub import LocalModel
+
+_ENGINE_FLAGS = (
+    "dtype",
+    "trust_remote_code",
+    "max_concurrent_requests",
+    "max_input_tokens",
+    "max_total_tokens",
+    "max_batch_prefill_tokens",
+    "max_batch_total_tokens",
+    "max_batch_size",
+    "prefix_caching",
+    "graceful_termination_timeout",
+    "json_output",
+    "logger_level",
+)
+_ROUTER_FLAGS = (
+    "trust_remote_code",
+    "max_concurrent_requests",
+    "graceful_termination_timeout",
+    "json_output",
+    "logger_level",
+)
+_NEGATIVE = {"prefix_caching": "--no-prefix-caching"}
+"""Flags that are on unless they are switched off; all others are off unless they are given."""
+_OTHER_VARIABLES = ("MODEL_ID", "REVISION", "LOG_LEVEL", "MAX_INPUT_LENGTH", "HOSTNAME", "PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """What the router alone is told; names and defaults are TGI's."""
+
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    max_client_batch_size: int = 4
+    validation_workers: int = 2
+    payload_limit: int = 2_000_000
+
+
+def model_server_command(
+    config: ServeConfig, model: LocalModel, uds_path: Path, lifeline: int
+) -> list[str]:
+    """The arguments of ``tgi model-server`` that say what ``config`` says."""
+    return [
+        "model-server",
+        model.model_id,
+        *_flags({"revision": model.revision or None, "model_path": model.path}),
+        *_flags({name: getattr(config, name) for name in _ENGINE_FLAGS}),
+        *_flags({"uds_path": uds_path, "lifeline_fd": lifeline}),
+    ]
+
+
+def router_command(
+    config: ServeConfig,
+    options: RouterOptions,
+    model: LocalModel,
+    engine_url: str,
+    listener: int,
+    lifeline: int,
+) -> list[str]:
+    """The arguments of ``tgi router`` that say what ``config`` and ``options`` say."""
+    return [
+        "router",
+        model.model_id,
+        *_flags({"revision": model.revision or None, "model_path": model.path}),
+        *_flags({name: getattr(config, name) for name in _ROUTER_FLAGS}),
+        *_flags({f.name: getattr(options, f.name) for f in fields(options)}),
+        *_flags({"engine_url": engine_url, "socket_fd": listener, "lifeline_fd": lifeline}),
+    ]
+
+
+def _flags(values: Mapping[str, object]) -> Iterable[str]:
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            if value and name not in _NEGATIVE:
+                yield flag
+            elif not value and name in _NEGATIVE:
+                yield _NEGATIVE[name]
+        elif value is not None:
+            yield f"{flag}={value}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, less what the command lines say, plus where this package is."""
+    said = {*_ENGINE_FLAGS, *_ROUTER_FLAGS, *(f.name for f in fields(RouterOptions))}
+    names = {name.upper() for name in said} | set(_OTHER_VARIABLES)
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    root = str(Path(tgi_cli.__file__).resolve().parents[1])
+    if root not in [*site.getsitepackages(), site.getusersitepackages()]:
+        paths = [root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment
+
+
+class Child:
+    """A running part of the server, named in the words of its users."""
+
+    def __init__(
+        self, name: str, failure: type[TgiError], arguments: list[str], pass_fds: Iterable[int]
+    ) -> None:
+        self.name = name
+        self._failure = failure
+        # A session of its own: Ctrl-C on the terminal is the launcher's to handle. -P: files in
+        # the working directory do not pass for modules.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tgi_cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=tuple(pass_fds),
+            env=_environment(),
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Block until it has ended."""
+        self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it, if it runs."""
+        self._process.send_signal(number)
+
+    def failed(self) -> int:
+        """The exit code that its unasked-for end gives the launcher.
+
+        Raises:
+            ShardError, RouterError: it ended without a word; one that exits with an error's code
+                has said why itself.
+        """
+        status = self._process.wait()
+        if status < 0:
+            raise self._failure(
+                f"the {self.name} was killed by {_signal_name(-status)}",
+                _WHY.get(-status, "see its log above"),
+            )
+        if status == ExitCode.OK:
+            raise self._failure(f"the {self.name} ended unexpectedly", "see its log above")
+        if status in (ExitCode.FAILURE, ExitCode.INTERRUPTED) or status not in set(ExitCode):
+            return int(self._failure.exit_code)
+        return status
+
+
+_WHY: dict[int, str] = {
+    signal.SIGKILL: "if nobody did that, the system was out of memory: see its log, and try a "
+    "smaller model or cache (--max-batch-total-tokens)",
+}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def start_model_server(arguments: list[str], lifeline: int) -> Child:
+    """Start ``tgi model-server``."""
+    return Child("model server", ShardError, arguments, [lifeline])
+
+
+def start_router(arguments: list[str], lifeline: int, listener: int) -> Child:
+    """Start ``tgi router``."""
+    return Child("router", RouterError, arguments, [lifeline, listener])

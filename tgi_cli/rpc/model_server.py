@@ -1,0 +1,97 @@
+"""The model server's process: load, warm up, open the socket, run the engine's loop.
+
+The socket exists only while the engine can serve: whoever connects is answered.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+
+from tgi_cli.config import ServeConfig
+from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.messages import Shutdown
+from tgi_cli.errors import ShardError
+from tgi_cli.rpc.server import EngineServer
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+
+
+def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> None:
+    """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
+
+    They get ``serve.graceful_termination_timeout`` seconds; a second signal ends them at once.
+    Call it in the process's main thread.
+
+    Raises:
+        TgiError: the model cannot be loaded, does not fit, or the socket cannot be bound.
+        ShardError: the engine failed while it served.
+    """
+    from tgi_cli.worker import load_worker
+
+    signal.signal(signal.SIGTERM, _leave)
+    worker, config = load_worker(serve, model_path)
+    capacity = worker.warmup()
+    config = capacity.config
+    limits = Limits.of(config, capacity.num_blocks)
+    engine = EngineCore(worker, limits, depth=0 if config.device == "cpu" else 1)
+    # What lives now lives for ever: the collector need not walk the model again.
+    gc.collect()
+    gc.freeze()
+    server = EngineServer(engine, worker.info())
+    signals: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: signals.put(received))
+    threading.Thread(
+        target=_shut_down,
+        args=(signals, engine, server, serve.graceful_termination_timeout),
+        name="shutdown",
+        daemon=True,
+    ).start()
+    server.start(uds_path)
+    log.info(
+        "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
+        config.model_id,
+        config.dtype,
+        config.device,
+        capacity.max_batch_total_tokens,
+        capacity.load_seconds,
+        capacity.warmup_seconds,
+    )
+    cause = ""
+    try:
+        engine.run()
+    except RuntimeError as error:
+        cause = f"the engine failed: {error}"
+        raise ShardError(cause, "its log above says why each step failed") from error
+    finally:
+        server.stop(cause or "the model server has stopped")
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM while nothing is served yet: nothing to finish."""
+    sys.exit(0)
+
+
+def _shut_down(
+    signals: SimpleQueue[int], engine: EngineCore, server: EngineServer, grace: float
+) -> None:
+    """After a signal: refuse what is new, let the rest finish in time, end the loop."""
+    signals.get()
+    server.drain()
+    end = time.monotonic() + grace
+    while engine.live_requests and signals.empty() and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    if engine.live_requests:
+        log.warning("cancelling %d requests that have not finished", engine.live_requests)
+    engine.inbox.put(Shutdown())
