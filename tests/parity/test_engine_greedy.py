@@ -1,0 +1,182 @@
+"""The whole engine against transformers: greedy tokens identical in fp32, however it schedules.
+
+Each request's answer is computed by ``transformers.generate`` on its own. The engine gets them
+alone, together, arriving and cancelled at random, under every batching rule, with a pool so
+small that it preempts, with and without prefix reuse.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.tools.checkpoints import make_llama
+from tests.unit.engine.test_core import Client
+from tgi_cli.config import BLOCK_SIZE, ServeConfig
+from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
+from tgi_cli.engine.messages import Cancel, FinishReason, GenerationRequest, Shutdown
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.worker import ModelWorker, load_worker
+
+CHUNK = 24
+NEW = 12
+
+Oracle = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    make_llama(path, seed=3, dtype=torch.float32, max_position_embeddings=256)
+    return path
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Oracle:
+    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    answers: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def answer(prompt: list[int], new: int) -> list[int]:
+        key = (tuple(prompt), new)
+        if key not in answers:
+            ids = torch.tensor([prompt])
+            with torch.inference_mode():
+                out = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=new,
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                )
+            answers[key] = out[0, len(prompt) :].tolist()
+        return answers[key]
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def worker(checkpoint: Path) -> ModelWorker:
+    serve = ServeConfig(
+        model_id="llama",
+        dtype="float32",
+        max_total_tokens=192,
+        max_batch_prefill_tokens=CHUNK,
+        max_batch_total_tokens=4096,
+        max_batch_size=8,
+    )
+    worker, _ = load_worker(serve, checkpoint)
+    worker.warmup()
+    return worker
+
+
+@contextmanager
+def engine(worker: ModelWorker, depth: int = 0, **changes: Any) -> Iterator[Client]:
+    values: dict[str, Any] = {
+        "max_total_tokens": 192,
+        "max_batch_prefill_tokens": CHUNK,
+        "max_batch_size": 8,
+        "block_size": BLOCK_SIZE,
+        "num_blocks": 256,
+    }
+    core = EngineCore(worker, Limits(**(values | changes)), depth)
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    client = Client(core)
+    try:
+        yield client
+    finally:
+        core.inbox.put(Shutdown())
+        while client.read() is not None:
+            pass
+        thread.join(timeout=60)
+
+
+def greedy(request_id: int, prompt: list[int], new: int) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=tuple(prompt),
+        sampling=SamplingParams(temperature=0.0),
+        max_new_tokens=new,
+    )
+
+
+def random_prompt(random_: random.Random, length: int) -> list[int]:
+    return [random_.randrange(3, 250) for _ in range(length)]
+
+
+EDGES = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]
+
+
+@pytest.mark.parametrize("length", EDGES)
+def test_alone(worker: ModelWorker, oracle: Oracle, length: int) -> None:
+    prompt = random_prompt(random.Random(length), length)
+    with engine(worker) as client:
+        client.core.inbox.put(greedy(1, prompt, NEW))
+        client.read_until_finished(1)
+    assert client.tokens[1] == oracle(prompt, NEW)
+
+
+def test_together(worker: ModelWorker, oracle: Oracle) -> None:
+    prompts = {i: random_prompt(random.Random(length), length) for i, length in enumerate(EDGES)}
+    with engine(worker) as client:
+        for i, prompt in prompts.items():
+            client.core.inbox.put(greedy(i, prompt, NEW))
+        client.read_until_finished(*prompts)
+    for i, prompt in prompts.items():
+        assert client.tokens[i] == oracle(prompt, NEW)
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"prefix_caching": False},
+    {"max_batch_prefill_tokens": 1, "max_batch_size": 3},
+    {"max_batch_prefill_tokens": 7},
+    {"max_batch_prefill_tokens": 192},
+    {"num_blocks": 14},
+    {"num_blocks": 14, "prefix_caching": False},
+    {"num_blocks": 14, "capacity_policy": CapacityPolicy.GUARANTEED_NO_EVICT},
+    {"batching": Batching.INFLIGHT, "max_batch_prefill_tokens": 192},
+    {"batching": Batching.STATIC},
+    {"depth": 1},
+    {"depth": 1, "num_blocks": 14},
+]
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
+def test_random_arrivals_and_cancellations(
+    worker: ModelWorker, oracle: Oracle, switches: dict[str, Any]
+) -> None:
+    random_ = random.Random(11)
+    shared = random_prompt(random_, 60)
+    requests: dict[int, tuple[list[int], int]] = {}
+    with engine(worker, **switches) as client:
+        for i in range(24):
+            prompt = shared[: random_.choice([0, 5, 16, 33, 60])]
+            prompt = prompt + random_prompt(random.Random(i % 6), random_.choice([1, 15, 16, 40]))
+            requests[i] = prompt, random_.choice([1, 4, NEW, 70])
+            client.core.inbox.put(greedy(i, *requests[i]))
+            if random_.random() < 0.2:
+                client.core.inbox.put(Cancel(random_.randrange(i + 1)))
+            for _ in range(random_.choice([0, 0, 1, 3])):
+                if client.core.live_requests:
+                    client.read()
+        client.read_until_finished(*requests)
+        preemptions = client.core._scheduler.preemptions
+    small = switches.get("num_blocks") == 14
+    assert (preemptions > 0) == (small and "capacity_policy" not in switches)
+    for i, (prompt, new) in requests.items():
+        told = client.tokens.get(i, [])
+        if client.finished[i][0] is FinishReason.CANCELLED:
+            assert told == oracle(prompt, new)[: len(told)]
+        else:
+            assert told == oracle(prompt, new)
