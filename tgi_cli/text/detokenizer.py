@@ -8,8 +8,9 @@ from tokenizers.decoders import DecodeStream
 
 from tgi_cli.text.tokenizer import Tokenizer
 
-_CONTEXT = 6
-"""Prompt ids that prime the decoder: what a decoder may look back on (leading spaces, bytes)."""
+_CONTEXTS = (6, 24, 96)
+"""Prompt ids that prime the decoder: what it may look back on (leading spaces, bytes). Longer
+ones are tried only when the shorter begins within a character spelled in bytes."""
 
 REPLACEMENT = "\ufffd"
 
@@ -30,11 +31,15 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
         self._pending: list[int] = []
-        self._prime([index for index in prompt_ids[-_CONTEXT:] if index not in self._special])
+        self._prime(prompt_ids)
 
-    def _prime(self, known: list[int]) -> None:
-        # A context that ends within a character would be given out as text later.
-        if known and self._tokenizer.decode(known).endswith(REPLACEMENT):
+    def _prime(self, ids: Sequence[int]) -> None:
+        for length in _CONTEXTS:
+            known = [index for index in ids[-length:] if index not in self._special]
+            if not known or not self._tokenizer.decode(known).endswith(REPLACEMENT):
+                break
+        else:
+            # A context that ends within a character would be given out as text later.
             known = []
         self._known = known
         self._stream = DecodeStream(ids=list(known), skip_special_tokens=True)
@@ -48,7 +53,7 @@ class Detokenizer:
             text = self._stream.step(self._tokenizer.backend, token_id)
         except Exception:  # the library raises bare Exception when its prefix does not hold
             text = self._tokenizer.decode(self._pending)
-            self._prime(self._pending[-_CONTEXT:])
+            self._prime(self._pending)
             self._pending = []
             return text
         if not text:

@@ -21,6 +21,8 @@ from tgi_cli.errors import ModelError
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
+_SPACE = "\u2581"
+"""What SentencePiece vocabularies write for a space."""
 
 
 class Tokenizer:
@@ -98,8 +100,13 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def surface(self, token_id: int) -> str:
-        """Text of one id by itself, special tokens shown."""
-        return self.backend.decode([token_id], skip_special_tokens=False)
+        """Text of one id by itself, special tokens and leading spaces shown."""
+        text = self.backend.decode([token_id], skip_special_tokens=False)
+        if not self._byte_level and not text.startswith(" "):
+            # Decoders drop the space that marks the first word of a text.
+            token = self.backend.id_to_token(token_id) or ""
+            return " " + text if token.startswith(_SPACE) else text
+        return text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that an id adds to the text: right also for parts of a character."""

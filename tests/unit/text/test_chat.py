@@ -1,0 +1,118 @@
+"""Chat templates: where they come from, and that they render as transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.text import tiny
+from tgi_cli.errors import ModelError
+from tgi_cli.text.chat import ChatTemplate, ChatTemplateError
+from tgi_cli.text.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": "Héllo <b>"}]
+
+TEMPLATES = {
+    "chatml": tiny.CHAT_TEMPLATE,
+    "blocks": """
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{% continue %}{% endif %}
+    {%- generation %}[{{ message.content | trim }}]{% endgeneration %}
+    {%- if loop.index > 2 %}{% break %}{% endif %}
+{%- endfor %}
+{{ messages | tojson }} {{ {"b": 1, "a": [1, 2]} | tojson(indent=2) }}
+{%- set ns = namespace(found=false) %}{% set ns.found = true %}{{ ns.found }}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{{- strftime_now("%Y") }}{{ messages[::-1][0].role }}{{ eos_token }}{{ dict(a=1).a }}
+""",
+}
+
+CONVERSATIONS = {
+    "user": USER,
+    "several": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": " two  "},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "深"},
+    ],
+    "continued": [*USER, {"role": "assistant", "content": "Sure, "}],
+    "continued bare": [*USER, {"role": "assistant", "content": "Sure"}],
+}
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {"bos_token": tiny.BOS, "eos_token": tiny.EOS})
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_renders_as_transformers(name: str, conversation: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages: list[dict[str, Any]] = CONVERSATIONS[conversation]
+    continued = messages[-1]["role"] == "assistant"
+    if continued and name == "blocks":
+        return  # the template quotes messages a second time behind the one to be continued
+    expected, _ = render_jinja_template(
+        [messages],
+        chat_template=TEMPLATES[name],
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        bos_token=tiny.BOS,
+        eos_token=tiny.EOS,
+    )
+    assert template(TEMPLATES[name]).render(messages) == expected[0]
+
+
+def test_tools_choose_the_template_for_them() -> None:
+    chat = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
+    assert chat.render(USER) == "plain"
+    assert chat.render(USER, tools=[{"name": "search"}]) == "search"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ messages[0].nothing.deeper }}", "has no attribute"),
+        ("{{ messages[7] + 1 }}", "no element 7"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% set ns = namespace(__class__=1) %}", "may not store"),
+    ],
+)
+def test_a_template_that_refuses_or_reaches_out_is_an_error(source: str, words: str) -> None:
+    with pytest.raises(ChatTemplateError, match=words):
+        template(source).render(USER)
+
+
+def test_invalid_templates_are_found_at_once(tmp_path: Path) -> None:
+    tiny.write_model(tmp_path, "{% for %}")
+    with pytest.raises(ModelError, match="chat template is invalid"):
+        ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))
+
+
+def test_a_dropped_final_message_cannot_be_continued() -> None:
+    with pytest.raises(ChatTemplateError, match="drops the final message"):
+        template("nothing").render([*USER, {"role": "assistant", "content": "Sure"}])
+
+
+def test_places_of_templates(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(tiny.write_model(tmp_path, None))
+
+    def rendered() -> str:
+        chat = ChatTemplate.load(tmp_path, tokenizer)
+        assert chat is not None
+        return chat.render(USER)
+
+    assert ChatTemplate.load(tmp_path, tokenizer) is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "list"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert rendered() == "list"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+    assert rendered() == "json"
+    (tmp_path / "chat_template.jinja").write_text("jinja {{ eos_token }}")
+    assert rendered() == f"jinja {tiny.EOS}"
