@@ -41,6 +41,9 @@ _NEGATIVE = {"prefix_caching": "--no-prefix-caching"}
 """Flags that are on unless they are switched off; all others are off unless they are given."""
 _OTHER_VARIABLES = ("MODEL_ID", "REVISION", "LOG_LEVEL", "MAX_INPUT_LENGTH", "HOSTNAME", "PORT")
 
+# -P: files in the working directory do not pass for modules.
+_TGI = [sys.executable, "-P", "-m", "tgi_cli"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
@@ -114,14 +117,13 @@ class Child:
     """A running part of the server, named in the words of its users."""
 
     def __init__(
-        self, name: str, failure: type[TgiError], arguments: list[str], pass_fds: Iterable[int]
+        self, name: str, failure: type[TgiError], command: list[str], pass_fds: Iterable[int] = ()
     ) -> None:
         self.name = name
         self._failure = failure
-        # A session of its own: Ctrl-C on the terminal is the launcher's to handle. -P: files in
-        # the working directory do not pass for modules.
+        # A session of its own: Ctrl-C on the terminal is the launcher's to handle.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tgi_cli", *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             pass_fds=tuple(pass_fds),
             env=_environment(),
@@ -179,9 +181,9 @@ def _signal_name(number: int) -> str:
 
 def start_model_server(arguments: list[str], lifeline: int) -> Child:
     """Start ``tgi model-server``."""
-    return Child("model server", ShardError, arguments, [lifeline])
+    return Child("model server", ShardError, [*_TGI, *arguments], [lifeline])
 
 
 def start_router(arguments: list[str], lifeline: int, listener: int) -> Child:
     """Start ``tgi router``."""
-    return Child("router", RouterError, arguments, [lifeline, listener])
+    return Child("router", RouterError, [*_TGI, *arguments], [lifeline, listener])

@@ -20,6 +20,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Shutdown
 from tgi_cli.errors import ShardError
+from tgi_cli.rpc.progress import LoadProgress
 from tgi_cli.rpc.server import EngineServer
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,11 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
         TgiError: the model cannot be loaded, does not fit, or the socket cannot be bound.
         ShardError: the engine failed while it served.
     """
-    from tgi_cli.worker import load_worker
+    from tgi_cli.worker.worker import load_worker
 
     signal.signal(signal.SIGTERM, _leave)
-    worker, config = load_worker(serve, model_path)
+    with LoadProgress(serve.json_output) as progress:
+        worker, config = load_worker(serve, model_path, progress)
     capacity = worker.warmup()
     config = capacity.config
     limits = Limits.of(config, capacity.num_blocks)

@@ -1,0 +1,63 @@
+"""The runtime folder is private while it is there, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tgi_cli.launcher.runtime import SOCKET, default_uds_path, runtime_folder
+from tgi_cli.rpc import socket_path
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_it_is_private_and_goes_with_its_server(base: Path) -> None:
+    with runtime_folder() as folder:
+        assert folder.parent == base
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        socket_path.claim(folder / SOCKET)
+        (folder / SOCKET).touch()
+    assert list(base.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_swept_and_a_running_one_is_left_alone(base: Path) -> None:
+    with runtime_folder() as running:
+        dead = base / "tgi-dead"
+        dead.mkdir(mode=0o700)
+        for name in ("lock", SOCKET):
+            (dead / name).touch()
+        for folder in (dead, running):
+            os.utime(folder / "lock", (0, 0))
+        with runtime_folder():
+            assert not dead.exists()
+            assert running.exists()
+
+
+def test_a_folder_with_anything_else_in_it_is_not_ours_to_remove(base: Path) -> None:
+    with runtime_folder() as folder:
+        (folder / "notes.txt").touch()
+    assert (folder / "notes.txt").exists()
+
+
+def test_a_base_too_long_for_a_socket_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="tgi-test-" + "x" * 90) as long:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", long)
+        with runtime_folder() as folder:
+            assert not folder.is_relative_to(long)
+
+
+def test_the_halves_meet_where_only_their_user_may_enter(base: Path) -> None:
+    base.chmod(0o700)
+    assert default_uds_path() == base / "tgi" / SOCKET
+    base.chmod(0o755)
+    assert str(os.geteuid()) in default_uds_path().parent.name
