@@ -22,6 +22,7 @@ def model_server(
     uds_path: Annotated[
         Path | None,
         typer.Option(
+            metavar="PATH",
             help="The unix socket to listen on, in a folder that only you may enter. Left open: "
             "tgi/engine.sock in XDG_RUNTIME_DIR.",
             rich_help_panel="Network",

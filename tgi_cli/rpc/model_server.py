@@ -20,6 +20,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Shutdown
 from tgi_cli.errors import ShardError
+from tgi_cli.rpc import socket_path
 from tgi_cli.rpc.progress import LoadProgress
 from tgi_cli.rpc.server import EngineServer
 
@@ -38,6 +39,7 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
         TgiError: the model cannot be loaded, does not fit, or the socket cannot be bound.
         ShardError: the engine failed while it served.
     """
+    socket_path.claim(uds_path)  # a socket that cannot be bound is known before a model is loaded
     from tgi_cli.worker.worker import load_worker
 
     signal.signal(signal.SIGTERM, _leave)

@@ -1,0 +1,80 @@
+"""The scripts in completions/ know today's flags, and the shells that are here can read them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tgi_cli.cli import completions, main
+from tgi_cli.errors import ExitCode
+
+FOLDER = Path(__file__).resolve().parents[2] / "completions"
+
+
+def test_writing_them_anew_changes_nothing(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "tgi_cli.cli.completions", str(tmp_path)], check=True, timeout=60
+    )
+    written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+    assert kept == written, "run `make completions`"
+    assert set(written) == set(completions.FILES.values())
+
+
+@pytest.mark.parametrize("shell", list(completions.FILES))
+def test_every_shell_knows_every_visible_flag(
+    shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main.run(["completion", shell]) == ExitCode.OK
+    script = capsys.readouterr().out
+    for command in ("serve", "download-weights", "model-server", "router"):
+        main.run([command, "--help"])
+        for word in capsys.readouterr().out.split():
+            if word.startswith("--") and word[2:].replace("-", "").isalpha():
+                flag = word[2:] if shell == "fish" else word
+                assert flag in script, (command, word)
+    assert "lifeline" not in script
+
+
+BASH = """
+source {script}
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
+_tgi
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tgi se", ["serve"]),
+        ("tgi --ver", ["--version"]),
+        ("tgi serve --max-batch-s", ["--max-batch-size"]),
+        ("tgi serve --dtype b", ["bfloat16"]),
+        ("tgi serve --dtype = b", ["bfloat16"]),
+        ("tgi serve --port 3", []),
+        ("tgi completion f", ["fish"]),
+    ],
+)
+def test_bash_completes(words: str, expected: list[str]) -> None:
+    code = BASH.format(script=FOLDER / "tgi.bash", words=words)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("shell", "command"),
+    [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"])],
+)
+def test_the_shells_that_are_here_can_read_them(shell: str, command: list[str]) -> None:
+    if shutil.which(shell):
+        path = FOLDER / completions.FILES[shell]
+        subprocess.run([*command, str(path)], check=True, timeout=30)

@@ -1,0 +1,280 @@
+"""The commands as users find them: help, version, environment, what is imported when."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tgi_cli
+from tgi_cli import demo
+from tgi_cli.cli import main, options
+from tgi_cli.config import ServeConfig
+from tgi_cli.errors import ExitCode
+from tgi_cli.hub import LocalModel
+from tgi_cli.launcher import children
+from tgi_cli.launcher import serve as launcher
+from tgi_cli.launcher.children import RouterOptions
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "httpx",
+    "huggingface_hub",
+    "grpc",
+    "numpy",
+    "starlette",
+    "uvicorn",
+    "asyncio",
+}
+COMMANDS = ["serve", "download-weights", "model-server", "router", "completion"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL", "TGI_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from tgi_cli.cli.main import run;"
+        f"status = run({arguments!r});"
+        f"heavy = {sorted(HEAVY)!r};"
+        "print(*(name for name in heavy if name in sys.modules), file=sys.stderr);"
+        "sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr.split() == []
+    assert done.stdout
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert all(command in said for command in COMMANDS)
+
+
+@pytest.mark.parametrize("spelling", ["--version", "-V"])
+def test_version(spelling: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([spelling]) == ExitCode.OK
+    assert capsys.readouterr().out == f"tgi {tgi_cli.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "model-server", "router", "completion"])
+def test_every_command_has_help_that_fits_a_terminal(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([command, "-h"]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert "…" not in said, "a flag's name is cut off"
+    assert max(len(line) for line in said.splitlines()) <= 80
+
+
+def test_no_color_is_honoured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main.run(["serve", "--port", "x"]) == ExitCode.USAGE
+    assert "\x1b[" not in capsys.readouterr().err
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    main.run(["serve", "--port", "x"])
+    assert "\x1b[31merror:" in capsys.readouterr().err
+
+
+def test_a_defect_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> int:
+        raise KeyError("what")
+
+    monkeypatch.setattr(launcher, "serve", broken)
+    assert main.run(["serve"]) == ExitCode.FAILURE
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "error: KeyError: 'what'"
+    assert "--traceback" in said[1]
+    assert len(said) == 2
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "serve", interrupted)
+    assert main.run(["serve"]) == ExitCode.INTERRUPTED
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def serve(config: ServeConfig, router: RouterOptions) -> int:
+        seen.update(config=config, router=router)
+        return 0
+
+    monkeypatch.setattr(launcher, "serve", serve)
+    return seen
+
+
+def test_the_defaults_are_those_of_the_contract(served: dict[str, Any]) -> None:
+    assert main.run(["serve"]) == ExitCode.OK
+    assert served["config"] == ServeConfig(model_id="")
+    assert served["router"] == RouterOptions()
+
+
+VARIABLES = {
+    "MODEL_ID": ("model_id", "org/model"),
+    "REVISION": ("revision", "refs/pr/1"),
+    "DTYPE": ("dtype", "bfloat16"),
+    "TRUST_REMOTE_CODE": ("trust_remote_code", True),
+    "HOSTNAME": ("hostname", "127.0.0.1"),
+    "PORT": ("port", 8080),
+    "GRACEFUL_TERMINATION_TIMEOUT": ("graceful_termination_timeout", 7),
+    "MAX_CONCURRENT_REQUESTS": ("max_concurrent_requests", 64),
+    "MAX_INPUT_TOKENS": ("max_input_tokens", 100),
+    "MAX_TOTAL_TOKENS": ("max_total_tokens", 200),
+    "MAX_BATCH_PREFILL_TOKENS": ("max_batch_prefill_tokens", 300),
+    "MAX_BATCH_TOTAL_TOKENS": ("max_batch_total_tokens", 400),
+    "MAX_BATCH_SIZE": ("max_batch_size", 5),
+    "PREFIX_CACHING": ("prefix_caching", False),
+    "LOG_LEVEL": ("logger_level", "info,text_generation_router=debug"),
+    "JSON_OUTPUT": ("json_output", True),
+}
+
+
+def test_every_setting_has_its_variable(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, (_, value) in VARIABLES.items():
+        monkeypatch.setenv(name, str(value).lower() if isinstance(value, bool) else str(value))
+    assert main.run(["serve"]) == ExitCode.OK
+    assert served["config"] == ServeConfig(**dict(VARIABLES.values()))
+    assert {field for field, _ in VARIABLES.values()} == set(ServeConfig.__dataclass_fields__)
+
+
+def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
+    arguments = ["serve"]
+    for variable, (field, value) in VARIABLES.items():
+        flag = "--" + ("logger-level" if variable == "LOG_LEVEL" else field.replace("_", "-"))
+        if value is True:
+            arguments.append(flag)
+        elif value is False:
+            arguments.append(flag.replace("--", "--no-"))
+        else:
+            arguments += [flag, str(value)]
+    assert main.run(arguments) == ExitCode.OK
+    assert served["config"] == ServeConfig(**dict(VARIABLES.values()))
+
+
+def test_the_old_name_of_the_input_limit(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_INPUT_LENGTH", "77")
+    assert main.run(["serve"]) == ExitCode.OK
+    assert served["config"].max_input_tokens == 77
+
+
+def test_the_argument_beats_the_variable_and_the_flag_does_too(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_ID", "of/variable")
+    main.run(["serve", "of/argument"])
+    assert served["config"].model_id == "of/argument"
+    main.run(["serve", "--model-id", "of/flag"])
+    assert served["config"].model_id == "of/flag"
+
+
+def test_a_containers_name_is_no_address(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOSTNAME", "3f2a9c0d1e4b")
+    main.run(["serve"])
+    assert served["config"].hostname == "0.0.0.0"
+    assert "HOSTNAME=3f2a9c0d1e4b is not an address" in capsys.readouterr().err
+    # Said as a flag it is meant.
+    main.run(["serve", "--hostname", "localhost"])
+    assert served["config"].hostname == "localhost"
+
+
+def test_the_halves_are_told_what_the_whole_was_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The command lines of the children, read by the children, give the same settings."""
+    import tgi_cli.router.server as router_server
+    import tgi_cli.rpc.model_server as model_server
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        model_server, "run_model_server", lambda *told: seen.__setitem__("server", told)
+    )
+    monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
+    monkeypatch.setattr("tgi_cli.launcher.lifeline.hold", lambda *_, **__: None)
+    values = dict(VARIABLES.values()) | {"json_output": False}
+    config = ServeConfig(**values)  # type: ignore[arg-type]
+    router = RouterOptions(
+        max_best_of=3,
+        max_stop_sequences=6,
+        max_top_n_tokens=7,
+        max_client_batch_size=8,
+        validation_workers=9,
+        payload_limit=10,
+    )
+    model = LocalModel(tmp_path, "org/model", "refs/pr/1")
+    uds = tmp_path / "engine.sock"
+
+    assert main.run(children.model_server_command(config, model, uds, 3)) == ExitCode.OK
+    told, path, told_uds = seen["server"]
+    assert (path, told_uds) == (tmp_path, uds)
+    for name in ("hostname", "port"):
+        values.pop(name)
+    assert {name: getattr(told, name) for name in values} == values
+
+    arguments = children.router_command(config, router, model, f"unix:{uds}", 4, 3)
+    assert main.run(arguments) == ExitCode.OK
+    told = seen["router"]
+    assert (told.engine_url, told.socket_fd) == (f"unix:{uds}", 4)
+    assert (told.model_path, told.model_id, told.revision) == (tmp_path, "org/model", "refs/pr/1")
+    for name in RouterOptions.__dataclass_fields__:
+        assert getattr(told, name) == getattr(router, name), name
+    for name in ("max_concurrent_requests", "graceful_termination_timeout", "trust_remote_code"):
+        assert getattr(told, name) == values[name]
+
+
+def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    environment = children._environment()
+    assert not set(environment) & {*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF"}
+    assert environment["HF_TOKEN"] == "secret"
+
+
+def test_no_model_is_the_bundled_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="tgi_cli"):
+        config, path = launcher.located(ServeConfig(model_id=""), None)
+    assert (config.model_id, path) == (demo.MODEL_ID, demo.model_path())
+    assert "bundled" in caplog.text
+
+
+def test_the_help_says_what_is_not_so_nowhere() -> None:
+    """Help names every variable's rule once; the rule must hold for every flag."""
+    from tgi_cli.cli import model_server, router, serve
+
+    for module in (serve, model_server, router):
+        function = getattr(module, module.__name__.rpartition(".")[2])
+        source = Path(function.__code__.co_filename).read_text(encoding="utf-8")
+        for name in re.findall(r"o\.(\w+) = ", source):
+            option = getattr(options, name).__metadata__[0]
+            hidden = getattr(option, "hidden", False)
+            assert hidden or name == "ModelId" or option.envvar, name
