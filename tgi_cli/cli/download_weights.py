@@ -11,7 +11,11 @@ import typer
 def download_weights(
     model_id: Annotated[
         str,
-        typer.Argument(help="A model of the hub, or a folder to be checked.", envvar="MODEL_ID"),
+        typer.Argument(
+            metavar="MODEL_ID",
+            help="A model of the hub, or a folder to be checked.",
+            envvar="MODEL_ID",
+        ),
     ],
     revision: Annotated[
         str | None,
@@ -37,10 +41,10 @@ def download_weights(
         bool, typer.Option("--quiet", help="No progress; only warnings and errors.")
     ] = False,
 ) -> None:
-    """Download a model's weights and what serving needs beside them; print their folder.
+    """Download what serving a model needs; print the folder it is in.
 
-    Resumes where an earlier run was cut, checks sizes and checksums, converts .bin weights to
-    safetensors. HF_TOKEN, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_ENDPOINT are honoured.
+    Goes on where an earlier run was cut; checks sizes and checksums.
+    HF_TOKEN, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_ENDPOINT are honoured.
     """
     from tgi_cli import hub, logging
     from tgi_cli.errors import ConfigError, ExitCode
