@@ -48,7 +48,9 @@ class Loadable(nn.Module):
     def materialize(self, device: torch.device) -> None:
         """Give the parameters memory on ``device``; their values are arbitrary."""
         for name, parameter in self.named_parameters(recurse=False):
-            real = torch.empty_like(parameter, device=device)
+            # Not empty_like: from meta it goes through torch's Python references, whose
+            # import costs 33 MB.
+            real = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             setattr(self, name, nn.Parameter(real, requires_grad=False))
 
     def finish(self) -> None:

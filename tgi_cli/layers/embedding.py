@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import Linear
@@ -50,7 +50,7 @@ class LMHead(Linear):
 
     def finish(self) -> None:
         if self._tied[0] is not None:
-            self.weight: nn.Parameter | None = self._tied[0].weight
+            self.weight = self._tied[0].weight
         super().finish()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 
@@ -19,6 +19,9 @@ class MergedLinear(Loadable):
     ``shards`` maps the checkpoint's names (``q_proj``) to output features, in the order in
     which the outputs stand side by side: x [T, in_features] -> [T, sum of the shards].
     """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self, build: Build, in_features: int, shards: Mapping[str, int], bias: bool

@@ -20,4 +20,5 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        return self.down_proj(silu(gate).mul_(up))
+        output: Tensor = self.down_proj(silu(gate).mul_(up))
+        return output

@@ -44,7 +44,9 @@ class RotaryEmbedding(nn.Module):
             base = float(parameters["rope_theta"])
             frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
             frequencies, self.magnitude = _KINDS[kind](
-                frequencies, base, {"original_max_position_embeddings": max_positions} | parameters
+                frequencies,
+                base,
+                {"original_max_position_embeddings": max_positions, **parameters},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(

@@ -76,7 +76,7 @@ class ModelConfig:
             CheckpointError: config.json does not say, and no weights can be read that would.
         """
         stated = self.raw.get("dtype", self.raw.get("torch_dtype"))
-        if stated in _DTYPES.values():
+        if isinstance(stated, str) and stated in _DTYPES.values():
             return stated
         return self._dtype_on_disk()
 

@@ -75,7 +75,8 @@ class LlamaModel(nn.Module):
         rotation = self.rotary(positions)
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, rotation, attention)
-        return self.norm(hidden, residual)[0]
+        normed: Tensor = self.norm(hidden, residual)[0]
+        return normed
 
 
 class LlamaForCausalLM(CausalLM):
@@ -90,7 +91,9 @@ class LlamaForCausalLM(CausalLM):
         self.kv_specs = [KVSpec(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        return self.model(input_ids, positions, attention)
+        hidden: Tensor = self.model(input_ids, positions, attention)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden)
+        return logits

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,7 +103,7 @@ class _MappedFiles:
     """Checkpoint files that are open now; closed again after every ``_MAPPED_BYTES`` read."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, safe_open] = {}
+        self._open: dict[Path, Any] = {}  # safe_open has no types
         self._stack = ExitStack()
         self._read = 0
 

@@ -58,7 +58,8 @@ def model_class(config: ModelConfig) -> type[CausalLM]:
     """The class that implements the architecture. Raises UnsupportedModelError."""
     check_supported(config)
     module, _, name = ARCHITECTURES[config.architecture].partition(":")
-    return getattr(import_module(module), name)
+    found: type[CausalLM] = getattr(import_module(module), name)
+    return found
 
 
 def model_facts(config: ModelConfig) -> ModelFacts:

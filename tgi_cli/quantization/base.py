@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+
+class LinearWeights(Protocol):
+    """What a method keeps on a layer: a checkpoint's weight, or a form made of it, or both."""
+
+    weight: nn.Parameter | None
+    packed: Tensor | None
 
 
 class QuantizationMethod(ABC):
@@ -17,14 +25,14 @@ class QuantizationMethod(ABC):
 
     @abstractmethod
     def create_weights(
-        self, layer: nn.Module, out_features: int, in_features: int, dtype: torch.dtype
+        self, layer: LinearWeights, out_features: int, in_features: int, dtype: torch.dtype
     ) -> None:
         """Register the parameters that a checkpoint fills, on the meta device."""
 
     @abstractmethod
-    def process_after_loading(self, layer: nn.Module) -> None:
+    def process_after_loading(self, layer: LinearWeights) -> None:
         """Bring the loaded parameters into the form that ``apply`` computes with."""
 
     @abstractmethod
-    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, layer: LinearWeights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in_features] times the layer's weight, plus bias: [T, out_features]."""

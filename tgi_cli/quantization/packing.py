@@ -16,8 +16,6 @@ from torch import Tensor
 
 
 def _can_pack() -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
     try:
         weight = torch.zeros(32, 32, dtype=torch.bfloat16)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -35,9 +33,11 @@ def pack(weight: Tensor) -> Tensor | None:
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not _CAN_PACK:
         return None
     # No batch size is given: it would choose a layout for it alone, and batches vary.
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+    return packed
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """What ``F.linear`` computes, for a weight that ``pack`` returned."""
-    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return product
