@@ -10,15 +10,13 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
-
-import msgspec
+from dataclasses import replace
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.router import errors
 from tgi_cli.router.admission import Admission
+from tgi_cli.router.delta import Delta, Finish, Token
 from tgi_cli.router.metrics import Metrics
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.validation import fit_length
@@ -29,50 +27,6 @@ from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.stop import StopBuffer
 
 logger = logging.getLogger(__name__)
-
-
-class Token(msgspec.Struct, gc=False):
-    """A generated token as TGI shows it; ``text`` is what it adds to the text."""
-
-    id: int
-    text: str
-    logprob: float
-    special: bool
-
-
-@dataclass(slots=True)
-class Finish:
-    """How a generation ended: the whole text, and why."""
-
-    reason: FinishReason
-    text: str
-    generated_tokens: int
-
-
-@dataclass(slots=True)
-class Delta:
-    """What became known of a generation: its new tokens, the text that may be shown, its end.
-
-    ``top_tokens`` is parallel to ``tokens``, and empty when none were asked for.
-    """
-
-    index: int
-    tokens: list[Token]
-    top_tokens: list[list[Token]]
-    text: str
-    finish: Finish | None
-
-
-class DeltaSource(Protocol):
-    """Something that generates deltas and holds places while it does."""
-
-    def __aiter__(self) -> DeltaSource: ...
-
-    async def __anext__(self) -> Delta: ...
-
-    def close(self) -> None:
-        """Stop, and free everything. Idempotent."""
-        ...
 
 
 class Generator:

@@ -39,7 +39,7 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise wrong_types(str(error)) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(
             400, f"Failed to parse the request body as JSON: {error}", "validation", plain=True
         ) from error

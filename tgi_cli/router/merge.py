@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tgi_cli.router.generation import Delta, DeltaSource, Generation
+from tgi_cli.router.delta import Delta, DeltaSource
+from tgi_cli.router.generation import Generation
 
 
 class MergedSource:

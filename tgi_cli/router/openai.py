@@ -11,7 +11,8 @@ import msgspec
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router import errors
-from tgi_cli.router.generation import Generation, Token
+from tgi_cli.router.delta import Token
+from tgi_cli.router.generation import Generation
 from tgi_cli.router.schemas.openai import (
     PromptDetails,
     Sampling,

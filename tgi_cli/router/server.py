@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that it is they who close them."""
+_STOPPING = "the server is shutting down"
 _LAST_SECONDS = 5
 """For the last bytes of answers that are complete, behind the grace period."""
 
@@ -34,7 +35,8 @@ def run_router(config: RouterConfig) -> None:
     """Serve until SIGTERM or SIGINT; return when what was in flight is done.
 
     The port does not listen before the engine is ready. The first signal drains: new requests
-    get 503, those in flight have ``graceful_termination_timeout`` seconds. A second ends at once.
+    get 503, those in flight have ``graceful_termination_timeout`` seconds. A second
+    ends those too.
 
     Raises:
         AddressInUseError: the port cannot be bound.
@@ -116,8 +118,8 @@ class _Router:
         elif self._draining is None:
             self._draining = asyncio.ensure_future(self._drain(self._server, self._state))
         else:
-            logger.warning("second signal: dropping what is in flight")
-            self._server.force_exit = True
+            logger.warning("second signal: ending what is in flight")
+            self._state.generator.abort(_STOPPING)
             self._server.should_exit = True
 
     async def _drain(self, server: _Server, state: RouterState) -> None:
@@ -129,7 +131,7 @@ class _Router:
         except TimeoutError:
             count = state.admission.in_flight
             logger.warning("%d requests did not end within %d s", count, grace)
-            state.generator.abort("the server is shutting down")
+            state.generator.abort(_STOPPING)
         server.should_exit = True
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from tgi_cli.router import errors
-from tgi_cli.router.generation import Delta, DeltaSource
+from tgi_cli.router.delta import Delta, DeltaSource
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router import errors
-from tgi_cli.router.generation import Delta, Generation, Token
+from tgi_cli.router.delta import Delta, Token
+from tgi_cli.router.generation import Generation
 from tgi_cli.router.http import json_response, read_json, unless_gone
 from tgi_cli.router.openai import (
     DONE,

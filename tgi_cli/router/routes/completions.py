@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router import errors
-from tgi_cli.router.generation import Delta, Finish, Generation, Token
+from tgi_cli.router.delta import Delta, Finish, Token
+from tgi_cli.router.generation import Generation
 from tgi_cli.router.http import json_response, read_json, unless_gone, wrong_types
 from tgi_cli.router.merge import merge
 from tgi_cli.router.openai import (

@@ -12,7 +12,8 @@ from starlette.routing import Route
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router import errors
-from tgi_cli.router.generation import Delta, DeltaSource, Finish, Generation, Token
+from tgi_cli.router.delta import Delta, DeltaSource, Finish, Token
+from tgi_cli.router.generation import Generation
 from tgi_cli.router.http import json_response, read_json, unless_gone
 from tgi_cli.router.schemas.native import (
     CompatRequest,

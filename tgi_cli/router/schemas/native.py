@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tgi_cli.router.generation import Token
+from tgi_cli.router.delta import Token
 
 Unsigned = Annotated[int, msgspec.Meta(ge=0)]
 Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]

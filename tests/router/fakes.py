@@ -1,0 +1,147 @@
+"""An engine that plays scripts, so that the router can be tested without one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+from tgi_cli.engine.messages import (
+    EngineInfo,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Started,
+)
+from tgi_cli.errors import ShardError
+from tgi_cli.rpc.interface import EngineLoad, TokenBatch
+from tgi_cli.text.tokenizer import Tokenizer
+
+END_ID = 1
+"""<|im_end|> of the tiny tokenizer."""
+
+
+def engine_info(vocab_size: int = 400) -> EngineInfo:
+    """Small limits, so that tests can reach them."""
+    return EngineInfo(
+        model_id="tiny",
+        revision="",
+        model_type="llama",
+        dtype="float32",
+        device="cpu",
+        vocab_size=vocab_size,
+        eos_token_ids=(END_ID,),
+        max_input_tokens=63,
+        max_total_tokens=64,
+        max_batch_prefill_tokens=512,
+        max_batch_total_tokens=1024,
+        max_batch_size=8,
+        block_size=16,
+        weight_bytes=1000,
+        load_seconds=0.1,
+    )
+
+
+class FakeEngine:
+    """An EngineClient whose answers are scripted.
+
+    Attributes:
+        replies: token ids of the coming answers, in order of submission; the last is repeated.
+        step: tokens per batch.
+        gate: when set, every batch waits for one ``release()`` of it.
+        failure: the stream ends with this error behind ``fail_after`` tokens.
+        requests, cancelled: what was submitted, and the ids that were cancelled.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, reply: str = "hello world") -> None:
+        self.tokenizer = tokenizer
+        self.info = engine_info()
+        self.load = EngineLoad(queued=3, running=2, used_blocks=5, preemptions=1)
+        self.connected = True
+        self.is_healthy = True
+        self.replies: deque[list[int]] = deque()
+        self.say(reply)
+        self.step = 1
+        self.gate: asyncio.Semaphore | None = None
+        self.failure: str | None = None
+        self.fail_after = 0
+        self.pause = 0.0
+        self.requests: list[GenerationRequest] = []
+        self.cancelled: list[int] = []
+
+    def say(self, *texts: str) -> list[list[int]]:
+        """Script the next answers, each with the end token behind it. Their ids."""
+        return self.play(*([*self.tokenizer.encode(text, False), END_ID] for text in texts))
+
+    def play(self, *replies: Sequence[int]) -> list[list[int]]:
+        """Script the next answers as ids."""
+        self.replies = deque(list(reply) for reply in replies)
+        return list(self.replies)
+
+    async def healthy(self) -> bool:
+        return self.is_healthy
+
+    def submit(self, request: GenerationRequest) -> FakeStream:
+        if not self.connected:
+            raise ShardError("the model server is gone")
+        self.requests.append(request)
+        reply = self.replies[0] if len(self.replies) == 1 else self.replies.popleft()
+        return FakeStream(self, request, reply)
+
+    def next_request_id(self) -> int:
+        return len(self.requests) + 1
+
+    async def close(self) -> None:
+        """As the real one's."""
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request: GenerationRequest, reply: list[int]) -> None:
+        self._engine = engine
+        self._request = request
+        self._reply = reply[: request.max_new_tokens]
+        self._cancelled = asyncio.Event()
+
+    def cancel(self) -> None:
+        if not self._cancelled.is_set():
+            self._cancelled.set()
+            self._engine.cancelled.append(self._request.request_id)
+
+    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
+        engine, request = self._engine, self._request
+        started = Started(request.request_id, queue_ns=2_000_000, cached_tokens=4)
+        for place in range(0, len(self._reply), engine.step):
+            if engine.gate is not None and not await self._released(engine.gate):
+                return
+            if engine.pause:
+                await asyncio.sleep(engine.pause)
+            if self._cancelled.is_set():
+                return
+            if engine.failure is not None and place >= engine.fail_after:
+                reason = FinishReason.ERROR
+                yield TokenBatch(finished=Finished(request.request_id, reason, engine.failure))
+                return
+            ids = self._reply[place : place + engine.step]
+            batch = TokenBatch(token_ids=ids, logprobs=[-0.10000000149011612] * len(ids))
+            count = request.sampling.top_logprobs
+            if count:
+                batch.top_ids = [[index, *range(10, 10 + count)][:count] for index in ids]
+                batch.top_logprobs = [[-0.1 * (n + 1) for n in range(count)] for _ in ids]
+            if place == 0:
+                batch.started = started
+            if place + engine.step >= len(self._reply):
+                ended = ids[-1] in request.stop_token_ids and not request.ignore_eos
+                reason = FinishReason.EOS_TOKEN if ended else FinishReason.LENGTH
+                batch.finished = Finished(request.request_id, reason)
+            yield batch
+
+    async def _released(self, gate: asyncio.Semaphore) -> bool:
+        """Wait for the gate, but not beyond a cancel."""
+        waits = {
+            asyncio.ensure_future(gate.acquire()),
+            asyncio.ensure_future(self._cancelled.wait()),
+        }
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return not self._cancelled.is_set()

@@ -1,0 +1,310 @@
+"""Bodies, limits and codes of everything that goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.router.fakes import FakeEngine
+from tests.router.sse import events
+from tgi_cli.router.state import RouterState
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+NATIVE = {"inputs": "hi"}
+ROUTES = [("/generate", NATIVE), ("/v1/chat/completions", CHAT)]
+
+VALIDATIONS = [
+    ({"temperature": 0}, "`temperature` must be strictly positive"),
+    ({"temperature": -1.0}, "`temperature` must be strictly positive"),
+    ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),
+    ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
+    ({"top_k": 0}, "`top_k` must be strictly positive"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+    ({"truncate": 0}, "`truncate` must be strictly positive and less than 63. Given: 0"),
+    ({"truncate": 64}, "`truncate` must be strictly positive and less than 63. Given: 64"),
+    ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ({"best_of": 3}, "`best_of` must be > 0 and <= 2. Given: 3"),
+    ({"best_of": 0}, "`best_of` must be > 0 and <= 2. Given: 0"),
+    ({"best_of": 2, "do_sample": True}, "`best_of` > 1 is not supported by this server"),
+    ({"decoder_input_details": True}, "`decoder_input_details` is not supported by this server"),
+    ({"watermark": True}, "`watermark` is not supported by this server"),
+    ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is not supported by this server"),
+    ({"adapter_id": "x"}, "`adapter_id` is not supported by this server"),
+    ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported by this server"),
+    ({"seed": 1 << 64}, "`seed` must be an unsigned 64-bit number"),
+    (
+        {"max_new_tokens": 64},
+        "`inputs` tokens + `max_new_tokens` must be <= 64. "
+        "Given: 3 `inputs` tokens and 64 `max_new_tokens`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), VALIDATIONS)
+async def test_validation(
+    client: httpx.AsyncClient, engine: FakeEngine, parameters: dict[str, Any], message: str
+) -> None:
+    body = {"inputs": "hi", "parameters": parameters}
+    expected = {"error": f"Input validation error: {message}", "error_type": "validation"}
+    answer = await client.post("/generate", json=body)
+    assert answer.status_code == 422
+    assert answer.json() == expected
+    if "best_of" not in parameters and "decoder_input_details" not in parameters:
+        streamed = await client.post("/generate_stream", json=body)
+        assert streamed.status_code == 200
+        assert events(streamed.text) == [expected]
+    assert engine.requests == []
+
+
+async def test_what_streams_cannot_do(client: httpx.AsyncClient) -> None:
+    for parameters, message in (
+        ({"best_of": 2}, "`best_of` != 1 is not supported when streaming tokens"),
+        (
+            {"decoder_input_details": True},
+            "`decoder_input_details` == true is not supported when streaming tokens",
+        ),
+    ):
+        body = {"inputs": "hi", "parameters": parameters}
+        found = events((await client.post("/generate_stream", json=body)).text)
+        assert found[0]["error"] == f"Input validation error: {message}"
+
+
+async def test_lengths(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    answer = await client.post("/generate", json={"inputs": ""})
+    assert answer.json()["error"] == "Input validation error: `inputs` cannot be empty"
+    text = "x" * 63  # and the begin token: 64
+    assert len(engine.tokenizer.encode(text)) == 64
+    answer = await client.post("/generate", json={"inputs": text})
+    assert answer.json()["error"] == (
+        "Input validation error: `inputs` must have less than 63 tokens. Given: 64"
+    )
+    body = {"inputs": text[1:], "parameters": {"max_new_tokens": 1}}
+    assert (await client.post("/generate", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (b"{", 400, "Failed to parse the request body as JSON"),
+        (b'{"inputs": "\xff"}', 400, "Failed to parse"),
+        (b'{"x": ' + b"[" * 100_000, 400, "Failed to parse"),
+        (b'{"inputs": "\\ud800"}', 400, "Failed to parse"),
+        (b"[]", 422, "Failed to deserialize the JSON body into the target type"),
+        (b"{}", 422, "missing required field"),
+        (b'{"inputs": 5}', 422, "Expected `str`"),
+        (b'{"inputs": "x", "parameters": null}', 422, "Failed to deserialize"),
+        (b'{"inputs": "x", "parameters": {"details": null}}', 422, "Failed to deserialize"),
+        (b'{"inputs": "x", "parameters": {"stop": "x"}}', 422, "Expected `array`"),
+        (b'{"inputs": "x", "parameters": {"top_k": "5"}}', 422, "Failed to deserialize"),
+        (b'{"inputs": "x", "parameters": {"max_new_tokens": -1}}', 422, "Failed to deserialize"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/"])
+async def test_bodies_that_are_not_what_the_route_takes(
+    client: httpx.AsyncClient, route: str, content: bytes, status: int, words: str
+) -> None:
+    answer = await client.post(route, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == status
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert words in answer.text
+
+
+@pytest.mark.parametrize(
+    ("content", "status"), [(b"{", 400), (b"{}", 422), (b'{"messages": [1]}', 422)]
+)
+async def test_the_same_on_v1(client: httpx.AsyncClient, content: bytes, status: int) -> None:
+    headers = {"content-type": "application/json; charset=utf-8"}
+    answer = await client.post("/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/jsonx"])
+async def test_content_type(
+    client: httpx.AsyncClient, route: str, body: dict, content_type: str | None
+) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    answer = await client.post(route, content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Type: application/json" in answer.text
+
+
+class TestPayloadLimit:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"payload_limit": 1000}
+
+    @pytest.mark.parametrize(("route", "body"), ROUTES)
+    async def test_too_large(self, client: httpx.AsyncClient, route: str, body: dict) -> None:
+        for extra in ({"x": "y" * 1000}, {"x": "y"}):
+            answer = await client.post(route, json={**body, **extra})
+            assert answer.status_code == (413 if len(extra["x"]) > 1 else 200)
+
+    async def test_too_large_without_a_declared_length(self, client: httpx.AsyncClient) -> None:
+        async def chunks() -> Any:
+            for _ in range(20):
+                yield b" " * 100
+
+        headers = {"content-type": "application/json"}
+        answer = await client.post("/generate", content=chunks(), headers=headers)
+        assert answer.status_code == 413
+
+
+async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/nothing")
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "Not Found: GET /nothing", "error_type": "not_found"}
+    answer = await client.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    answer = await client.get("/generate")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    assert (await client.post("/generate/", json=NATIVE)).status_code == 404
+
+
+class TestOverload:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"max_concurrent_requests": 2}
+
+    async def test_429(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.gate = asyncio.Semaphore(0)
+        busy = [asyncio.ensure_future(client.post("/generate", json=NATIVE)) for _ in range(2)]
+        while len(engine.requests) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        answer = await client.post("/generate", json=NATIVE)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+        streamed = await client.post("/generate_stream", json=NATIVE)
+        assert events(streamed.text) == [answer.json()]
+        for stream in (False, True):
+            found = await client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+            assert found.status_code == 429
+            assert found.json()["error"]["code"] == "rate_limit_exceeded"
+            assert "retry-after" in found.headers
+        for _ in range(40):
+            engine.gate.release()
+        assert [(await task).status_code for task in busy] == [200, 200]
+        engine.gate = None
+        assert (await client.post("/generate", json=NATIVE)).status_code == 200
+        assert state.admission.in_flight == 0
+
+    async def test_prompts_of_one_request_count(self, client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+        assert answer.status_code == 429
+
+
+class TestEngine:
+    async def test_gone_before(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.connected = False
+        text = "Request failed during generation: the model server is gone"
+        answer = await client.post("/generate", json=NATIVE)
+        assert answer.status_code == 424
+        assert answer.json() == {"error": text, "error_type": "generation"}
+        streamed = await client.post("/generate_stream", json=NATIVE)
+        assert events(streamed.text) == [answer.json()]
+        found = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        assert found.status_code == 424
+        assert found.json()["error"]["message"] == text
+        assert (await client.get("/health")).status_code == 503
+        assert state.admission.in_flight == 0
+
+    async def test_gone_in_the_middle(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.failure, engine.fail_after = "the model server is gone", 2
+        text = "Request failed during generation: the model server is gone"
+        assert (await client.post("/generate", json=NATIVE)).status_code == 424
+        *tokens, error = events((await client.post("/generate_stream", json=NATIVE)).text)
+        assert len(tokens) == 2
+        assert error == {"error": text, "error_type": "generation"}
+        answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        *_, error, done = events(answer.text)
+        assert done == "[DONE]"
+        assert error["error"]["message"] == text
+        assert error["error_type"] == "generation"
+        assert state.admission.in_flight == 0
+
+    async def test_tokens_that_end_without_a_reason(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.play([])
+        answer = await client.post("/generate", json=NATIVE)
+        assert answer.status_code == 500
+        assert answer.json() == {
+            "error": "Incomplete generation",
+            "error_type": "incomplete_generation",
+        }
+
+
+@pytest.mark.parametrize(("route", "body"), [*ROUTES, ("/generate_stream", NATIVE)])
+async def test_a_defect_is_a_500_with_a_body(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def broken(self: Any, batch: Any, delta: Any) -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr("tgi_cli.router.generation.Generation._detokenize", broken)
+    answer = await client.post(route, json=body)
+    if route == "/generate_stream":
+        assert events(answer.text) == [{"error": "Internal server error", "error_type": "internal"}]
+    else:
+        assert answer.status_code == 500
+        assert answer.json()["error_type"] == "internal"
+        assert "defect" not in answer.text
+
+
+class TestDraining:
+    async def test_503(self, client: httpx.AsyncClient, state: RouterState) -> None:
+        state.admission.drain()
+        for route, body in (*ROUTES, ("/generate_stream", NATIVE)):
+            answer = await client.post(route, json=body)
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/metrics")).status_code == 200
+
+    async def test_what_is_in_flight_ends_well(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.gate = asyncio.Semaphore(0)
+        busy = asyncio.ensure_future(client.post("/generate", json=NATIVE))
+        while not engine.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        state.admission.drain()
+        idle = asyncio.ensure_future(state.admission.idle())
+        await asyncio.sleep(0)
+        assert not idle.done()
+        for _ in range(20):
+            engine.gate.release()
+        assert (await busy).json() == {"generated_text": "hello world"}
+        await asyncio.wait_for(idle, 5)
+
+    async def test_what_does_not_end_in_time_is_told(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.gate = asyncio.Semaphore(1)
+        busy = asyncio.ensure_future(client.post("/generate_stream", json=NATIVE))
+        while not state.generator.live:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        state.generator.abort("the server is shutting down")
+        *_, error = events((await busy).text)
+        assert error["error_type"] == "generation"
+        assert "shutting down" in error["error"]
+        assert state.admission.in_flight == 0

@@ -1,0 +1,157 @@
+"""The router's process: ports, signals, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.router.sse import events
+from tgi_cli.errors import AddressInUseError, ModelError
+from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.server import run_router
+
+pytestmark = pytest.mark.system
+
+Start = Callable[..., Awaitable[tuple[asyncio.subprocess.Process, str]]]
+
+
+@pytest.fixture
+async def start(model_path: Path) -> AsyncIterator[Start]:
+    running: list[asyncio.subprocess.Process] = []
+
+    async def launch(pause: float = 0.0, grace: int = 10) -> tuple[asyncio.subprocess.Process, str]:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.set_inheritable(True)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.router.serve_fake",
+                str(model_path), str(listener.fileno()), str(pause), str(grace),
+                pass_fds=[listener.fileno()], stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        running.append(process)
+        async with httpx.AsyncClient() as client, asyncio.timeout(30):
+            while True:
+                try:
+                    if (await client.get(f"{url}/health")).status_code == 200:
+                        return process, url
+                except httpx.TransportError:
+                    assert process.returncode is None
+                    await asyncio.sleep(0.05)
+
+    yield launch
+    for process in running:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def ended(process: asyncio.subprocess.Process) -> str:
+    """What it logged, once it has ended well."""
+    _, logged = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0
+    assert b"Traceback" not in logged, logged.decode()
+    return logged.decode()
+
+
+async def test_term_drains(start: Start) -> None:
+    """New requests get 503, also on new connections; the stream in flight ends well."""
+    process, url = await start(pause=0.1)
+    async with (
+        httpx.AsyncClient(base_url=url) as client,
+        client.stream("POST", "/generate_stream", json={"inputs": "x"}) as answer,
+    ):
+        lines = answer.aiter_lines()
+        text = await anext(lines) + "\n"
+        process.send_signal(signal.SIGTERM)
+        for _ in range(500):
+            if (await client.get("/health")).status_code == 503:
+                break
+            await asyncio.sleep(0.01)
+        refused = await client.post("/generate", json={"inputs": "x"})
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        async for line in lines:
+            text += line + "\n"
+    found = events(text.rstrip("\n") + "\n\n")
+    assert found[-1]["generated_text"] == "one two three four five six seven"
+    assert "draining 1 requests" in await ended(process)
+
+
+async def test_the_grace_period_ends(start: Start) -> None:
+    process, url = await start(pause=1.0, grace=1)
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        pending = asyncio.ensure_future(client.post("/generate_stream", json={"inputs": "x"}))
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        *_, error = events((await pending).text)
+    assert error["error_type"] == "generation"
+    assert "shutting down" in error["error"]
+    assert "1 requests did not end within 1 s" in await ended(process)
+
+
+async def test_an_idle_router_ends_at_once(start: Start) -> None:
+    process, url = await start()
+    async with httpx.AsyncClient(base_url=url) as client:  # an idle connection holds nothing up
+        assert (await client.get("/info")).json()["model_id"] == "acme/tiny"
+        process.send_signal(signal.SIGTERM)
+        await ended(process)
+
+
+async def test_a_second_signal_ends_at_once(start: Start) -> None:
+    process, url = await start(pause=1.0, grace=60)
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        pending = asyncio.ensure_future(client.post("/generate", json={"inputs": "x"}))
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        answer = await pending
+    assert answer.status_code == 424
+    assert "shutting down" in answer.json()["error"]
+    assert "second signal" in await ended(process)
+
+
+async def test_a_taken_port_is_one_line(model_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.router.serve_fake",
+            str(model_path), f"-p{taken.getsockname()[1]}", "0", "1",
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, logged = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == AddressInUseError.exit_code
+    assert logged.decode().startswith("error: cannot serve on 127.0.0.1 port")
+    assert len(logged.splitlines()) == 1
+
+
+def test_a_host_that_is_none(config: RouterConfig) -> None:
+    with pytest.raises(AddressInUseError, match="cannot serve on 999"):
+        run_router(replace(config, hostname="999.1.1.1", port=0))
+
+
+def test_a_model_without_tokenizer(config: RouterConfig, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        run_router(replace(config, model_path=tmp_path, hostname="127.0.0.1", port=0))
+
+
+def test_the_router_imports_no_torch() -> None:
+    import subprocess
+
+    script = (
+        "import sys, tgi_cli.router.server\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
