@@ -49,7 +49,8 @@ class FakeEngine:
         replies: token ids of the coming answers, in order of submission; the last is repeated.
         step: tokens per batch.
         gate: when set, every batch waits for one ``release()`` of it.
-        failure: the stream ends with this error behind ``fail_after`` tokens.
+        failure: the stream ends with this error, of ``failure_reason``, behind ``fail_after``
+            tokens.
         requests, cancelled: what was submitted, and the ids that were cancelled.
     """
 
@@ -64,6 +65,7 @@ class FakeEngine:
         self.step = 1
         self.gate: asyncio.Semaphore | None = None
         self.failure: str | None = None
+        self.failure_reason = FinishReason.ERROR
         self.fail_after = 0
         self.pause = 0.0
         self.requests: list[GenerationRequest] = []
@@ -118,7 +120,7 @@ class FakeStream:
             if self._cancelled.is_set():
                 return
             if engine.failure is not None and place >= engine.fail_after:
-                reason = FinishReason.ERROR
+                reason = engine.failure_reason
                 yield TokenBatch(finished=Finished(request.request_id, reason, engine.failure))
                 return
             ids = self._reply[place : place + engine.step]

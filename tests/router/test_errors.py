@@ -10,6 +10,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
+from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.state import RouterState
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -238,6 +239,27 @@ class TestEngine:
         assert error["error"]["message"] == text
         assert error["error_type"] == "generation"
         assert state.admission.in_flight == 0
+
+    @pytest.mark.parametrize(
+        ("reason", "status", "error_type"),
+        [
+            (FinishReason.OVERLOADED, 429, "overloaded"),
+            (FinishReason.TIMEOUT, 424, "generation"),
+            (FinishReason.CANCELLED, 500, "incomplete_generation"),
+        ],
+    )
+    async def test_other_ends(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        reason: FinishReason,
+        status: int,
+        error_type: str,
+    ) -> None:
+        engine.failure, engine.failure_reason = "no", reason
+        answer = await client.post("/generate", json=NATIVE)
+        assert (answer.status_code, answer.json()["error_type"]) == (status, error_type)
+        assert ("retry-after" in answer.headers) == (status == 429)
 
     async def test_tokens_that_end_without_a_reason(
         self, client: httpx.AsyncClient, engine: FakeEngine

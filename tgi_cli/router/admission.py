@@ -33,7 +33,7 @@ class Admission:
         if self.draining:
             raise errors.draining(_DRAIN_RETRY_SECONDS)
         if self.in_flight + count > self.limit:
-            raise errors.overloaded(self._retry_after())
+            raise self.overloaded()
         self.in_flight += count
         self._idle.clear()
 
@@ -53,7 +53,7 @@ class Admission:
         """Wait until no sequence is in flight."""
         await self._idle.wait()
 
-    def _retry_after(self) -> int:
-        """Seconds until a place comes free on average (Little's law), within bounds."""
+    def overloaded(self) -> errors.ApiError:
+        """A 429 that says when a place comes free on average (Little's law), within bounds."""
         estimate = math.ceil(self._mean_seconds / max(self.limit, 1))
-        return min(max(estimate, 1), _MAX_RETRY_SECONDS)
+        return errors.overloaded(min(max(estimate, 1), _MAX_RETRY_SECONDS))

@@ -28,6 +28,8 @@ from tgi_cli.text.stop import StopBuffer
 
 logger = logging.getLogger(__name__)
 
+_ENDS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
+
 
 class Generator:
     """Opens generations: the face of the engine inside the router."""
@@ -203,11 +205,8 @@ class Generation:
             delta.finish = self._succeed(reason, self._stops.hit if self.spec.keep_stop else "")
         elif batch.finished is not None:
             reason = batch.finished.reason
-            if reason is FinishReason.ERROR:
-                cause = batch.finished.error or "the model server failed"
-                raise self._fail(errors.generation_failed(cause))
-            if reason is FinishReason.CANCELLED or not self.generated_tokens:
-                raise self._fail(errors.incomplete())
+            if reason not in _ENDS or not self.generated_tokens:
+                raise self._fail(self._failure(reason, batch.finished.error))
             rest = self._stops.push(self._detokenizer.flush()) + self._stops.flush()
             if rest:
                 self._texts.append(rest)
@@ -216,6 +215,14 @@ class Generation:
         elif not batch.token_ids:
             return None
         return delta
+
+    def _failure(self, reason: FinishReason, cause: str) -> errors.ApiError:
+        """The answer to a generation that did not come to an end of its own."""
+        if reason is FinishReason.OVERLOADED:
+            return self._generator.admission.overloaded()
+        if reason in (FinishReason.ERROR, FinishReason.TIMEOUT):
+            return errors.generation_failed(cause or "the model server failed")
+        return errors.incomplete()
 
     def _detokenize(self, batch: TokenBatch, delta: Delta) -> None:
         """Append the batch's tokens to the delta, up to the one that completes a stop string."""

@@ -109,6 +109,8 @@ class _Router:
             if self._draining is None:
                 raise RouterError("the HTTP server stopped by itself", "see the log above")
         finally:
+            if self._state is not None:
+                self._state.workers.close()
             await client.close()
 
     def _on_signal(self) -> None:

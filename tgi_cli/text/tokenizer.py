@@ -21,6 +21,8 @@ from tgi_cli.errors import ModelError
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
+_CONVERTIBLE = ("*.model", "vocab*", "tekken.json", "*.tiktoken", "tokeni*.py")
+"""Files of tokenizers that transformers can convert, or that bring their own code."""
 _SPACE = "\u2581"
 """What SentencePiece vocabularies write for a space."""
 
@@ -68,6 +70,10 @@ class Tokenizer:
         path = model_path / "tokenizer.json"
         if path.is_file():
             return cls(_read_backend(path), config)
+        if not any(found for kind in _CONVERTIBLE for found in model_path.glob(kind)):
+            raise ModelError(
+                f"no tokenizer in {model_path}", "put the model's tokenizer.json into the folder"
+            )
         with tempfile.TemporaryDirectory(prefix="tgi-tokenizer-") as folder:
             target = Path(folder) / "tokenizer.json"
             command = [sys.executable, "-m", "tgi_cli.text.convert", str(model_path), str(target)]
