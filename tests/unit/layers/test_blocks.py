@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tgi_cli.errors import ModelError, UnsupportedModelError
+from tgi_cli.layers import Build, RMSNorm, RotaryEmbedding
+from tgi_cli.layers.rotary import rotate_
+from tgi_cli.quantization import Unquantized
+
+CPU = torch.device("cpu")
+
+
+def make_norm(dtype: torch.dtype, weight: Tensor) -> RMSNorm:
+    norm = RMSNorm(Build(dtype, Unquantized()), len(weight), 1e-5)
+    norm.materialize(CPU)
+    (slot,) = norm.slots("norm")
+    slot.fill(weight)
+    return norm
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0])
+def test_rms_norm_adds_the_residual_first(scale: float) -> None:
+    weight, x, residual = torch.randn(40), scale * torch.randn(5, 40), scale * torch.randn(5, 40)
+    total = x + residual
+    wanted = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    norm = make_norm(torch.float32, weight)
+    normed, summed = norm(x.clone(), residual.clone())
+    torch.testing.assert_close(normed, wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(summed, total)
+    first, same = norm(total)
+    torch.testing.assert_close(first, wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(same, total)  # the residual is not changed by being normalized
+
+
+def test_rms_norm_computes_in_float32() -> None:
+    weight, x = torch.ones(4096), (300 * torch.randn(3, 4096)).bfloat16()
+    wide = x.float()
+    wanted = wide / wide.square().mean(-1, keepdim=True).sqrt()
+    normed, _ = make_norm(torch.bfloat16, weight)(x)
+    torch.testing.assert_close(normed.float(), wanted, atol=0, rtol=2**-8)
+
+
+def test_rotation_turns_each_pair_by_its_angle() -> None:
+    rotary = RotaryEmbedding(8, {"rope_theta": 100.0}, 64, torch.float32, CPU)
+    heads = torch.randn(3, 2, 8)
+    positions = torch.tensor([0, 5, 63])
+    rotated = heads.clone()
+    rotate_(rotated, *rotary(positions))
+    for token, position in enumerate(positions.tolist()):
+        for pair in range(4):
+            turn = torch.polar(torch.tensor(1.0), torch.tensor(position * 100.0 ** (-pair / 4)))
+            before = torch.complex(heads[token, :, pair], heads[token, :, pair + 4])
+            after = torch.complex(rotated[token, :, pair], rotated[token, :, pair + 4])
+            torch.testing.assert_close(after, before * turn, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "proportional", "mrope"])
+def test_unknown_rope_scaling_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"'{kind}' is not supported") as caught:
+        RotaryEmbedding(8, {"rope_theta": 1e4, "rope_type": kind}, 64, torch.float32, CPU)
+    assert "llama3" in caught.value.remedy
+
+
+def test_a_missing_rope_parameter_is_named() -> None:
+    with pytest.raises(ModelError, match="'llama3' has no usable value: 'low_freq_factor'"):
+        RotaryEmbedding(
+            8, {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8}, 64, torch.float32, CPU
+        )

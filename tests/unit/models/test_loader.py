@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.tools.checkpoints import make_llama, save_weights
+from tgi_cli.errors import CheckpointError
+from tgi_cli.models import CausalLM, load_model, read_config
+
+CPU = torch.device("cpu")
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    return load_model(read_config(path), dtype, CPU)
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def test_shards_stand_side_by_side_in_merged_weights(tmp_path: Path) -> None:
+    make_llama(tmp_path, attention_bias=True, tie_word_embeddings=False)
+    given = weights(tmp_path)
+    model = load(tmp_path)
+    loaded = dict(model.named_parameters())
+    layer = "model.layers.1"
+    qkv = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+    gate_up = [f"{layer}.mlp.{name}_proj" for name in ("gate", "up")]
+    for name, parts in {
+        f"{layer}.self_attn.qkv_proj.weight": [f"{part}.weight" for part in qkv],
+        f"{layer}.self_attn.qkv_proj.bias": [f"{part}.bias" for part in qkv],
+        f"{layer}.mlp.gate_up_proj.weight": [f"{part}.weight" for part in gate_up],
+        "lm_head.weight": ["lm_head.weight"],
+        "model.norm.weight": ["model.norm.weight"],
+    }.items():
+        assert torch.equal(loaded[name], torch.cat([given[part] for part in parts]))
+    assert model.weight_bytes == sum(4 * tensor.numel() for tensor in given.values())
+
+
+def test_weights_are_cast_on_the_way(tmp_path: Path) -> None:
+    make_llama(tmp_path, dtype=torch.bfloat16)
+    given = weights(tmp_path)["model.embed_tokens.weight"]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        table = load(tmp_path, dtype).get_parameter("model.embed_tokens.weight")
+        assert table.dtype == dtype
+        assert torch.equal(table, given.to(dtype))
+        assert not table.requires_grad
+
+
+def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    calls: list[tuple[int, int]] = []
+    load_model(
+        read_config(tmp_path), torch.float32, CPU, lambda done, total: calls.append((done, total))
+    )
+    total = sum(4 * tensor.numel() for tensor in weights(tmp_path).values())
+    assert calls[-1] == (total, total)
+    assert calls == sorted(calls)
+    assert len(calls) > 10
+
+
+def test_known_harmless_tensors_are_passed_over(tmp_path: Path) -> None:
+    make_llama(tmp_path, tie_word_embeddings=True)
+    given = weights(tmp_path)
+    given["lm_head.weight"] = given["model.embed_tokens.weight"].clone()
+    given["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_weights(tmp_path, given)
+    load(tmp_path)
+
+
+def test_wrong_tensors_are_named_all_at_once(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    given = weights(tmp_path)
+    for layer in range(3):
+        for name in ("q", "k"):
+            del given[f"model.layers.{layer}.self_attn.{name}_proj.weight"]
+    given["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    given["model.norm.weight"] = torch.ones(32)
+    given["model.layers.2.mlp.up_proj.weight"] = torch.ones(160, 64, dtype=torch.int8)
+    save_weights(tmp_path, given)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    cause = caught.value.cause
+    assert "6 missing: model.layers.0.self_attn.q_proj.weight, " in cause
+    assert " and 1 more; " in cause
+    assert "1 unexpected: model.layers.0.self_attn.q_norm.weight; " in cause
+    assert "1 of another shape: model.norm.weight [32] instead of [64]; " in cause
+    assert "1 not floating-point: model.layers.2.mlp.up_proj.weight (I8)" in cause
+    assert "\n" not in cause
+
+
+def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
+    make_llama(tmp_path, tie_word_embeddings=True)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": False}))
+    with pytest.raises(CheckpointError, match=r"1 missing: lm_head\.weight"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 20_000])
+def test_a_truncated_file_is_named(keep: int, tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read") as caught:
+        load(tmp_path)
+    assert "download it again" in caught.value.remedy
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors and no"):
+        load(tmp_path)
+
+
+def test_an_index_that_names_an_absent_file(tmp_path: Path) -> None:
+    make_llama(tmp_path, files=3)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"not in .*: model-00002-of-00003\.safetensors"):
+        load(tmp_path)
+
+
+def test_an_index_that_names_an_absent_tensor(tmp_path: Path) -> None:
+    make_llama(tmp_path, files=2)
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors"
+    content["weight_map"]["model.extra"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors cannot be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}'])
+def test_a_broken_index(content: str, tmp_path: Path) -> None:
+    make_llama(tmp_path, files=2)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+        load(tmp_path)
+
+
+_MEASURE = """
+import sys
+from pathlib import Path
+
+import torch
+
+from tgi_cli.device import peak_memory
+from tgi_cli.models import load_model, read_config
+
+torch.set_num_threads(1)
+before = peak_memory(torch.device("cpu"))
+model = load_model(read_config(Path(sys.argv[1])), torch.bfloat16, torch.device("cpu"))
+print(model.weight_bytes, peak_memory(torch.device("cpu")) - before)
+"""
+
+
+def test_loading_holds_no_second_copy(tmp_path: Path) -> None:
+    """In a process of its own, since memory that was freed before would hide the peak."""
+    make_llama(tmp_path, shape="60m", dtype=torch.bfloat16)
+    on_disk = (tmp_path / "model.safetensors").stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    kept, peak = map(int, done.stdout.split())
+    assert on_disk > 100e6
+    table = 2 * 16384 * 576
+    assert on_disk * 0.99 < kept < (on_disk + table) * 1.01  # a tied head may be kept twice
+    assert peak < 1.6 * on_disk
+    assert peak < kept + 40e6

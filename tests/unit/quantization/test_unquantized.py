@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from tgi_cli.layers import Build, LMHead, MergedLinear
+from tgi_cli.layers.embedding import Embedding
+from tgi_cli.quantization import Unquantized, packing
+
+CPU = torch.device("cpu")
+
+
+def make(dtype: torch.dtype, bias: bool = True) -> tuple[MergedLinear, torch.Tensor, torch.Tensor]:
+    """A filled layer of two shards, and the weight and bias it was filled with."""
+    layer = MergedLinear(Build(dtype, Unquantized()), 48, {"gate": 40, "up": 24}, bias)
+    weight, bias_values = torch.randn(64, 48).to(dtype), torch.randn(64).to(dtype)
+    tensors = {
+        "mlp.gate.weight": weight[:40],
+        "mlp.up.weight": weight[40:],
+        "mlp.gate.bias": bias_values[:40],
+        "mlp.up.bias": bias_values[40:],
+    }
+    layer.materialize(CPU)
+    for slot in layer.slots("mlp.gate_up"):
+        assert slot.shape == tuple(tensors[slot.name].shape)
+        slot.fill(tensors[slot.name])
+    layer.finish()
+    return layer, weight, bias_values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64, 300])
+@pytest.mark.parametrize("bias", [True, False])
+def test_computes_what_a_plain_linear_computes(dtype: torch.dtype, tokens: int, bias: bool) -> None:
+    layer, weight, bias_values = make(dtype, bias)
+    x = torch.randn(tokens, 48).to(dtype)
+    wanted = linear(x.float(), weight.float(), bias_values.float() if bias else None)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(layer(x).float(), wanted, atol=tolerance, rtol=0)
+    assert layer(x).dtype == dtype
+
+
+def test_a_packed_weight_replaces_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, weight, bias = make(torch.bfloat16)
+    assert (layer.packed is not None) == packing._CAN_PACK
+    assert (layer.weight is None) == packing._CAN_PACK
+    monkeypatch.setattr(packing, "_CAN_PACK", False)
+    plain, weight, bias = make(torch.bfloat16)
+    assert plain.packed is None
+    assert plain.weight is not None
+    x = torch.randn(3, 48).bfloat16()
+    assert torch.equal(plain(x), linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_multiplies_by_the_embedding(dtype: torch.dtype) -> None:
+    build = Build(dtype, Unquantized())
+    embedding = Embedding(build, 50, 16)
+    head = LMHead(build, 16, 50, tied=embedding)
+    table = torch.randn(50, 16).to(dtype)
+    embedding.materialize(CPU)
+    (slot,) = embedding.slots("embed")
+    slot.fill(table)
+    embedding.finish()
+    head.materialize(CPU)
+    assert list(head.slots("lm_head")) == []
+    head.finish()
+    hidden = torch.randn(4, 16).to(dtype)
+    logits = head(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, linear(hidden, table).float(), atol=0.05, rtol=0.01)
+    assert torch.equal(embedding(torch.tensor([3, 49])), table[[3, 49]])
