@@ -74,4 +74,4 @@ class PagedRun:
         with torch.inference_mode():
             self.attention.plan(metadata)
             logits = self.model.logits(self.model(ids, positions, self.attention))
-        return dict(zip(order, logits.split(query_lens), strict=True))
+        return dict(zip(order, torch.split(logits, query_lens), strict=True))
