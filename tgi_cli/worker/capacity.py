@@ -108,16 +108,20 @@ def _lower_limits(
 ) -> EngineConfig:
     """Limits of one sequence that fits ``affordable`` blocks, if the user left them open."""
     total = affordable * config.block_size
-    least = 2 if serve.max_input_tokens is None else serve.max_input_tokens + 1
-    if serve.max_total_tokens is not None or total < least:
-        wanted = config.max_total_tokens if serve.max_total_tokens is not None else least
+    flag, wanted = "", 2
+    if serve.max_total_tokens is not None:
+        flag, wanted = "--max-total-tokens", config.max_total_tokens
+    elif serve.max_input_tokens is not None:
+        flag, wanted = "--max-input-tokens", serve.max_input_tokens + 1
+    if total < wanted:
         needed = -(-wanted // config.block_size) * block_bytes
-        flag = "--max-total-tokens" if serve.max_total_tokens is not None else "--max-input-tokens"
+        advice = (
+            f"lower {flag} ({total} tokens in all fit)" if flag and total > 1 else "free memory"
+        )
         raise OutOfMemoryError(
             f"the KV cache of one request of {wanted} tokens takes {_gib(needed)}, and "
             f"{_gib(budget)} are free for it",
-            f"lower {flag} to what fits ({total} tokens in all), lower "
-            "--max-batch-prefill-tokens, or use a smaller model",
+            f"{advice}, lower --max-batch-prefill-tokens, or use a smaller model",
         )
     max_input = total - 1 if serve.max_input_tokens is None else serve.max_input_tokens
     return replace(config, max_total_tokens=total, max_input_tokens=max_input)

@@ -15,8 +15,12 @@ _CPU_REFUSALS = ("can't allocate memory", "not enough memory")
 """torch's CPU allocator has no exception of its own; these are its words."""
 
 
+STEP_REMEDY = "lower --max-batch-prefill-tokens, --max-batch-size or --max-batch-total-tokens"
+LOAD_REMEDY = "free memory, use --dtype bfloat16, or a smaller model"
+
+
 @contextmanager
-def out_of_memory_as_error() -> Iterator[None]:
+def out_of_memory_as_error(remedy: str = STEP_REMEDY) -> Iterator[None]:
     """Turn any allocator's refusal into OutOfMemoryError."""
     try:
         yield
@@ -25,10 +29,7 @@ def out_of_memory_as_error() -> Iterator[None]:
         if not refused and not any(words in str(error) for words in _CPU_REFUSALS):
             raise
         cause = str(error).splitlines()[0] if str(error) else "no memory left"
-        raise OutOfMemoryError(
-            f"the device ran out of memory: {cause}",
-            "lower --max-batch-prefill-tokens, --max-batch-size or --max-batch-total-tokens",
-        ) from error
+        raise OutOfMemoryError(f"the device ran out of memory: {cause}", remedy) from error
 
 
 class PeakMeter:

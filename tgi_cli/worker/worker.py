@@ -17,7 +17,7 @@ from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
-from tgi_cli.worker.memory import PeakMeter
+from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, out_of_memory_as_error
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.staging import Uploader
@@ -165,7 +165,8 @@ def load_worker(
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
         set_threads()
-    model = load_model(model_config, dtype, device, progress)
+    with out_of_memory_as_error(LOAD_REMEDY):
+        model = load_model(model_config, dtype, device, progress)
     attention = create_attention(None, model.kv_specs, config.block_size, dtype, device)
     seconds = time.monotonic() - began
     return ModelWorker(serve, config, facts, model, attention, seconds), config

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.worker.fakes import CPU, new_row, step_of
+from tgi_cli.engine.step import BlockAppend
+from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.staging import Uploader
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_differences_are_written_and_both_tables_agree(shared):
+    rows = Rows(4, 30, 4, CPU, Uploader(CPU, packed=not shared), shared=shared)
+    assert (rows.blocks.data_ptr() == rows.host_blocks.ctypes.data) == shared
+    rows.apply(step_of(new=[new_row(2, [7, 8, 9], [5, 6]), new_row(0, [1], [9])]))
+    rows.apply(step_of(appended=[BlockAppend(2, 2, [1, 3]), BlockAppend(0, 1, [4])]))
+    rows.apply(step_of(freed=[0], new=[new_row(0, [2, 2], [8])]))
+    assert rows.tokens[2, :3].tolist() == [7, 8, 9]
+    assert rows.tokens[0, :2].tolist() == [2, 2]
+    assert rows.host_blocks[2, :4].tolist() == [5, 6, 1, 3]
+    assert rows.host_blocks[0, 0] == 8
+    assert np.array_equal(rows.blocks.numpy(), rows.host_blocks)
+
+
+def test_a_row_has_room_for_the_token_after_the_last():
+    rows = Rows(2, 8, 4, CPU, Uploader(CPU))
+    rows.apply(step_of(new=[new_row(1, range(8), [0, 1])]))
+    assert rows.tokens.shape == (2, 9)
+    assert rows.tokens[1].tolist() == [*range(8), 0]
