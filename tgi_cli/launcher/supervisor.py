@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 from tgi_cli.errors import ExitCode
 from tgi_cli.launcher.children import Child
+from tgi_cli.rpc.signals import delivered
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Signalled:
-    number: int
+    number: signal.Signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,12 @@ class Supervisor:
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
             numbers.append(signal.SIGHUP)
-        before = {number: signal.getsignal(number) for number in numbers}
-        for number in numbers:
-            signal.signal(number, lambda received, _frame: self._events.put(_Signalled(received)))
-        try:
-            yield
-        finally:
-            self._quit.set()
-            self._kill_all()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with delivered(numbers, lambda number: self._events.put(_Signalled(number))):
+            try:
+                yield
+            finally:
+                self._quit.set()
+                self._kill_all()
 
     def run(
         self,
@@ -96,8 +93,7 @@ class Supervisor:
                     ready = True
                     on_ready()
                 case _Signalled(number):
-                    name = signal.Signals(number).name
-                    log.info("%s: finishing what is in flight (again: stop now)", name)
+                    log.info("%s: finishing what is in flight (again: stop now)", number.name)
                     in_time = self._stop(router, server)
                     if not in_time or (number == signal.SIGINT and not ready):
                         return ExitCode.INTERRUPTED

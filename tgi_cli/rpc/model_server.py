@@ -23,6 +23,7 @@ from tgi_cli.errors import ShardError
 from tgi_cli.rpc import socket_path
 from tgi_cli.rpc.progress import LoadProgress
 from tgi_cli.rpc.server import EngineServer
+from tgi_cli.rpc.signals import delivered
 
 log = logging.getLogger(__name__)
 
@@ -53,33 +54,32 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     gc.collect()
     gc.freeze()
     server = EngineServer(engine, worker.info())
-    signals: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: signals.put(received))
+    signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,
         args=(signals, engine, server, serve.graceful_termination_timeout),
         name="shutdown",
         daemon=True,
     ).start()
-    server.start(uds_path)
-    log.info(
-        "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
-        config.model_id,
-        config.dtype,
-        config.device,
-        capacity.max_batch_total_tokens,
-        capacity.load_seconds,
-        capacity.warmup_seconds,
-    )
     cause = ""
-    try:
-        engine.run()
-    except RuntimeError as error:
-        cause = f"the engine failed: {error}"
-        raise ShardError(cause, "its log above says why each step failed") from error
-    finally:
-        server.stop(cause or "the model server has stopped")
+    with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
+        server.start(uds_path)
+        log.info(
+            "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
+            config.model_id,
+            config.dtype,
+            config.device,
+            capacity.max_batch_total_tokens,
+            capacity.load_seconds,
+            capacity.warmup_seconds,
+        )
+        try:
+            engine.run()
+        except RuntimeError as error:
+            cause = f"the engine failed: {error}"
+            raise ShardError(cause, "its log above says why each step failed") from error
+        finally:
+            server.stop(cause or "the model server has stopped")
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
@@ -88,7 +88,7 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def _shut_down(
-    signals: SimpleQueue[int], engine: EngineCore, server: EngineServer, grace: float
+    signals: SimpleQueue[signal.Signals], engine: EngineCore, server: EngineServer, grace: float
 ) -> None:
     """After a signal: refuse what is new, let the rest finish in time, end the loop."""
     signals.get()
