@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from tgi_cli.engine.block_pool import BlockPool
+from tgi_cli.engine.extras import wants_context
 from tgi_cli.engine.limits import CapacityPolicy, Limits
 from tgi_cli.engine.sequence import Sequence
 
@@ -44,7 +45,7 @@ class KVCache:
 
         At least one token is left to be computed: its logits choose the next one.
         """
-        if not self._reuse:
+        if not self._reuse or wants_context(sequence.request):
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
         usable = (len(sequence.token_ids) - 1) // self.block_size

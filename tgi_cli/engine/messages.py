@@ -6,8 +6,10 @@ The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel` and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, Protocol
 
 from tgi_cli.sampling.params import SamplingParams
 
@@ -26,6 +28,25 @@ class FinishReason(IntEnum):
     """Refused: the queue was full."""
 
 
+class LogitsProcessor(Protocol):
+    """Changes what one request may say next (TensorRT-LLM's LogitsPostProcessor)."""
+
+    def __call__(
+        self, request_id: int, logits: Any, token_ids: Sequence[int], client_id: int | None
+    ) -> Any:
+        """The logits to go on with.
+
+        Args:
+            request_id: of the request.
+            logits: float32 tensor [V] on the model's device; may be changed in place.
+            token_ids: prompt and generated tokens so far.
+            client_id: of the request.
+
+        An exception ends this request alone, with its text.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One sequence to be continued.
@@ -40,6 +61,14 @@ class GenerationRequest:
         cache_salt: sequences share cached prefixes only under the same salt.
         priority: higher is served first and preempted last.
         timeout_seconds: from its arrival at the engine; None: no limit.
+        prompt_logprobs: report the log-probability of each prompt token after the first, and so
+            many of the likeliest in its place; None: do not. Such a prompt is computed whole,
+            its cached beginning too.
+        logits_processors: called in order on the row's raw logits before anything else; in the
+            engine's own process only.
+        client_id: handed to the logits processors.
+        return_context_logits, return_generation_logits: hand out raw logits, of every prompt
+            position or of every generated token; in the engine's own process only.
         fork_of: id of a live request with the same prompt and salt (another sample of it): the
             prompt's KV is computed once and shared, copied only where the two write.
     """
@@ -54,6 +83,11 @@ class GenerationRequest:
     priority: int = 0
     timeout_seconds: float | None = None
     fork_of: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    client_id: int | None = None
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +121,33 @@ class Finished:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a run of prompt tokens, as parallel arrays.
+
+    The first entry is of the token at position ``start`` (at least 1: nothing precedes token
+    0). ``top_ids`` and ``top_logprobs`` are empty lists unless they were asked for.
+    """
+
+    request_id: int
+    start: int
+    logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Raw logits, float32 numpy array [n, V]: of the positions from ``start`` on.
+
+    Row i are the logits computed at position ``start + i``, which choose the token after it.
+    """
+
+    request_id: int
+    start: int
+    values: Any
+
+
 @dataclass(slots=True)
 class StepOutputs:
     """All that one step produced, as parallel arrays (one entry per token).
@@ -104,6 +165,8 @@ class StepOutputs:
     top_logprobs: list[list[float]] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    logits: list[Logits] = field(default_factory=list)
     queued: int = 0
     running: int = 0
     used_blocks: int = 0
@@ -111,7 +174,9 @@ class StepOutputs:
 
     def __bool__(self) -> bool:
         """Whether there is anything for a client in it."""
-        return bool(self.request_ids or self.started or self.finished)
+        return bool(
+            self.request_ids or self.started or self.finished or self.prompt_logprobs or self.logits
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from tgi_cli.engine.batching import batching_rule
+from tgi_cli.engine.extras import extras_of, report_context
 from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
@@ -28,6 +29,7 @@ from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
     GenerationRequest,
+    Logits,
     Started,
     StepOutputs,
 )
@@ -45,6 +47,7 @@ class _Entry:
 
     sequence: Sequence
     attempt: int
+    start: int
     end: int
     """Computed tokens once the step is done."""
     sampled: bool
@@ -144,7 +147,7 @@ class Scheduler:
         """Apply the result of the oldest step in flight; returns what clients get to see."""
         outputs = StepOutputs()
         index = -1
-        for entry in self._in_flight.popleft():
+        for place, entry in enumerate(self._in_flight.popleft()):
             index += entry.sampled
             sequence = entry.sequence
             if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
@@ -154,7 +157,14 @@ class Scheduler:
                 outputs.finished.append(self._finish(sequence, FinishReason.ERROR, error))
                 continue
             self.cache.index_computed(sequence, entry.end)
+            if result.prompt_scores or result.context_logits:
+                report_context(sequence, place, entry.start, result, outputs)
             if entry.sampled:
+                if index in result.generation_logits:
+                    values = result.generation_logits[index][None]
+                    outputs.logits.append(
+                        Logits(sequence.request.request_id, entry.end - 1, values)
+                    )
                 self._append_token(sequence, result, index, outputs)
         self.describe(outputs)
         return outputs
@@ -281,6 +291,7 @@ class Scheduler:
                 prompt_tokens=sequence.prompt_tokens,
                 block_ids=list(sequence.block_ids),
                 sampling=sequence.request.sampling,
+                extras=extras_of(sequence.request),
             )
         )
         if not sequence.started:
@@ -301,7 +312,7 @@ class Scheduler:
         step.starts.append(start)
         step.counts.append(count)
         step.samples.append(sampled)
-        entries.append(_Entry(sequence, sequence.attempt, end, sampled))
+        entries.append(_Entry(sequence, sequence.attempt, start, end, sampled))
         sequence.num_computed = end
         sequence.placeholders += sampled
 

@@ -29,6 +29,8 @@ class Sequence:
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that were offered to the prefix cache.
         prompt_step: the step that computes the last of its prompt, -1 while none does.
+        scored, context_reported: prompt positions whose log-probability, or whose raw logits,
+            were handed out; they outlive preemption.
         row: its row in the worker, -1 while it waits.
         attempt: raised by each preemption; results of an older attempt are stale.
         rank: order of service and of sacrifice: priority, then arrival; the lowest comes first.
@@ -40,6 +42,7 @@ class Sequence:
         "attempt",
         "block_hashes",
         "block_ids",
+        "context_reported",
         "max_tokens",
         "num_computed",
         "num_indexed",
@@ -49,6 +52,7 @@ class Sequence:
         "rank",
         "request",
         "row",
+        "scored",
         "started",
         "status",
         "stop_ids",
@@ -70,6 +74,8 @@ class Sequence:
         self.prompt_step = -1
         self.row = -1
         self.attempt = 0
+        self.scored = 1
+        self.context_reported = 0
         self.ticket = 0
         self.status = Status.WAITING
         self.started = False

@@ -7,9 +7,26 @@ state); a :class:`Step` carries only what changed since the last one and what to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from tgi_cli.engine.messages import LogitsProcessor
 from tgi_cli.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowExtras:
+    """What few requests ask for; see :class:`tgi_cli.engine.messages.GenerationRequest`."""
+
+    stop_token_ids: frozenset[int] = frozenset()
+    """Not to be chosen before ``sampling.min_new_tokens`` tokens."""
+    prompt_logprobs: int | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    client_id: int | None = None
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+
+
+NO_EXTRAS = RowExtras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +44,7 @@ class NewRow:
     prompt_tokens: int
     block_ids: list[int]
     sampling: SamplingParams
+    extras: RowExtras = NO_EXTRAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +91,27 @@ class Step:
         return sum(self.samples)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt tokens that follow a chunk's positions.
+
+    The first entry is of the token at ``start``, one more than the chunk's first position.
+    """
+
+    start: int
+    logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+
+
 @dataclass(slots=True)
 class StepResult:
     """What the sampler chose, one entry per *sampled* sequence of the step, in its order.
 
     ``errors`` maps an index of these entries to the cause why that row alone failed (its token
-    is then meaningless).
+    is then meaningless). ``generation_logits`` maps such an index to the raw logits (float32
+    numpy [V]). ``prompt_scores`` and ``context_logits`` (float32 numpy [count, V]) map an index
+    of ``Step.rows``, sampled or not.
     """
 
     token_ids: list[int]
@@ -86,6 +119,9 @@ class StepResult:
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
     errors: dict[int, str] = field(default_factory=dict)
+    prompt_scores: dict[int, PromptScores] = field(default_factory=dict)
+    context_logits: dict[int, Any] = field(default_factory=dict)
+    generation_logits: dict[int, Any] = field(default_factory=dict)
 
 
 class PendingResult(Protocol):

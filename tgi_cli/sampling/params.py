@@ -12,7 +12,9 @@ class SamplingParams:
     """How the next token is chosen from the logits, for every step of one request.
 
     The neutral value of each field switches its processor off. Processors run in TGI's order:
-    repetition, frequency and presence penalties, temperature, top_k, top_p, min_p, typical_p.
+    logit_bias, watermark, repetition, frequency and presence penalties, then what may not be
+    chosen (bad_words, stop ids before min_new_tokens), temperature, top_k, top_p, min_p,
+    typical_p.
 
     Attributes:
         temperature: divides the logits; 0 means greedy (argmax, nothing else of the filters).
@@ -27,6 +29,13 @@ class SamplingParams:
         seed: 64-bit; a token's randomness depends on (seed, its position) alone, so that a seed
             gives the same text whatever else is in the batch.
         top_logprobs: how many of the likeliest tokens to report with each token (0: none).
+        relative_frequency_penalty: TGI's frequency_penalty on its native routes: subtracts
+            penalty x count / length, both over prompt and output.
+        logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI).
+        bad_words: token sequences that must not appear in the output.
+        min_new_tokens: the request's stop ids are not chosen before so many tokens.
+        watermark: mark the text by Kirchenbauer et al. 2023: a share ``watermark_gamma`` of the
+            vocabulary, seeded by the token before, gets ``watermark_delta`` added.
 
     Raises:
         ValueError: a value outside its range, in words fit for an API's error.
@@ -42,6 +51,13 @@ class SamplingParams:
     presence_penalty: float = 0.0
     seed: int = 0
     top_logprobs: int = 0
+    relative_frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    watermark: bool = False
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
     greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,22 +72,19 @@ class SamplingParams:
             (-2.0 <= self.presence_penalty <= 2.0, "`presence_penalty` must be in [-2, 2]"),
             (0 <= self.seed <= _UINT64, "`seed` must be an unsigned 64-bit number"),
             (self.top_logprobs >= 0, "`top_logprobs` must be 0 or positive"),
+            (
+                -2.0 <= self.relative_frequency_penalty <= 2.0,
+                "`frequency_penalty` must be in [-2, 2]",
+            ),
+            (
+                all(i >= 0 and -100.0 <= bias <= 100.0 for i, bias in self.logit_bias),
+                "`logit_bias` must map token ids to numbers in [-100, 100]",
+            ),
+            (all(self.bad_words), "`bad_words` must not be empty"),
+            (self.min_new_tokens >= 0, "`min_new_tokens` must be 0 or positive"),
+            (0.0 < self.watermark_gamma < 1.0, "`watermark_gamma` must be between 0.0 and 1.0"),
         )
         for holds, message in checks:
             if not holds:
                 raise ValueError(message)
         object.__setattr__(self, "greedy", self.temperature == 0.0)
-
-    @property
-    def penalized(self) -> bool:
-        """Whether any penalty is on, so that counts of earlier tokens are needed."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.frequency_penalty != 0.0
-            or self.presence_penalty != 0.0
-        )
-
-    @property
-    def filtered(self) -> bool:
-        """Whether any filter is on, so that the vocabulary must be sorted."""
-        return self.top_k != 0 or self.top_p != 1.0 or self.min_p != 0.0 or self.typical_p != 1.0
