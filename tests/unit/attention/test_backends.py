@@ -49,13 +49,15 @@ class Batch:
         self.tables = [[free.pop() for _ in range(-(-kv_len // BLOCK))] for kv_len in self.kv_lens]
 
     def attend(self, attention: PagedAttention, layer: int) -> list[Tensor]:
-        """Write what came before this step, then run the step."""
+        """One step per sequence for what came before, then the step."""
         earlier = [k - q for q, k in zip(self.query_lens, self.kv_lens, strict=True)]
         for table, count, keys, values in zip(
             self.tables, earlier, self.keys, self.values, strict=True
         ):
-            slots = torch.tensor([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(count)])
-            attention.write(layer, keys[:count], values[:count], slots.long())
+            if count:
+                attention.plan(make_metadata([table], [count], [count], BLOCK))
+                queries = torch.zeros(count, self.queries[0].shape[1], DIM, dtype=self.dtype)
+                attention(layer, queries, keys[:count], values[:count], 0.3)
         attention.plan(make_metadata(self.tables, self.query_lens, self.kv_lens, BLOCK))
 
         def step(tensors: list[Tensor]) -> Tensor:

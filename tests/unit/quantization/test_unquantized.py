@@ -43,9 +43,9 @@ def test_computes_what_a_plain_linear_computes(dtype: torch.dtype, tokens: int, 
 
 def test_a_packed_weight_replaces_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, weight, bias = make(torch.bfloat16)
-    assert (layer.packed is not None) == packing._CAN_PACK
-    assert (layer.weight is None) == packing._CAN_PACK
-    monkeypatch.setattr(packing, "_CAN_PACK", False)
+    assert (layer.packed is not None) == (torch.bfloat16 in packing._PACKABLE)
+    assert (layer.weight is None) == (layer.packed is not None)
+    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
     plain, weight, bias = make(torch.bfloat16)
     assert plain.packed is None
     assert plain.weight is not None
