@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from tgi_cli.engine.limits import Limits
@@ -21,7 +22,8 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.step import PendingResult, Worker
+from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.step import PendingResult, Step, Worker
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class EngineCore:
         worker: runs the steps.
         limits: what a step and a request may not exceed.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
+        on_statistics: told of every step as it is launched, on the loop's thread: keep it quick.
 
     Attributes:
         inbox: put requests, cancels and the shutdown here, from any thread.
@@ -45,13 +48,20 @@ class EngineCore:
         steps: how many steps have run; grows while a healthy engine has work.
     """
 
-    def __init__(self, worker: Worker, limits: Limits, depth: int = 0) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        limits: Limits,
+        depth: int = 0,
+        on_statistics: Callable[[StepStatistics], None] | None = None,
+    ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.steps = 0
         self._worker = worker
         self._scheduler = Scheduler(limits)
         self._depth = depth
+        self._on_statistics = on_statistics
         self._pending: deque[PendingResult] = deque()
         self._failures = 0
 
@@ -109,6 +119,7 @@ class EngineCore:
                 while self._pending:
                     self._collect()
                 self._fail(error)
+            self._tell(step)
         elif not self._pending and self._scheduler.num_live:
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
@@ -127,6 +138,17 @@ class EngineCore:
         outputs = self._scheduler.update(result)
         if outputs:
             self.outbox.put(outputs)
+
+    def _tell(self, step: Step) -> None:
+        """Statistics of a step, to whoever asked; computed while the device works."""
+        debug = log.isEnabledFor(logging.DEBUG)
+        if self._on_statistics is None and not debug:
+            return
+        statistics = self._scheduler.statistics(step)
+        if self._on_statistics is not None:
+            self._on_statistics(statistics)
+        if debug:
+            log.debug("%s", statistics.to_json())
 
     def _fail(self, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]

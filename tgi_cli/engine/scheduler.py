@@ -20,8 +20,9 @@ from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
+from tgi_cli.engine.admission import Admission
 from tgi_cli.engine.batching import batching_rule
-from tgi_cli.engine.extras import extras_of, report_context
+from tgi_cli.engine.extras import report_context
 from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
@@ -30,15 +31,12 @@ from tgi_cli.engine.messages import (
     FinishReason,
     GenerationRequest,
     Logits,
-    Started,
     StepOutputs,
 )
 from tgi_cli.engine.sequence import Sequence, Status
-from tgi_cli.engine.step import BlockAppend, NewRow, Step, StepResult
+from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.step import BlockAppend, Step, StepResult
 from tgi_cli.engine.waiting import WaitingQueue
-
-MAX_LOOKAHEAD = 32
-"""How many that do not fit are looked at in one step: bounds the cost of a long queue."""
 
 
 @dataclass(slots=True)
@@ -67,13 +65,12 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by rank
         self.preemptions = 0
-        self._rule = batching_rule(limits)
         self._live: dict[int, Sequence] = {}
-        self._free_rows = list(range(limits.max_batch_size - 1, -1, -1))
+        self._rule = batching_rule(limits)
+        self._admission = Admission(limits, self.cache, self.waiting, self._live, self._rule)
         self._freed: list[int] = []
         self._in_flight: deque[list[_Entry]] = deque()
         self._step_id = 0
-        self._started: list[Started] = []
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._arrivals = 0
 
@@ -206,101 +203,11 @@ class Scheduler:
                 self._compute(step, entries, sequence, count)
                 budget -= count
         if self._rule.mixes or not entries:
-            fewest, most = self._rule.window(len(self.running))
-            if fewest <= 1 or self._fitting(budget) >= fewest:
-                self._admit(step, entries, budget, most)
-
-    def _admit(self, step: Step, entries: list[_Entry], budget: int, most: int) -> None:
-        """Waiting sequences in order of rank; one that does not fit lets others pass."""
-        rule = self._rule
-        skipped = 0
-        while most and self._free_rows and skipped < len(self.waiting):
-            if budget == 0 and not rule.gathers:
-                break
-            starved = self.waiting.starved()
-            if starved and self._forks_later(starved, step):
-                starved = None
-            sequence = starved or self.waiting.ranked(skipped)
-            if self._forks_later(sequence, step):
-                skipped += 1
-                continue
-            parent = self._parent(sequence)
-            cached = self.cache.match(sequence)
-            if parent is not None:
-                cached = parent.block_ids[: (sequence.prompt_tokens - 1) // self.limits.block_size]
-            pending = sequence.num_tokens - len(cached) * self.limits.block_size
-            # A whole prompt must fit the budget, but one that never would may be split.
-            too_long = rule.strict and pending > budget and bool(entries)
-            if too_long or not self._place(step, sequence, cached, parent):
-                if starved or rule.strict or skipped == MAX_LOOKAHEAD:
-                    break
-                skipped += 1
-                continue
-            count = min(sequence.num_tokens - sequence.num_computed, budget)
-            if count:
-                self._compute(step, entries, sequence, count)
-            budget -= count
-            most -= 1
-            rule.joined()
-
-    def _parent(self, sequence: Sequence) -> Sequence | None:
-        """Whom a new sequence forks from; one that was preempted has nothing to share."""
-        source = sequence.request.fork_of
-        parent = None if source is None or sequence.attempt else self._live.get(source)
-        return None if parent is None or parent.attempt else parent
-
-    def _forks_later(self, sequence: Sequence, step: Step) -> bool:
-        """Whether the prompt that it forks from will be computed by this step or a later one."""
-        parent = self._parent(sequence)
-        return parent is not None and parent.prompt_step in (-1, step.step_id)
-
-    def _fitting(self, budget: int) -> int:
-        """How many of the waiting, strictly in order, fit budget and pool together."""
-        blocks = self.pool.num_available
-        for count in range(len(self.waiting)):
-            sequence = self.waiting.ranked(count)
-            cached = len(self.cache.match(sequence))
-            budget -= sequence.num_tokens - cached * self.limits.block_size
-            blocks -= self.cache.demand(sequence) - cached
-            if budget < 0 or blocks < 0:
-                return count
-        return len(self.waiting)
-
-    def _place(
-        self, step: Step, sequence: Sequence, cached: list[int], parent: Sequence | None
-    ) -> bool:
-        """Give a waiting sequence its row and the blocks of its known tokens, if they fit."""
-        if not self.cache.admit(sequence, cached, self.running):
-            return False
-        if parent is not None:
-            # Only the prompt's last token is left to compute: its logits choose the first new
-            # one. The block that holds it is written by both, so each has its own.
-            if (sequence.prompt_tokens - 1) % self.limits.block_size:
-                last = len(cached)
-                step.copies.append((parent.block_ids[last], sequence.block_ids[last]))
-            sequence.num_computed = sequence.prompt_tokens - 1
-        self.waiting.admit(sequence)
-        sequence.row = self._free_rows.pop()
-        sequence.status = Status.RUNNING
-        insort(self.running, sequence, key=attrgetter("rank"))
-        step.new.append(
-            NewRow(
-                row=sequence.row,
-                request_id=sequence.request.request_id,
-                token_ids=list(sequence.token_ids),
-                prompt_tokens=sequence.prompt_tokens,
-                block_ids=list(sequence.block_ids),
-                sampling=sequence.request.sampling,
-                extras=extras_of(sequence.request),
-            )
-        )
-        if not sequence.started:
-            sequence.started = True
-            waited = time.monotonic_ns() - sequence.arrival_ns
-            self._started.append(
-                Started(sequence.request.request_id, waited, sequence.num_computed)
-            )
-        return True
+            alone = not entries
+            for sequence, count in self._admission.admit(step, budget, self.running, alone):
+                insort(self.running, sequence, key=attrgetter("rank"))
+                if count:
+                    self._compute(step, entries, sequence, count)
 
     def _compute(self, step: Step, entries: list[_Entry], sequence: Sequence, count: int) -> None:
         start = sequence.num_computed
@@ -344,7 +251,7 @@ class Scheduler:
     def _leave_row(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._freed.append(sequence.row)
-        self._free_rows.append(sequence.row)
+        self._admission.free_rows.append(sequence.row)
         self.cache.release(sequence)
 
     # ------------------------------------------------------------------ results
@@ -378,8 +285,30 @@ class Scheduler:
         del self._live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
 
+    def statistics(self, step: Step) -> StepStatistics:
+        """Of a step that was just scheduled."""
+        contexts = len(step.rows) - step.num_decodes
+        return StepStatistics(
+            timestamp=time.time(),
+            iteration=self._step_id,
+            active_requests=self.num_live,
+            max_requests=self.limits.max_batch_size,
+            max_blocks=self.pool.num_blocks,
+            free_blocks=self.pool.num_available,
+            used_blocks=self.pool.num_used,
+            cached_blocks=self.pool.num_cached,
+            tokens_per_block=self.limits.block_size,
+            scheduled_requests=len(step.rows),
+            context_requests=contexts,
+            generation_requests=step.num_decodes,
+            context_tokens=step.num_tokens - step.num_decodes,
+            reused_tokens=self._admission.reused_tokens,
+            prompt_tokens=self._admission.prompt_tokens,
+            preemptions=self.preemptions,
+        )
+
     def describe(self, outputs: StepOutputs) -> None:
-        outputs.started, self._started = self._started, []
+        outputs.started = self._admission.take_started()
         outputs.queued = len(self.waiting)
         outputs.running = len(self.running)
         outputs.used_blocks = self.pool.num_used

@@ -14,6 +14,7 @@ from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, FinishReason, Shutdown, StepOutputs
+from tgi_cli.engine.statistics import StepStatistics
 
 
 class Client:
@@ -144,3 +145,18 @@ def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> N
             assert told == answer[: len(told)]
         else:
             assert told == answer
+
+
+def test_every_step_is_told_to_whoever_asked() -> None:
+    told: list[StepStatistics] = []
+    core = EngineCore(FakeWorker(4), limits(), on_statistics=told.append)
+    core.inbox.put(request(1, range(8), 5))
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    client = Client(core)
+    client.read_until_finished(1)
+    core.inbox.put(Shutdown())
+    thread.join(timeout=20)
+    assert [s.iteration for s in told] == [1, 2, 3, 4, 5]
+    assert [s.context_tokens for s in told] == [8, 0, 0, 0, 0]
+    assert [s.generation_requests for s in told] == [0, 1, 1, 1, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.unit.engine.fake_worker import continuation
@@ -184,3 +186,29 @@ def test_a_fork_of_another_prompt_is_refused() -> None:
     refused = scheduler.add(request(2, [2], 1, fork_of=1))
     assert refused is not None
     assert "another prompt" in refused.error
+
+
+def test_statistics_carry_the_batch_managers_fields() -> None:
+    harness = Harness(limits(max_batch_prefill_tokens=20))
+    harness.add(request(1, [5], 30))
+    harness.add(request(2, [6], 30))
+    harness.step()
+    harness.add(request(3, range(40), 5))
+    step = harness.scheduler.schedule()
+    assert step is not None
+    told = json.loads(harness.scheduler.statistics(step).to_json())
+    assert told["Timestamp"].count(":") == 2
+    expected = {
+        "Iteration Counter": 2,
+        "Active Request Count": 3,
+        "Max Request Count": 8,
+        "Max KV cache blocks": 128,
+        "Free KV cache blocks": 128 - 12,
+        "Used KV cache blocks": 12,
+        "Tokens per KV cache block": 4,
+        "Scheduled Requests": 3,
+        "Context Requests": 1,
+        "Generation Requests": 2,
+        "Total Context Tokens": 18,
+    }
+    assert told.items() >= expected.items()
