@@ -55,7 +55,7 @@ _POPULAR = re.compile(
     r"|contextlib|dataclasses|typing|hashlib|statistics|operator|tempfile|argparse|enum|struct)\."
     r"[\w.]+|[a-z_]+|(str|list|dict|set|bytes|int|float)\.\w+"
 )
-POPULAR_WEIGHT, SMALLTALK_WEIGHT = 3, 5
+POPULAR_WEIGHT, SMALLTALK_WEIGHT = 3, 25
 
 _DEFINITION = re.compile(
     r"^( *)\.\. (function|method|class|data|attribute|exception|decorator|classmethod"

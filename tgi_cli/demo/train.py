@@ -49,9 +49,9 @@ class Phase:
 
 
 PHASES = (
-    Phase(until=0.45, length=256, chat=0.15),
-    Phase(until=0.70, length=256, chat=0.25),
-    Phase(until=0.92, length=512, chat=0.35),
+    Phase(until=0.35, length=256, chat=0.15),
+    Phase(until=0.60, length=512, chat=0.30),
+    Phase(until=0.75, length=1024, chat=0.40),
     Phase(until=1.00, length=2048, chat=0.40),
 )
 
@@ -111,6 +111,7 @@ class Trainer:
         tokenizer: Tokenizer,
         seed: int,
         compiled: bool,
+        peak: float = 1.0,
     ) -> None:
         torch.manual_seed(seed)
         rng = random.Random(seed)
@@ -132,7 +133,7 @@ class Trainer:
             ),
             torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self._rates = [MATRIX_LR, OTHER_LR]
+        self._rates = [MATRIX_LR * peak, OTHER_LR * peak]
         self.steps = 0
 
     @property
@@ -185,12 +186,11 @@ def main() -> None:
         corpus.write_heldout(everything, _HERE / "heldout")
     documents = [document for document in everything if not corpus.is_heldout(document)]
     exchanges = dialogs.collect(documents, _HERE / "smalltalk.json")
-    conversations = dialogs.epoch(exchanges, random.Random(options.seed))
-    tokenizer = tokens.train_tokenizer(
-        [*(document.text for document in documents), *map(tokens.render, conversations)],
-        VOCAB_SIZE,
-    )
-    trainer = Trainer(documents, exchanges, tokenizer, options.seed, options.compile)
+    tokenizer = _tokenizer(options.start, documents, exchanges, options.seed)
+    trainer = Trainer(documents, exchanges, tokenizer, options.seed, options.compile, options.peak)
+    if options.start:
+        earlier = LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32)
+        trainer.model.load_state_dict(earlier.state_dict())
     console.print(
         f"{len(documents)} documents of {trainer.corpus_tokens / 1e6:.2f} M tokens, "
         f"{len(exchanges)} exchanges, {trainer.model.num_parameters() / 1e6:.2f} M parameters"
@@ -212,6 +212,19 @@ def main() -> None:
         console.print(f"{minutes:.1f} min: {facts}")
 
     run(trainer, options.steps, options.minutes, options.save_every, console, checkpoint)
+
+
+def _tokenizer(
+    start: Path | None,
+    documents: list[corpus.Document],
+    exchanges: list[dialogs.Exchange],
+    seed: int,
+) -> Tokenizer:
+    if start:
+        return Tokenizer.from_file(str(start / "tokenizer.json"))
+    conversations = dialogs.epoch(exchanges, random.Random(seed))
+    texts = [*(document.text for document in documents), *map(tokens.render, conversations)]
+    return tokens.train_tokenizer(texts, VOCAB_SIZE)
 
 
 def run(
@@ -270,6 +283,13 @@ def _parse() -> argparse.Namespace:
         "busy machine ends in time but is not repeated exactly",
     )
     add("--save-every", type=float, default=5.0, help="minutes between checkpoints (default: 5)")
+    add("--start", type=Path, help="go on from this checkpoint instead of from random weights")
+    add(
+        "--peak",
+        type=float,
+        default=1.0,
+        help="factor of the highest learning rate; about 0.3 goes well with --start (default: 1)",
+    )
     add("--seed", type=int, default=0, help="seed of everything random (default: 0)")
     add("--threads", type=int, default=2, help="threads of PyTorch (default: 2)")
     add("--compile", action="store_true", help="compile the loss (faster; needs a C++ compiler)")
