@@ -6,20 +6,27 @@ penalty) is decided on the host, without asking the device. No torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_cli.sampling.lists import TokenLists, lists_of
 from tgi_cli.sampling.params import SamplingParams
 
 SAMPLED, REPETITION, COUNTED, TOP_K, TOP_P, MIN_P, TYPICAL, TOP_LOGPROBS = (
     1 << bit for bit in range(8)
 )
-"""Row flags. COUNTED: a frequency or presence penalty. Greedy rows carry no filter flags."""
+RELATIVE, BIASED, WATERMARK, BAD_WORDS, MIN_TOKENS = (1 << bit for bit in range(8, 13))
+"""Row flags. COUNTED: a frequency or presence penalty; RELATIVE: TGI's frequency penalty;
+MIN_TOKENS: a stop id may not be chosen yet. Greedy rows carry no filter flags."""
 
-PENALIZED = REPETITION | COUNTED
+PENALIZED = REPETITION | COUNTED | RELATIVE
+FORBIDDEN = BAD_WORDS | MIN_TOKENS
+ADJUSTED = PENALIZED | BIASED | WATERMARK | FORBIDDEN
+"""Any of these changes the scores before temperature."""
 FILTERED = TOP_K | TOP_P | MIN_P | TYPICAL
 
 _RECORD = np.dtype(
@@ -30,13 +37,18 @@ _RECORD = np.dtype(
         ("typical_p", np.float64),
         ("prompt_tokens", np.int64),
         ("top_logprobs", np.int64),
+        ("min_new_tokens", np.int64),
+        ("watermark_gamma", np.float64),
         ("temperature", np.float32),
         ("min_p", np.float32),
         ("repetition_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("presence_penalty", np.float32),
+        ("relative_frequency_penalty", np.float32),
+        ("watermark_delta", np.float32),
         ("flags", np.int32),
-    ]
+    ],
+    align=True,
 )
 
 _SMALLEST_TEMPERATURE = 1e-30
@@ -52,12 +64,14 @@ class SamplingBatch:
         positions: int64 [N], where the chosen token will stand; the tokens before are known.
         records: [N] of the fields of :class:`SamplingParams`, flags and prompt_tokens.
         flags: all rows' flags, or-ed.
+        lists: the token lists of every row of the table.
     """
 
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     records: NDArray[Any]
     flags: int
+    lists: list[TokenLists | None]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,7 +79,9 @@ class SamplingBatch:
     def __getitem__(self, entries: NDArray[np.int64] | slice) -> SamplingBatch:
         records = self.records[entries]
         flags = int(np.bitwise_or.reduce(records["flags"], initial=0))
-        return SamplingBatch(self.rows[entries], self.positions[entries], records, flags)
+        return SamplingBatch(
+            self.rows[entries], self.positions[entries], records, flags, self.lists
+        )
 
     def where(self, flag: int) -> NDArray[np.int64]:
         """The entries that carry any bit of ``flag``, ascending."""
@@ -75,15 +91,32 @@ class SamplingBatch:
         """One field over all entries, contiguous."""
         return np.ascontiguousarray(self.records[name])
 
+    def lists_of(self, entry: int) -> TokenLists:
+        """The token lists of an entry that is biased or forbidden something."""
+        lists = self.lists[int(self.rows[entry])]
+        assert lists is not None
+        return lists
+
 
 class SamplingTable:
     """Sampling parameters of every row, written once when a sequence takes the row."""
 
     def __init__(self, max_rows: int) -> None:
         self._records = np.zeros(max_rows, _RECORD)
+        self._lists: list[TokenLists | None] = [None] * max_rows
 
-    def set(self, row: int, params: SamplingParams, prompt_tokens: int) -> None:
-        """Give ``row`` to a sequence whose first ``prompt_tokens`` tokens are its prompt."""
+    def set(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_tokens: int,
+        stop_token_ids: Iterable[int] = (),
+    ) -> None:
+        """Give ``row`` to a sequence whose first ``prompt_tokens`` tokens are its prompt.
+
+        ``stop_token_ids`` are not chosen before ``params.min_new_tokens`` tokens.
+        """
+        lists = self._lists[row] = lists_of(params, stop_token_ids)
         self._records[row] = (
             params.seed,
             params.top_k,
@@ -91,28 +124,44 @@ class SamplingTable:
             params.typical_p,
             prompt_tokens,
             params.top_logprobs,
+            params.min_new_tokens,
+            params.watermark_gamma,
             max(params.temperature, _SMALLEST_TEMPERATURE),
             params.min_p,
             params.repetition_penalty,
             params.frequency_penalty,
             params.presence_penalty,
-            _flags(params),
+            params.relative_frequency_penalty,
+            params.watermark_delta,
+            _flags(params, lists),
         )
 
     def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> SamplingBatch:
         """The batch of these rows, whose next tokens stand at ``positions``."""
         records = self._records[rows]
         flags = int(np.bitwise_or.reduce(records["flags"], initial=0))
-        return SamplingBatch(rows, positions, records, flags)
+        if flags & MIN_TOKENS:
+            enough = positions - records["prompt_tokens"] >= records["min_new_tokens"]
+            records["flags"][enough] &= ~MIN_TOKENS
+            flags = int(np.bitwise_or.reduce(records["flags"]))
+        return SamplingBatch(rows, positions, records, flags, self._lists)
 
 
-def _flags(params: SamplingParams) -> int:
+def _flags(params: SamplingParams, lists: TokenLists | None) -> int:
     counted = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
     flags = (
         REPETITION * (params.repetition_penalty != 1.0)
         | COUNTED * counted
+        | RELATIVE * (params.relative_frequency_penalty != 0.0)
         | TOP_LOGPROBS * (params.top_logprobs > 0)
+        | WATERMARK * params.watermark
     )
+    if lists is not None:
+        flags |= (
+            BIASED * (len(lists.bias_ids) > 0)
+            | BAD_WORDS * (len(lists.banned) + len(lists.lasts) > 0)
+            | MIN_TOKENS * (len(lists.stops) > 0)
+        )
     if not params.greedy:
         flags |= (
             SAMPLED

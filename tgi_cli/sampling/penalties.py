@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import COUNTED, PENALIZED, SamplingBatch
+from tgi_cli.sampling.batch import COUNTED, PENALIZED, RELATIVE, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 MAX_TOKENS_AT_ONCE = 1 << 19
@@ -27,7 +27,8 @@ def penalize(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload)
 
     For each token that the sequence holds: divide a positive and multiply a negative score by
     the repetition penalty (Keskar et al. 2019, CTRL); then, if the output holds it, subtract
-    frequency_penalty x its count and presence_penalty (OpenAI's API reference).
+    frequency_penalty x its count and presence_penalty (OpenAI's API reference); then subtract
+    relative_frequency_penalty x its share of the sequence (TGI's frequency_penalty).
 
     Args:
         scores: float32 [N, V].
@@ -60,7 +61,7 @@ def _penalize_group(
 ) -> None:
     count, vocab_size = len(batch), scores.shape[1]
     total = int(batch.positions.sum())
-    lengths, rows, targets, prompts, repetition, frequency, presence = upload(
+    lengths, rows, targets, prompts, repetition, frequency, presence, relative = upload(
         batch.positions,
         batch.rows,
         entries,
@@ -68,6 +69,7 @@ def _penalize_group(
         batch.column("repetition_penalty"),
         batch.column("frequency_penalty"),
         batch.column("presence_penalty"),
+        batch.column("relative_frequency_penalty"),
     )
     device = scores.device
     # Ragged, not padded: one entry per token of each sequence. With output_size given,
@@ -82,11 +84,17 @@ def _penalize_group(
     score = flat[cell]
     penalty = repetition[owner]
     score = torch.where(score < 0, score * penalty, score / penalty)
-    if batch.flags & COUNTED:
+    count_cell = owner * vocab_size + token
+
+    def occurrences(counted: Tensor) -> Tensor:
         counts = torch.zeros(count * vocab_size, dtype=torch.float32, device=device)
-        count_cell = owner * vocab_size + token
-        counts.index_add_(0, count_cell, (offset >= prompts[owner]).float())
-        occurrences = counts[count_cell]
-        score -= frequency[owner] * occurrences + presence[owner] * (occurrences > 0)
+        return counts.index_add_(0, count_cell, counted)[count_cell]
+
+    if batch.flags & COUNTED:
+        times = occurrences((offset >= prompts[owner]).float())
+        score -= frequency[owner] * times + presence[owner] * (times > 0)
+    if batch.flags & RELATIVE:
+        share = occurrences(torch.ones(total, device=device)) / lengths[owner]
+        score -= relative[owner] * share
     # A token that occurs twice writes the same value twice: the order does not matter.
     flat[cell] = score

@@ -1,32 +1,45 @@
 """Logits to tokens, batched, without waiting for the device.
 
-Order: repetition, frequency and presence penalties, temperature, top_k, top_p, min_p,
-typical_p, choice. Greedy rows take the highest penalized score. What no row of a step asks for
-is not computed; the host knows that from the rows' flags.
+Order: logit_bias, watermark, repetition, frequency and presence penalties, bad words and stop
+ids that come too early, grammar masks, temperature, top_k, top_p, min_p, typical_p, choice.
+Greedy rows take the highest score before temperature. What no row of a step asks for is not
+computed; the host knows that from the rows' flags.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from tgi_cli.sampling.batch import FILTERED, PENALIZED, SAMPLED, SamplingBatch
+from tgi_cli.sampling.batch import (
+    ADJUSTED,
+    BIASED,
+    FILTERED,
+    FORBIDDEN,
+    PENALIZED,
+    SAMPLED,
+    WATERMARK,
+    SamplingBatch,
+)
 from tgi_cli.sampling.choice import argmax, choose, weights_of
+from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
 from tgi_cli.sampling.filters import filter_weights
 from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of
 from tgi_cli.sampling.penalties import penalize
 from tgi_cli.sampling.random import uniforms
 from tgi_cli.sampling.upload import Upload
+from tgi_cli.sampling.watermark import mark
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Chosen tokens, int64 [N], and their log-probabilities, float32 [N], on the device.
 
-    A log-probability that is not finite marks a row whose logits were not; its token is a valid
-    id without meaning.
+    A log-probability that is NaN marks a row whose logits were not finite, and -inf one whose
+    constraints exclude every token; its token is a valid id without meaning.
     """
 
     token_ids: Tensor
@@ -49,21 +62,46 @@ class Sampler:
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
 
-    def __call__(self, logits: Tensor, batch: SamplingBatch, pool: Tensor) -> Sampled:
+    def __call__(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        pool: Tensor,
+        scores: Tensor | None = None,
+        masks: TokenMasks | None = None,
+    ) -> Sampled:
         """Choose a token for each entry of ``batch``.
 
         Args:
-            logits: float32 [N, V], not changed.
+            logits: float32 [N, V], the model's own, not changed; log-probabilities are theirs.
             batch: the N entries.
-            pool: int32 [rows, width], the tokens known so far of every row (for penalties).
+            pool: int32 [rows, width], the tokens known so far of every row.
+            scores: float32 [N, V], what to choose by instead of ``logits``; is changed.
+            masks: of the entries that may choose from some tokens only.
         """
-        scores = logits
-        if batch.flags & PENALIZED:
-            scores = logits.clone()
-            penalize(scores, batch, pool, self._upload)
+        constrained = scores is not None or masks is not None or batch.flags & FORBIDDEN
+        if scores is None:
+            scores = logits.clone() if constrained or batch.flags & ADJUSTED else logits
+        if batch.flags & ADJUSTED:
+            self._adjust(scores, batch, pool)
+        if masks is not None:
+            apply_masks(scores, masks, self._upload)
         token_ids = self._choose(scores, batch)
         logprobs, top = logprobs_of(logits, token_ids, batch, self._upload)
+        if constrained:
+            chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+            logprobs.masked_fill_(chosen == -math.inf, -math.inf)
         return Sampled(token_ids, logprobs, top)
+
+    def _adjust(self, scores: Tensor, batch: SamplingBatch, pool: Tensor) -> None:
+        if batch.flags & BIASED:
+            add_bias(scores, batch, self._upload)
+        if batch.flags & WATERMARK:
+            mark(scores, batch, pool, self._upload)
+        if batch.flags & PENALIZED:
+            penalize(scores, batch, pool, self._upload)
+        if batch.flags & FORBIDDEN:
+            forbid(scores, batch, pool, self._upload)
 
     def _choose(self, scores: Tensor, batch: SamplingBatch) -> Tensor:
         if not batch.flags & SAMPLED:

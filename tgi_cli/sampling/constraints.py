@@ -1,0 +1,118 @@
+"""Biases, bad words, stop ids that come too early, and grammar masks.
+
+The lists stand on the host, so that a step uploads only the cells that it changes. Whether a
+bad word is about to be completed is found on the device, where the tokens are: nothing waits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgi_cli.sampling.batch import BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
+from tgi_cli.sampling.upload import Upload
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some entries of a batch may choose from.
+
+    Attributes:
+        entries: int64 [M], ascending and distinct.
+        bits: int32 [M, ceil(V / 32)]: bit i of word w is set if token 32 w + i is allowed (the
+            layout of xgrammar and llguidance).
+    """
+
+    entries: NDArray[np.int64]
+    bits: NDArray[np.int32]
+
+    def between(self, first: int, end: int) -> TokenMasks | None:
+        """The masks of the entries ``first .. end``, counted from ``first``; None: of none."""
+        low, high = np.searchsorted(self.entries, (first, end)).tolist()
+        if low == high:
+            return None
+        return TokenMasks(self.entries[low:high] - first, self.bits[low:high])
+
+
+def add_bias(scores: Tensor, batch: SamplingBatch, upload: Upload) -> None:
+    """Add each entry's logit_bias to ``scores`` (float32 [N, V]), in place."""
+    cells, values = [], []
+    for entry in batch.where(BIASED).tolist():
+        lists = batch.lists_of(entry)
+        known = lists.bias_ids < scores.shape[1]
+        cells.append(lists.bias_ids[known] + entry * scores.shape[1])
+        values.append(lists.bias_values[known])
+    cell, value = upload(np.concatenate(cells), np.concatenate(values))
+    scores.view(-1).index_add_(0, cell, value)
+
+
+def forbid(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
+    """Set the scores of bad words, and of stop ids that would come too early, to -inf.
+
+    Args:
+        scores: float32 [N, V], changed in place.
+        batch: the N entries.
+        pool: int32 [rows, width], the tokens known so far of every row.
+        upload: brings host arrays to the device.
+    """
+    vocab_size, cells = scores.shape[1], []
+    for entry in batch.where(BAD_WORDS | MIN_TOKENS).tolist():
+        lists = batch.lists_of(entry)
+        flags = int(batch.records["flags"][entry])
+        for flag, ids in ((BAD_WORDS, lists.banned), (MIN_TOKENS, lists.stops)):
+            if flags & flag:
+                cells.append(ids[ids < vocab_size] + entry * vocab_size)
+    flat = np.concatenate(cells)
+    if len(flat):
+        (cell,) = upload(flat)
+        scores.view(-1).index_fill_(0, cell, -math.inf)
+    if batch.flags & BAD_WORDS:
+        _forbid_last_tokens(scores, batch, pool, upload)
+
+
+def _forbid_last_tokens(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
+    """Bar the last token of each bad word whose other tokens end the sequence."""
+    cells, places, tokens, lengths = [], [], [], []
+    for entry in batch.where(BAD_WORDS).tolist():
+        lists, position = batch.lists_of(entry), int(batch.positions[entry])
+        possible = (lists.lasts < scores.shape[1]) & (lists.lengths <= position)
+        if not possible.any():
+            continue
+        standing = np.repeat(possible, lists.lengths)
+        start = int(batch.rows[entry]) * pool.shape[1] + position
+        cells.append(lists.lasts[possible] + entry * scores.shape[1])
+        places.append(start - lists.back[standing])
+        tokens.append(lists.prefix[standing])
+        lengths.append(lists.lengths[possible])
+    if not cells:
+        return
+    sizes = np.concatenate(lengths)
+    word = np.repeat(np.arange(len(sizes)), sizes)
+    cell, place, token, owner = upload(
+        np.concatenate(cells), np.concatenate(places), np.concatenate(tokens), word
+    )
+    differs = (pool.view(-1)[place] != token).float()
+    misses = torch.zeros(len(sizes), device=scores.device).index_add_(0, owner, differs)
+    # Added, not written: several words may end in one token, and each has its say.
+    scores.view(-1).index_add_(0, cell, torch.where(misses == 0, -math.inf, 0.0))
+
+
+def apply_masks(scores: Tensor, masks: TokenMasks, upload: Upload) -> None:
+    """Set the scores of tokens that a mask does not allow to -inf, in place."""
+    vocab_size = scores.shape[1]
+    if scores.device.type == "cpu":
+        rows = scores.numpy()
+        octets = np.ascontiguousarray(masks.bits, np.dtype("<i4")).view(np.uint8)
+        for entry, row in zip(masks.entries.tolist(), octets, strict=True):
+            barred = np.unpackbits(~row, count=vocab_size, bitorder="little").view(np.bool_)
+            np.putmask(rows[entry], barred, -math.inf)
+        return
+    entries, bits = upload(masks.entries, masks.bits)
+    allowed = bits.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=bits.device) & 1
+    zero = allowed.flatten(1)[:, :vocab_size] == 0
+    scores[entries] = scores[entries].masked_fill_(zero, -math.inf)
