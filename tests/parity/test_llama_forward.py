@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from tests.tools.checkpoints import make_llama
 from tests.tools.paged import CPU, PagedRun
 from tgi_cli.models import CausalLM, load_model, read_config
+from tgi_cli.quantization import packing
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -125,6 +127,50 @@ def test_mixed_batches_give_what_each_sequence_gives_alone(backend: str, tmp_pat
             break
     for name, logits in wanted.items():
         torch.testing.assert_close(torch.cat(got[name]), logits, atol=1e-4, rtol=0)
+
+
+def kernels_add_up_rows_alike(dtype: torch.dtype) -> bool:
+    """Whether this processor's kernels have the property that the code above them keeps."""
+    query = torch.randn(1, 2, 64, 16).to(dtype)
+    keys, mask = torch.randn(1, 2, 512, 16).to(dtype), torch.zeros(64, 512).to(dtype)
+    mask[:, 100:] = float("-inf")
+
+    def attend(rows: int, width: int) -> Tensor:
+        keys_seen = keys[:, :, :width]
+        attended = scaled_dot_product_attention(
+            query[:, :, :rows], keys_seen, keys_seen, attn_mask=mask[:rows, :width]
+        )
+        return attended[:, :, :4]
+
+    x, packed = torch.randn(64, 1536).to(dtype), packing.pack(torch.randn(48, 1536).to(dtype))
+    return (
+        packed is not None
+        and torch.equal(attend(4, 112), attend(64, 512))
+        and torch.equal(
+            packing.packed_linear(x[:2], packed, None), packing.packed_linear(x, packed, None)[:2]
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_shares_a_step_changes_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = load(make_llama(tmp_path / "model", dtype=dtype, intermediate_size=1536), dtype)
+    ids = random_ids(203, seed=7)
+    alone = PagedRun(model, dtype, "cpu").step({"a": ids})["a"]
+    run = PagedRun(model, dtype, "cpu")
+    run.step({f"other {n}": random_ids(1 + 9 * n, seed=n) for n in range(12)})
+    pieces, start = [], 0
+    for size in (1, 2, 30, 1, 1, 65, 3, *[1] * 100):
+        neighbours = {f"other {n}": random_ids(1, seed=start) for n in range(start % 12)}
+        step = {"a": ids[start : start + size], **neighbours, f"new {start}": random_ids(11, start)}
+        pieces.append(run.step(step)["a"])
+        start += size
+    mixed = torch.cat(pieces)
+    if kernels_add_up_rows_alike(dtype):
+        assert torch.equal(mixed, alone)
+    else:
+        atol = 1e-4 if dtype == torch.float32 else 0.1
+        torch.testing.assert_close(mixed, alone, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])

@@ -47,10 +47,10 @@ class PagedRun:
         self.model = model
         self.block_size = block_size
         self.attention = create_attention(backend, model.kv_specs, block_size, dtype, CPU)
-        self.attention.allocate(256)
+        self.attention.allocate(512)
         for cache in (*self.attention.key_cache, *self.attention.value_cache):
             cache.fill_(float("nan"))  # nothing that was not written may be read
-        self._free = random.Random(0).sample(range(256), 256)
+        self._free = random.Random(0).sample(range(512), 512)
         self._tables: dict[str, list[int]] = {}
         self._lens: dict[str, int] = {}
 

@@ -101,8 +101,7 @@ class PagedAttention(ABC):
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Put keys and values [T, kv_heads, head_dim] into their slots (int64 [T])."""
-        # Measured 2 us for one token and 20 us for 512 (3 heads of 64, bf16, two threads);
-        # ``cache[slots] = key`` takes five times as long.
+        # Of the 3 heads of 64 in bf16: 2.4 us for one token, 42 for 512, on one core.
         self.key_cache[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.value_cache[layer].flatten(0, 1).index_copy_(0, slots, value)
 

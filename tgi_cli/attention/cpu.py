@@ -1,9 +1,16 @@
 """Paged attention out of stock torch, as fast as that goes on a CPU.
 
-What counts here (135M Llama shape: 9 query and 3 KV heads of 64, bf16, two threads):
-KV is gathered by whole blocks (65 us for 32 sequences of 192 tokens, where advanced indexing
-takes 600); query heads that share a KV head become further queries of it (``enable_gqa`` is
-five to eight times slower); all decodes go through one call, padded.
+What counts, measured on one core with 9 query and 3 KV heads of 64 in bf16 and 32 sequences
+of 192 tokens: KV is gathered by whole blocks (60 us for the keys, 440 by advanced indexing);
+query heads that share a KV head become further queries of it (960 us, 5500 with
+``enable_gqa``); decodes of similar length share one padded call.
+
+A token's result does not depend on what shares its step, to the last bit: not on the lengths
+beside it, nor on how its prompt was cut into chunks, nor on whether it was computed as prompt
+or as decode. torch's kernel adds up a row the same way whatever else it computes, as long as
+it is given a multiple of 16 keys (hidden ones add zeros) and a multiple of 4 queries (its
+remainders of 1 to 3 take other code - and more time: 930 us for 3, 720 for 4). So it is on
+x86 with AVX-512; elsewhere a last bit may differ.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
 
@@ -22,8 +29,12 @@ _QUERY_TILE = 64
 even when told ``is_causal``: a prompt of 512 takes 8.5 ms of one core in one call, 5.3 ms in
 tiles of 64 and 5.7 in tiles of 32 or 128."""
 
+_KEYS = 16
+_QUERIES = 4
+"""Of these a call gets whole multiples; see above."""
+
 _CALL_COST = 64 * 1024
-"""What a further call costs, in padded KV elements: both come to about 30 us."""
+"""Padded KV elements that cost as much as a further call: about 50 us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +46,8 @@ class _Decodes:
     blocks: Tensor
     """int32 [n * blocks of the longest]."""
     size: int
-    longest: int
-    mask: Tensor | None
-    """[n, 1, 1, longest], 0 or -inf; None where all are equally long."""
+    mask: Tensor
+    """[n, 1, 1, keys], 0 or -inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,8 @@ class _Prefills:
     size: int
     query_len: int
     kv_len: int
-    blocks: Tensor | None
-    """int32 [n * blocks]; None where the step's own keys and values are all there is."""
+    blocks: Tensor
+    """int32 [n * blocks]."""
 
 
 class CpuAttention(PagedAttention):
@@ -98,31 +108,27 @@ class CpuAttention(PagedAttention):
                 queries = query.index_select(0, decodes.rows)
                 output.index_copy_(0, decodes.rows, self._decode(layer, decodes, queries, scale))
         for prefills in self._prefills:
-            self._prefill(layer, prefills, query, key, value, scale, output)
+            self._prefill(layer, prefills, query, scale, output)
         return output
 
     def _decode(self, layer: int, group: _Decodes, query: Tensor, scale: float) -> Tensor:
         size, heads, head_dim = query.shape
         kv_heads = self.specs[layer].num_kv_heads
-        keys = self._gather(self.key_cache[layer], group.blocks)
-        values = self._gather(self.value_cache[layer], group.blocks)
-        shape = (size, -1, kv_heads, head_dim)
+        share = heads // kv_heads
+        keys, values = self._gather(layer, group.blocks, size)
+        queries = query.view(size, kv_heads, share, head_dim)
+        if share % _QUERIES:
+            queries = pad(queries, (0, 0, 0, -share % _QUERIES))
         attended = scaled_dot_product_attention(
-            query.view(size, kv_heads, heads // kv_heads, head_dim),
-            keys.view(shape)[:, : group.longest].transpose(1, 2),
-            values.view(shape)[:, : group.longest].transpose(1, 2),
-            attn_mask=group.mask,
-            scale=scale,
+            queries, keys, values, attn_mask=group.mask, scale=scale
         )
-        return attended.reshape(size, heads, head_dim)
+        return attended[:, :, :share].reshape(size, heads, head_dim)
 
     def _prefill(
         self,
         layer: int,
         group: _Prefills,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
         scale: float,
         output: Tensor,
     ) -> None:
@@ -130,43 +136,55 @@ class CpuAttention(PagedAttention):
         kv_heads = self.specs[layer].num_kv_heads
         share = heads // kv_heads
         tokens = slice(group.start, group.start + group.size * group.query_len)
-        if group.blocks is None:
-            keys, values = key[tokens], value[tokens]
-        else:
-            keys = self._gather(self.key_cache[layer], group.blocks)
-            values = self._gather(self.value_cache[layer], group.blocks)
-        shape = (group.size, -1, kv_heads, head_dim)
-        keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+        keys, values = self._gather(layer, group.blocks, group.size)
         # [sequence, token, KV head, query head of it, head_dim]
         queries = query[tokens].view(group.size, group.query_len, kv_heads, share, head_dim)
         outputs = output[tokens].view(group.size, group.query_len, kv_heads, share, head_dim)
         mask = self._causal_mask(share, query)
         for begin in range(0, group.query_len, _QUERY_TILE):
             end = min(begin + _QUERY_TILE, group.query_len)
-            count = end - begin
+            rows = (end - begin) * share
+            filling = -rows % _QUERIES
             visible = group.kv_len - group.query_len + end
+            width = _round_up(visible, _KEYS)
+            left = mask.shape[1] - _KEYS - visible
             tile = queries[:, begin:end].transpose(1, 2)
+            tile = tile.reshape(group.size, kv_heads, rows, head_dim)
             attended = scaled_dot_product_attention(
-                tile.reshape(group.size, kv_heads, count * share, head_dim),
-                keys[:, :, :visible],
-                values[:, :, :visible],
-                attn_mask=mask[-count * share :, -visible:],
+                pad(tile, (0, 0, filling, 0)) if filling else tile,
+                keys[:, :, :width],
+                values[:, :, :width],
+                attn_mask=mask[-rows - filling :, left : left + width],
                 scale=scale,
             )
             outputs[:, begin:end].transpose(1, 2).copy_(
-                attended.view(group.size, kv_heads, count, share, head_dim)
+                attended[:, :, filling:].view(group.size, kv_heads, end - begin, share, head_dim)
             )
 
-    def _gather(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        """The tokens of ``blocks``, one after the other: [n * block_size, kv_heads, head_dim]."""
-        return cache.index_select(0, blocks).flatten(0, 1)
+    def _gather(self, layer: int, blocks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of n sequences of equally many blocks: [n, kv_heads, keys, head_dim]."""
+        return (
+            self._sequences(self.key_cache[layer].index_select(0, blocks), size),
+            self._sequences(self.value_cache[layer].index_select(0, blocks), size),
+        )
+
+    def _sequences(self, blocks: Tensor, size: int) -> Tensor:
+        tokens = blocks.view(size, -1, *blocks.shape[2:])
+        lacking = -tokens.shape[1] % _KEYS  # none with blocks of 16
+        if lacking:
+            tokens = pad(tokens, (0, 0, 0, 0, 0, lacking))
+        return tokens.transpose(1, 2)
 
     def _causal_mask(self, share: int, like: Tensor) -> Tensor:
-        """[tile * share, >= longest KV]: right-aligned, so that every tile is a corner of it."""
+        """[tile * share, longest KV or more + 16], of which every tile uses a part.
+
+        The last row sees all columns but 16, each token before it one less.
+        """
         mask = self._masks.get(share)
-        if mask is None or mask.shape[1] < self._masked_len:
-            width = -(-self._masked_len // 1024) * 1024
-            hidden = torch.ones(_QUERY_TILE, width, dtype=torch.bool).triu_(width - _QUERY_TILE + 1)
+        if mask is None or mask.shape[1] < self._masked_len + _KEYS:
+            width = _round_up(self._masked_len, 1024) + _KEYS
+            hidden = torch.ones(_QUERY_TILE, width, dtype=torch.bool)
+            hidden.triu_(width - _KEYS - _QUERY_TILE + 1)
             rows = hidden.repeat_interleave(share, 0)
             mask = like.new_zeros(rows.shape).masked_fill_(rows, float("-inf"))
             self._masks[share] = mask
@@ -208,23 +226,19 @@ class CpuAttention(PagedAttention):
     def _decode_group(
         self, metadata: AttentionMetadata, rows: list[int] | None, lengths: list[int]
     ) -> _Decodes:
-        size, longest = len(lengths), max(lengths)
-        width = -(-longest // self.block_size)
+        size = len(lengths)
+        width = -(-max(lengths) // self.block_size)
         index = None if rows is None else torch.tensor(rows)
         if index is None:
             blocks = metadata.block_table[:size, :width]
         else:
             blocks = metadata.block_table.index_select(0, index)[:, :width]
-        mask = None
-        if min(lengths) < longest:
-            ends = torch.tensor(lengths)[:, None]
-            beyond = torch.arange(width * self.block_size) >= ends
-            mask = torch.zeros(size, longest, dtype=self.dtype)
-            mask.masked_fill_(beyond[:, :longest], float("-inf"))
-            mask = mask[:, None, None, :]
-            # The table's own padding may hold anything: read the sequence's first block again.
-            blocks = blocks.where(~beyond[:, :: self.block_size], blocks[:, :1])
-        return _Decodes(index, blocks.flatten(), size, longest, mask)
+        keys = width * self.block_size
+        beyond = torch.arange(_round_up(keys, _KEYS)) >= torch.tensor(lengths)[:, None]
+        mask = torch.zeros(beyond.shape, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
+        # The table's own padding may hold anything: read the sequence's first block again.
+        blocks = blocks.where(~beyond[:, : keys : self.block_size], blocks[:, :1])
+        return _Decodes(index, blocks.flatten(), size, mask[:, None, None, :])
 
     def _plan_prefills(self, metadata: AttentionMetadata, first: int) -> list[_Prefills]:
         groups: list[_Prefills] = []
@@ -235,11 +249,13 @@ class CpuAttention(PagedAttention):
             end = row + 1
             while end < len(query_lens) and (query_lens[end], kv_lens[end]) == (query_len, kv_len):
                 end += 1
-            blocks = None
-            if kv_len > query_len:
-                width = -(-kv_len // self.block_size)
-                blocks = metadata.block_table[row:end, :width].flatten()
+            width = -(-kv_len // self.block_size)
+            blocks = metadata.block_table[row:end, :width].flatten()
             groups.append(_Prefills(start, end - row, query_len, kv_len, blocks))
             start += (end - row) * query_len
             row = end
         return groups
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

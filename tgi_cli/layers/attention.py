@@ -51,5 +51,5 @@ class Attention(nn.Module):
         rotate_(qkv[:, : self.heads[0] + self.heads[1]], *rotation)
         query, key, value = qkv.split(self.heads, dim=1)
         attended = attention(self.layer, query, key, value, self.scale)
-        output: Tensor = self.o_proj(attended.view(tokens, -1))
+        output: Tensor = self.o_proj(attended.flatten(1))
         return output

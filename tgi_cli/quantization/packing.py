@@ -31,6 +31,10 @@ def _can_pack(dtype: torch.dtype) -> bool:
     return True
 
 
+_SPLIT = 1024
+"""Longer sums oneDNN adds up in another order for one row than for several, to save little:
+[576, 1536] in bf16 takes 52 us of one core for one row and 61 as one of two."""
+
 _PACKABLE = frozenset(filter(_can_pack, (torch.float32, torch.bfloat16)))
 
 
@@ -44,6 +48,11 @@ def pack(weight: Tensor) -> Tensor | None:
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """What ``F.linear`` computes, for a weight that ``pack`` returned."""
+    """What ``F.linear`` computes, for a weight that ``pack`` returned.
+
+    A row's result does not depend on the rows beside it, to the last bit.
+    """
+    if x.shape[0] == 1 and x.shape[1] > _SPLIT:
+        return packed_linear(x.expand(2, -1), packed, bias)[:1]
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
     return product

@@ -71,3 +71,13 @@ def test_a_tied_head_multiplies_by_the_embedding(dtype: torch.dtype) -> None:
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, linear(hidden, table).float(), atol=0.05, rtol=0.01)
     assert torch.equal(embedding(torch.tensor([3, 49])), table[[3, 49]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_row_is_computed_as_if_among_others(dtype: torch.dtype) -> None:
+    packed = packing.pack(torch.randn(64, 2048).to(dtype))
+    if packed is not None:
+        x = torch.randn(5, 2048).to(dtype)
+        one = packing.packed_linear(x[:1], packed, None)
+        assert one.shape == (1, 64)
+        assert torch.equal(one, packing.packed_linear(x[:2], packed, None)[:1])
