@@ -3,7 +3,7 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     param($word, $ast, $cursor)
     $help = @{
         'serve' = 'Serve a model over HTTP: TGI''s API and OpenAI''s'
-        'download-weights' = 'Download a model''s weights and what serving needs beside them; print their folder'
+        'download-weights' = 'Download what serving a model needs; print the folder it is in'
         'model-server' = 'Run a model behind a unix socket, for a router to connect to'
         'router' = 'Serve HTTP in front of a model server'
         'completion' = 'Print the script that makes a shell complete tgi''s commands and flags'

@@ -23,7 +23,7 @@ from tgi_cli.errors import ExitCode
 
 pytestmark = pytest.mark.system
 
-LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 400}}
+LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 200}}
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

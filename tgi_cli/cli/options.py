@@ -46,7 +46,7 @@ def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="A model of the hub, or a folder.",
         envvar="MODEL_ID",
         show_envvar=False,

@@ -93,7 +93,8 @@ class Supervisor:
                     ready = True
                     on_ready()
                 case _Signalled(number):
-                    log.info("%s: finishing what is in flight (again: stop now)", number.name)
+                    what = "finishing what is in flight (again: stop now)" if ready else "stopping"
+                    log.info("%s: %s", number.name, what)
                     in_time = self._stop(router, server)
                     if not in_time or (number == signal.SIGINT and not ready):
                         return ExitCode.INTERRUPTED

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 GONE = "the model server is gone"
 STOPPING = "the model server is shutting down"
 
+_PATIENCE_SECONDS = 10.0
+"""Between two words about waiting."""
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -90,7 +92,7 @@ class _Stream:
 class GrpcEngineClient:
     """An :class:`tgi_cli.rpc.interface.EngineClient` over gRPC. Make it with :meth:`connect`."""
 
-    def __init__(self, target: str, *, stall_seconds: float = 60.0) -> None:
+    def __init__(self, target: str, *, stall_seconds: float = 120.0) -> None:
         self._target = target
         self._stall_seconds = stall_seconds
         self._channel = grpc.aio.insecure_channel(target, options=options.CLIENT)
@@ -111,7 +113,7 @@ class GrpcEngineClient:
         target: str,
         timeout: float | None = None,  # noqa: ASYNC109 (its end has a meaning of its own)
         *,
-        stall_seconds: float = 60.0,
+        stall_seconds: float = 120.0,
     ) -> GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
@@ -126,14 +128,20 @@ class GrpcEngineClient:
         client = cls(target, stall_seconds=stall_seconds)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client._keeper = asyncio.create_task(client._keep(opened), name="engine session")
+        waited = 0.0
         try:
-            await asyncio.wait_for(opened, timeout)
-        except TimeoutError:
-            await client.close()
-            raise ShardError(
-                f"no model server answered at {target} within {timeout:g} s",
-                "is it still loading? see its log",
-            ) from None
+            while not opened.done():
+                left = _PATIENCE_SECONDS if timeout is None else timeout - waited
+                if left <= 0:
+                    raise ShardError(
+                        f"no model server answered at {target} within {timeout:g} s",
+                        "is it still loading? see its log",
+                    )
+                await asyncio.wait([opened], timeout=min(left, _PATIENCE_SECONDS))
+                waited += min(left, _PATIENCE_SECONDS)
+                if not opened.done():
+                    log.info("waiting for the model server at %s", target)
+            opened.result()
         except BaseException:
             await client.close()
             raise

@@ -26,7 +26,7 @@ CLIENT = [
     # The other end may still be loading its model: look again soon.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 200),
     # Neither proxies nor service configuration have a say in a local socket.
     ("grpc.enable_http_proxy", 0),
 ]
