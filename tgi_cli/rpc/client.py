@@ -184,9 +184,10 @@ class GrpcEngineClient:
     def submit(self, request: GenerationRequest) -> _Stream:
         if not self._connected:
             raise ShardError(GONE, "see its log")
+        message = codec.encode_submit(request)
         stream = _Stream(self, request.request_id)
         self._streams[request.request_id] = stream
-        self._outgoing.put_nowait(codec.encode_submit(request))
+        self._outgoing.put_nowait(message)
         return stream
 
     def next_request_id(self) -> int:
@@ -270,6 +271,11 @@ class GrpcEngineClient:
             stream = streams.get(started.request_id)
             if stream is not None:
                 stream._gathered().started = started
+                touched.add(stream)
+        for run in outputs.prompt_logprobs:
+            stream = streams.get(run.request_id)
+            if stream is not None:
+                stream._gathered().prompt_logprobs.append(run)
                 touched.add(stream)
         for request_id, token_id, logprob, top_ids, top_logprobs in zip(
             outputs.request_ids,

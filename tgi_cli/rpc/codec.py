@@ -6,20 +6,25 @@ travel as 32-bit floats.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
+from typing import TypeVar
 
 from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Started,
     StepOutputs,
 )
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.sampling.params import SamplingParams
 
-_SAMPLING_FIELDS = (
+_T = TypeVar("_T")
+
+_SAMPLING_SCALARS = (
     "temperature",
     "top_k",
     "top_p",
@@ -30,38 +35,89 @@ _SAMPLING_FIELDS = (
     "presence_penalty",
     "seed",
     "top_logprobs",
+    "relative_frequency_penalty",
+    "min_new_tokens",
+    "watermark",
+    "watermark_gamma",
+    "watermark_delta",
 )
+_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 
 def encode_submit(request: GenerationRequest) -> pb.ClientMessage:
-    """A request as a client's message. Raises ValueError for numbers that the wire cannot hold."""
-    sampling = request.sampling
-    return pb.ClientMessage(
-        submit=pb.Submit(
-            request_id=request.request_id,
-            prompt_ids=request.prompt_ids,
-            sampling=pb.Sampling(**{name: getattr(sampling, name) for name in _SAMPLING_FIELDS}),
-            max_new_tokens=request.max_new_tokens,
-            stop_token_ids=request.stop_token_ids,
-            ignore_eos=request.ignore_eos,
-            cache_salt=request.cache_salt,
-        )
+    """A request as a client's message.
+
+    Raises:
+        ValueError: numbers that the wire cannot hold, or what only the engine's own process can
+            have (logits processors, raw logits).
+    """
+    if (
+        request.logits_processors
+        or request.return_context_logits
+        or request.return_generation_logits
+    ):
+        raise ValueError("logits processors and raw logits do not leave the engine's process")
+    submit = pb.Submit(
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        sampling=_encode_sampling(request.sampling),
+        max_new_tokens=request.max_new_tokens,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
     )
+    for name in _OPTIONAL:
+        value = getattr(request, name)
+        if value is not None:
+            setattr(submit, name, value)
+    return pb.ClientMessage(submit=submit)
 
 
 def decode_submit(message: pb.Submit) -> GenerationRequest:
     """The request of a message. Raises ValueError for sampling values outside their range."""
-    sampling = message.sampling
+    given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     return GenerationRequest(
         request_id=message.request_id,
         prompt_ids=tuple(message.prompt_ids),
-        sampling=SamplingParams(**{name: getattr(sampling, name) for name in _SAMPLING_FIELDS}),
+        sampling=_decode_sampling(message.sampling),
         max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         cache_salt=message.cache_salt,
+        priority=message.priority,
+        **given,
     )
+
+
+def _encode_sampling(sampling: SamplingParams) -> pb.Sampling:
+    message = pb.Sampling(**{name: getattr(sampling, name) for name in _SAMPLING_SCALARS})
+    for token_id, bias in sampling.logit_bias:
+        message.bias_ids.append(token_id)
+        message.biases.append(bias)
+    for word in sampling.bad_words:
+        message.bad_word_ids.extend(word)
+        message.bad_word_lengths.append(len(word))
+    return message
+
+
+def _decode_sampling(message: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        **{name: getattr(message, name) for name in _SAMPLING_SCALARS},
+        logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
+        bad_words=tuple(map(tuple, _unflatten(message.bad_word_lengths, message.bad_word_ids[:]))),
+    )
+
+
+def _unflatten(counts: Iterable[int], flat: list[_T]) -> list[list[_T]]:
+    """Runs of ``counts`` items each."""
+    runs = []
+    start = 0
+    for count in counts:
+        runs.append(flat[start : start + count])
+        start += count
+    return runs
 
 
 def encode_cancel(request_id: int) -> pb.ClientMessage:
@@ -80,10 +136,7 @@ def encode_step(outputs: StepOutputs) -> pb.StepMessage:
     message.request_ids.extend(outputs.request_ids)
     message.token_ids.extend(outputs.token_ids)
     message.logprobs.extend(outputs.logprobs)
-    if any(outputs.top_ids):
-        message.top_counts.extend(map(len, outputs.top_ids))
-        message.top_ids.extend(chain.from_iterable(outputs.top_ids))
-        message.top_logprobs.extend(chain.from_iterable(outputs.top_logprobs))
+    _encode_tops(message, outputs)
     for started in outputs.started:
         message.started.add(
             request_id=started.request_id,
@@ -94,25 +147,36 @@ def encode_step(outputs: StepOutputs) -> pb.StepMessage:
         message.finished.add(
             request_id=finished.request_id, reason=finished.reason, error=finished.error
         )
+    for run in outputs.prompt_logprobs:
+        entry = message.prompt_logprobs.add(request_id=run.request_id, start=run.start)
+        entry.logprobs.extend(run.logprobs)
+        _encode_tops(entry, run)
     return message
+
+
+def _encode_tops(
+    message: pb.StepMessage | pb.PromptLogprobs, outputs: StepOutputs | PromptLogprobs
+) -> None:
+    if any(outputs.top_ids):
+        message.top_counts.extend(map(len, outputs.top_ids))
+        message.top_ids.extend(chain.from_iterable(outputs.top_ids))
+        message.top_logprobs.extend(chain.from_iterable(outputs.top_logprobs))
+
+
+def _decode_tops(
+    message: pb.StepMessage | pb.PromptLogprobs, count: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The likeliest ids and their log-probabilities of ``count`` tokens."""
+    counts = message.top_counts[:]
+    if not counts:
+        return [[] for _ in range(count)], [[] for _ in range(count)]
+    return _unflatten(counts, message.top_ids[:]), _unflatten(counts, message.top_logprobs[:])
 
 
 def decode_step(message: pb.StepMessage) -> StepOutputs:
     """The outputs of a message."""
     request_ids = message.request_ids[:]
-    counts = message.top_counts[:]
-    if counts:
-        flat_ids, flat_logprobs = message.top_ids[:], message.top_logprobs[:]
-        top_ids: list[list[int]] = []
-        top_logprobs: list[list[float]] = []
-        start = 0
-        for count in counts:
-            top_ids.append(flat_ids[start : start + count])
-            top_logprobs.append(flat_logprobs[start : start + count])
-            start += count
-    else:
-        top_ids = [[] for _ in request_ids]
-        top_logprobs = [[] for _ in request_ids]
+    top_ids, top_logprobs = _decode_tops(message, len(request_ids))
     return StepOutputs(
         request_ids=request_ids,
         token_ids=message.token_ids[:],
@@ -122,6 +186,10 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
         started=[Started(s.request_id, s.queue_ns, s.cached_tokens) for s in message.started],
         finished=[
             Finished(f.request_id, FinishReason(f.reason), f.error) for f in message.finished
+        ],
+        prompt_logprobs=[
+            PromptLogprobs(p.request_id, p.start, p.logprobs[:], *_decode_tops(p, len(p.logprobs)))
+            for p in message.prompt_logprobs
         ],
         queued=message.queued,
         running=message.running,
@@ -139,6 +207,7 @@ def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
     first.top_logprobs += second.top_logprobs
     first.started += second.started
     first.finished += second.finished
+    first.prompt_logprobs += second.prompt_logprobs
     first.queued = second.queued
     first.running = second.running
     first.used_blocks = second.used_blocks

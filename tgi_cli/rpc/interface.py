@@ -10,7 +10,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tgi_cli.engine.messages import EngineInfo, Finished, GenerationRequest, Started
+from tgi_cli.engine.messages import (
+    EngineInfo,
+    Finished,
+    GenerationRequest,
+    PromptLogprobs,
+    Started,
+)
 
 
 @dataclass(slots=True)
@@ -27,6 +33,8 @@ class TokenBatch:
     top_logprobs: list[list[float]] = field(default_factory=list)
     started: Started | None = None
     finished: Finished | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Runs of the prompt's, in order, before the first token; empty unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,12 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, request: GenerationRequest) -> TokenStream:
-        """Queue a request. Raises ShardError when the engine is gone."""
+        """Queue a request.
+
+        Raises:
+            ShardError: the engine is gone.
+            ValueError: it asks for what does not leave the engine's process.
+        """
         ...
 
     def next_request_id(self) -> int:

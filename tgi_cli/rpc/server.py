@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
@@ -218,19 +219,11 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
                 session.outgoing.put(self._ended([client_id], problem))
                 return
             engine_id = next(self._engine_ids)
+            # What it is a fork of may have ended: then there is nothing to share.
+            fork_of = None if request.fork_of is None else session.live.get(request.fork_of)
             session.live[client_id] = engine_id
             self._routes[engine_id] = _Route(session, client_id)
-        self._engine.inbox.put(
-            GenerationRequest(
-                request_id=engine_id,
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                max_new_tokens=request.max_new_tokens,
-                stop_token_ids=request.stop_token_ids,
-                ignore_eos=request.ignore_eos,
-                cache_salt=request.cache_salt,
-            )
-        )
+        self._engine.inbox.put(replace(request, request_id=engine_id, fork_of=fork_of))
 
     def _problem(self, request: GenerationRequest) -> str:
         """Why the engine must not get this request; empty if it may."""
@@ -238,8 +231,10 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
         prompt = len(request.prompt_ids)
         if not prompt:
             return "the prompt has no tokens"
-        if max(request.prompt_ids) >= info.vocab_size:
-            return f"a prompt id is not below the vocabulary's size ({info.vocab_size})"
+        sampling = request.sampling
+        special = chain((token_id for token_id, _ in sampling.logit_bias), *sampling.bad_words)
+        if max(max(request.prompt_ids), max(special, default=0)) >= info.vocab_size:
+            return f"a token id is not below the vocabulary's size ({info.vocab_size})"
         if request.max_new_tokens < 1:
             return "max_new_tokens must be at least 1"
         if prompt > info.max_input_tokens:
@@ -249,8 +244,8 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
                 f"{prompt} prompt tokens and {request.max_new_tokens} new ones are more than "
                 f"max_total_tokens {info.max_total_tokens}"
             )
-        if request.sampling.top_logprobs > info.vocab_size:
-            return f"top_logprobs is more than the vocabulary's size ({info.vocab_size})"
+        if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:
+            return f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"
         return ""
 
     def _cancel(self, session: _Session, client_id: int) -> None:
@@ -310,6 +305,11 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
             if route is not None:
                 part = self._part_of(parts, route.session)
                 part.started.append(replace(started, request_id=route.client_id))
+        for run in outputs.prompt_logprobs:
+            route = routes.get(run.request_id)
+            if route is not None:
+                part = self._part_of(parts, route.session)
+                part.prompt_logprobs.append(replace(run, request_id=route.client_id))
         if outputs.finished:
             self._split_finished(outputs, parts)
         for session, part in parts.items():

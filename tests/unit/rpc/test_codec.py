@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rpc.fakes import INFO
+from tests.unit.rpc.fakes import INFO, request
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Started,
     StepOutputs,
 )
@@ -21,29 +25,44 @@ uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 float32 = st.floats(width=32, allow_nan=False)
 
-sampling = st.builds(
-    SamplingParams,
-    temperature=st.floats(0, 100),
-    top_k=uint32,
-    top_p=st.floats(0.01, 1),
-    min_p=st.floats(0, 1),
-    typical_p=st.floats(0.01, 1),
-    repetition_penalty=st.floats(0.1, 10),
-    frequency_penalty=st.floats(-2, 2),
-    presence_penalty=st.floats(-2, 2),
-    seed=uint64,
-    top_logprobs=uint32,
-)
-requests = st.builds(
-    GenerationRequest,
-    request_id=uint64,
-    prompt_ids=st.lists(uint32).map(tuple),
-    sampling=sampling,
-    max_new_tokens=uint32,
-    stop_token_ids=st.frozensets(uint32),
-    ignore_eos=st.booleans(),
-    cache_salt=st.binary(max_size=40),
-)
+# One strategy per field, so that a field that is new and not carried is noticed.
+SAMPLING = {
+    "temperature": st.floats(0, 100),
+    "top_k": uint32,
+    "top_p": st.floats(0.01, 1),
+    "min_p": st.floats(0, 1),
+    "typical_p": st.floats(0.01, 1),
+    "repetition_penalty": st.floats(0.1, 10),
+    "frequency_penalty": st.floats(-2, 2),
+    "presence_penalty": st.floats(-2, 2),
+    "seed": uint64,
+    "top_logprobs": uint32,
+    "relative_frequency_penalty": st.floats(-2, 2),
+    "logit_bias": st.lists(st.tuples(uint32, st.floats(-100, 100)), max_size=3).map(tuple),
+    "bad_words": st.lists(st.lists(uint32, min_size=1, max_size=3).map(tuple), max_size=3).map(
+        tuple
+    ),
+    "min_new_tokens": uint32,
+    "watermark": st.booleans(),
+    "watermark_gamma": st.floats(0.1, 0.9),
+    "watermark_delta": st.floats(-10, 10),
+}
+REQUEST = {
+    "request_id": uint64,
+    "prompt_ids": st.lists(uint32).map(tuple),
+    "sampling": st.builds(SamplingParams, **SAMPLING),
+    "max_new_tokens": uint32,
+    "stop_token_ids": st.frozensets(uint32),
+    "ignore_eos": st.booleans(),
+    "cache_salt": st.binary(max_size=40),
+    "priority": st.integers(-(2**31), 2**31 - 1),
+    "timeout_seconds": st.none() | st.floats(0, 1e9),
+    "fork_of": st.none() | uint64,
+    "prompt_logprobs": st.none() | uint32,
+    "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
+}
+IN_PROCESS = {"logits_processors", "return_context_logits", "return_generation_logits"}
+requests = st.builds(GenerationRequest, **REQUEST)
 
 
 @st.composite
@@ -60,6 +79,17 @@ def steps(draw: st.DrawFn) -> StepOutputs:
         used_blocks=draw(uint64),
         preemptions=draw(uint64),
     )
+    for _ in range(draw(st.integers(0, 2))):
+        tops = draw(st.lists(st.lists(st.tuples(uint32, float32), max_size=2), max_size=3))
+        outputs.prompt_logprobs.append(
+            PromptLogprobs(
+                draw(uint64),
+                draw(uint32),
+                [draw(float32) for _ in tops],
+                [[token_id for token_id, _ in top] for top in tops],
+                [[logprob for _, logprob in top] for top in tops],
+            )
+        )
     for _ in range(draw(st.integers(0, 5))):
         top = draw(st.lists(st.tuples(uint32, float32), max_size=3))
         outputs.request_ids.append(draw(uint64))
@@ -70,12 +100,34 @@ def steps(draw: st.DrawFn) -> StepOutputs:
     return outputs
 
 
+def test_every_field_of_the_contracts_is_carried() -> None:
+    sampling = {name for name, f in SamplingParams.__dataclass_fields__.items() if f.init}
+    assert sampling == set(SAMPLING)
+    assert set(GenerationRequest.__dataclass_fields__) == set(REQUEST) | IN_PROCESS
+    outputs = set(StepOutputs.__dataclass_fields__)
+    sent = {field.name for field in pb.StepMessage.DESCRIPTOR.fields}
+    assert outputs - sent == {"logits"}
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"logits_processors": (lambda *_: None,)},
+        {"return_context_logits": True},
+        {"return_generation_logits": True},
+    ],
+)
+def test_what_stays_in_the_engines_process_is_refused(wish: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="engine's process"):
+        codec.encode_submit(request(1, **wish))
+
+
 @given(requests)
-def test_a_request_survives_the_wire(request: GenerationRequest) -> None:
-    data = codec.encode_submit(request).SerializeToString()
+def test_a_request_survives_the_wire(sent: GenerationRequest) -> None:
+    data = codec.encode_submit(sent).SerializeToString()
     message = pb.ClientMessage.FromString(data)
     assert message.WhichOneof("kind") == "submit"
-    assert codec.decode_submit(message.submit) == request
+    assert codec.decode_submit(message.submit) == sent
 
 
 @given(steps())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,6 +20,7 @@ from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Started,
     StepOutputs,
 )
@@ -27,6 +29,7 @@ from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc.client import GONE, STOPPING, GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import TokenBatch, TokenStream
 from tgi_cli.rpc.server import EngineServer, _Session
+from tgi_cli.sampling.params import SamplingParams
 
 
 @pytest.fixture
@@ -166,6 +169,10 @@ async def test_a_live_id_is_refused_and_its_first_owner_goes_on(
         ({"prompt_ids": (3,) * 21, "max_new_tokens": 1}, "max_input_tokens 20"),
         ({"prompt_ids": (3,) * 20, "max_new_tokens": 13}, "max_total_tokens 32"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"sampling": SamplingParams(logit_bias=((100, 1.0),))}, "vocabulary"),
+        ({"sampling": SamplingParams(bad_words=((3,), (4, 100)))}, "vocabulary"),
+        ({"sampling": SamplingParams(top_logprobs=101)}, "log-probabilities"),
+        ({"prompt_logprobs": 101}, "log-probabilities"),
     ],
 )
 async def test_a_request_that_cannot_run_never_reaches_the_engine(
@@ -194,6 +201,34 @@ async def test_bad_sampling_values_are_answered(
     assert ended.reason is FinishReason.ERROR
     assert field in ended.error
     assert engine.inbox.empty()
+
+
+async def test_a_fork_names_its_parent_by_the_engines_id(
+    client: GrpcEngineClient, engine: ScriptedEngine
+) -> None:
+    client.submit(request(client.next_request_id()))
+    await engine.taken()
+    client.submit(request(70))
+    parent = await engine.taken()
+    client.submit(request(71, fork_of=70))
+    child = await engine.taken()
+    assert child.fork_of == parent.request_id != 70  # type: ignore[union-attr]
+    # A parent that has ended leaves an ordinary request.
+    client.submit(request(72, fork_of=999))
+    assert (await engine.taken()).fork_of is None  # type: ignore[union-attr]
+
+
+async def test_prompt_logprobs_reach_their_stream(
+    client: GrpcEngineClient, engine: ScriptedEngine
+) -> None:
+    stream = client.submit(request(5, prompt_logprobs=1))
+    taken = await engine.taken()
+    assert isinstance(taken, GenerationRequest)
+    assert taken.prompt_logprobs == 1
+    run = PromptLogprobs(taken.request_id, 1, [-1.0, -2.0], [[7], [8]], [[-1.0], [-2.0]])
+    engine.outbox.put(StepOutputs(prompt_logprobs=[run]))
+    batch = await asyncio.wait_for(anext(aiter(stream)), 10)
+    assert batch.prompt_logprobs == [replace(run, request_id=5)]
 
 
 async def test_a_cancel_reaches_the_engine_and_ends_the_stream(
