@@ -6,6 +6,7 @@ state); a :class:`Step` carries only what changed since the last one and what to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -144,6 +145,15 @@ class Worker(Protocol):
         """Apply the row changes and start the forward; returns a handle without waiting."""
         ...
 
-    def sample(self, handle: object) -> PendingResult:
-        """Choose tokens from the logits of ``handle``; returns without waiting for the host."""
+    def sample(
+        self, handle: object, masks: tuple[Sequence[int], Any] | None = None
+    ) -> PendingResult:
+        """Choose tokens from the logits of ``handle``; returns without waiting for the host.
+
+        ``masks`` are those of the rows with a grammar: indices of sampled entries, and for each
+        which tokens it may choose, packed: int32 [M, ceil(V / 32)] on the host (numpy or torch),
+        bit i of word w set if token 32 w + i is allowed (the layout of xgrammar and
+        llguidance). They apply after penalties, before temperature. A row whose mask or other
+        constraints leave no token fails alone (``StepResult.errors``).
+        """
         ...

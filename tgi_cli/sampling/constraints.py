@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.sampling.batch import BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
+from tgi_cli.sampling.filters import ROW_BY_ROW
 from tgi_cli.sampling.upload import Upload
 
 
@@ -105,7 +106,7 @@ def _forbid_last_tokens(scores: Tensor, batch: SamplingBatch, pool: Tensor, uplo
 def apply_masks(scores: Tensor, masks: TokenMasks, upload: Upload) -> None:
     """Set the scores of tokens that a mask does not allow to -inf, in place."""
     vocab_size = scores.shape[1]
-    if scores.device.type == "cpu":
+    if scores.device.type in ROW_BY_ROW:
         rows = scores.numpy()
         octets = np.ascontiguousarray(masks.bits, np.dtype("<i4")).view(np.uint8)
         for entry, row in zip(masks.entries.tolist(), octets, strict=True):

@@ -7,24 +7,35 @@ tokens           int32 [max_rows, max_tokens + 1], device   a new row; then the 
 block table      int32 [max_rows, max_blocks], host         a new row; then its differences
 its device copy  the same, device                           the same differences
 sampling         one record per row, host                   a new row
+asking           rows that want more than tokens, host      a new row; a freed one
 ===============  =========================================  ================================
 
-On a CPU the block table and its copy are one memory. A freed row needs no clearing: nothing
-reads it before a new sequence has overwritten what it uses.
+On a CPU the block table and its copy are one memory. A freed row's arrays need no clearing:
+nothing reads them before a new sequence has overwritten what it uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.step import NewRow, RowExtras, Step
 from tgi_cli.sampling.batch import SamplingTable
 from tgi_cli.worker.staging import Uploader
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A row that wants logits processed or reported, and what that takes."""
+
+    request_id: int
+    prompt_tokens: int
+    extras: RowExtras
 
 
 class Rows:
@@ -57,14 +68,18 @@ class Rows:
         table = torch.from_numpy(self.host_blocks)
         self.blocks = table if self._shared else table.to(device, copy=True)
         self.sampling = SamplingTable(max_rows)
+        self.asking: dict[int, Asking] = {}
         self._upload = upload
 
     def apply(self, step: Step) -> None:
         """Take in what changed since the last step."""
+        if self.asking:
+            for row in step.freed:
+                self.asking.pop(row, None)
         if step.new:
             self._write_tokens(step)
             for new in step.new:
-                self.sampling.set(new.row, new.sampling, new.prompt_tokens)
+                self._write_wishes(new)
         if step.new or step.appended:
             writes = [(new.row, 0, new.block_ids) for new in step.new]
             writes += [(more.row, more.start, more.block_ids) for more in step.appended]
@@ -85,6 +100,18 @@ class Rows:
         values = [np.array(new.token_ids, np.int32) for new in step.new]
         indices, token_ids = self._upload(np.concatenate(spans), np.concatenate(values))
         self.write(indices, token_ids)
+
+    def _write_wishes(self, new: NewRow) -> None:
+        extras = new.extras
+        self.sampling.set(new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids)
+        self.asking.pop(new.row, None)
+        if (
+            extras.logits_processors
+            or extras.prompt_logprobs is not None
+            or extras.return_context_logits
+            or extras.return_generation_logits
+        ):
+            self.asking[new.row] = Asking(new.request_id, new.prompt_tokens, extras)
 
     def _write_blocks(self, writes: Sequence[tuple[int, int, list[int]]]) -> None:
         for row, start, block_ids in writes:

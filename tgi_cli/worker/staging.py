@@ -1,4 +1,4 @@
-"""Brings a step's host arrays to the device in one transfer that nobody waits for."""
+"""Between host and device, without waiting: a step's arrays go in one transfer, results return."""
 
 from __future__ import annotations
 
@@ -59,3 +59,11 @@ _DTYPES = {
 
 def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
     return _DTYPES[array.dtype]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """``tensor`` on the host, on its way there: the caller waits for an event after this."""
+    if tensor.device.type == "cpu":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

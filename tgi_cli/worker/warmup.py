@@ -10,16 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tgi_cli.config import EngineConfig
-from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, RowExtras, Step
 from tgi_cli.sampling.params import SamplingParams
 
 WARMUP_BLOCKS = 64
 """Of the small cache."""
 
 CPU_CONTEXT = 128
-"""On a CPU the contexts of decodes, and what a prefill chunk follows, are cut to this, and there
-is no step of prefill alone: a server shall be up in seconds, and the share of memory that is
-left over (see :mod:`tgi_cli.worker.capacity`) covers the difference many times."""
+"""On a CPU the contexts of decodes, and what a prefill chunk follows, are cut to this, and one
+step with both is all: a server shall be up in seconds even on a busy machine, where each of the
+hundreds of barriers in a step may cost a time slice. The share of memory that is left over (see
+:mod:`tgi_cli.worker.capacity`) covers the difference many times."""
+
+CPU_PART = 4
+"""For the same reason a CPU runs a quarter of the rows and of the prefill. What a step takes
+grows no faster than these: four times what the part takes is enough."""
 
 _EVERYTHING = SamplingParams(
     temperature=0.7,
@@ -29,21 +34,31 @@ _EVERYTHING = SamplingParams(
     typical_p=0.95,
     repetition_penalty=1.1,
     frequency_penalty=0.1,
+    relative_frequency_penalty=0.1,
+    watermark=True,
     top_logprobs=5,
 )
-"""Every stage of the sampler, so that its temporaries are counted."""
+"""Every stage of the sampler that takes memory, so that its temporaries are counted."""
+
+_PROMPT = RowExtras(prompt_logprobs=5)
+
+
+def part_of_worst(config: EngineConfig) -> int:
+    """What the memory taken by :func:`worst_steps` is to be multiplied by."""
+    return CPU_PART if config.device == "cpu" else 1
 
 
 def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
-    """Prefill alone, prefill with decodes, and a single decode, all rows unused before.
+    """Prefill alone, prefill with decodes, and a single decode; on a CPU the second alone.
 
     Args:
         config: the limits.
         cacheable_tokens: tokens that the device's whole memory could cache: all rows together
             cannot have more context.
     """
-    size, rows = config.block_size, config.max_batch_size
-    budget = config.max_batch_prefill_tokens
+    part = part_of_worst(config)
+    size, rows = config.block_size, max(1, config.max_batch_size // part)
+    budget = max(1, config.max_batch_prefill_tokens // part)
     longest = max(1, min(config.max_total_tokens - 1, cacheable_tokens))
     context = max(1, min(longest, cacheable_tokens // rows))
     if config.device == "cpu":
@@ -56,7 +71,8 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         # As the scheduler shares a step: prefill keeps a quarter of the budget at least.
         prefill = min(max(budget - decodes, budget // 4, 1), longest)
         yield _step(size, longest, decodes=decodes, context=context, prefill=prefill)
-    yield _step(size, longest, decodes=1, context=context)
+    if config.device != "cpu":
+        yield _step(size, longest, decodes=1, context=context)
 
 
 def _step(
@@ -76,8 +92,10 @@ def _step(
 
 
 def _add(step: Step, row: int, start: int, count: int, block_size: int) -> None:
-    blocks = [block % WARMUP_BLOCKS for block in range(-(-(start + count) // block_size))]
-    step.new.append(NewRow(row, row, [0] * (start + count), start + count, blocks, _EVERYTHING))
+    end = start + count
+    blocks = [block % WARMUP_BLOCKS for block in range(-(-end // block_size))]
+    extras = _PROMPT if count > 1 else NO_EXTRAS
+    step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras))
     step.rows.append(row)
     step.starts.append(start)
     step.counts.append(count)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,11 +17,11 @@ from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
-from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, out_of_memory_as_error
+from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, give_back, out_of_memory_as_error
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.staging import Uploader
-from tgi_cli.worker.warmup import WARMUP_BLOCKS, worst_steps
+from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, worst_steps
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,11 @@ class ModelWorker:
         """See :meth:`tgi_cli.engine.step.Worker.launch`."""
         return self._runner.launch(step)
 
-    def sample(self, handle: object) -> PendingResult:
+    def sample(
+        self, handle: object, masks: tuple[Sequence[int], Any] | None = None
+    ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
-        return self._runner.sample(handle)
+        return self._runner.sample(handle, masks)
 
     def warmup(self) -> Capacity:
         """Run the worst steps that the limits allow, then make the KV cache as large as fits.
@@ -82,10 +84,8 @@ class ModelWorker:
         cacheable = available_memory(self._device) // block_bytes * config.block_size
         for step in worst_steps(config, cacheable):
             self.sample(self.launch(step)).wait()
-        activations = meter.read()
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        activations = meter.read() * part_of_worst(config)
+        give_back(self._device)
         available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes
         budget = cache_budget(config, available, activations, total_memory(self._device))
         num_blocks, effective = size_cache(self._serve, config, budget, block_bytes)
@@ -167,6 +167,7 @@ def load_worker(
         set_threads()
     with out_of_memory_as_error(LOAD_REMEDY):
         model = load_model(model_config, dtype, device, progress)
+    give_back(device)
     attention = create_attention(None, model.kv_specs, config.block_size, dtype, device)
     seconds = time.monotonic() - began
     return ModelWorker(serve, config, facts, model, attention, seconds), config

@@ -22,6 +22,7 @@ def batch_of(
     params: Sequence[SamplingParams],
     positions: Sequence[int] | None = None,
     prompts: Sequence[int] | None = None,
+    stops: Sequence[int] = (),
 ) -> SamplingBatch:
     """One row per entry, in order."""
     count = len(params)
@@ -29,7 +30,7 @@ def batch_of(
     prompts = positions if prompts is None else prompts
     table = SamplingTable(count)
     for row, (wanted, prompt) in enumerate(zip(params, prompts, strict=True)):
-        table.set(row, wanted, prompt)
+        table.set(row, wanted, prompt, stops)
     return table.select(np.arange(count), np.array(positions, np.int64))
 
 

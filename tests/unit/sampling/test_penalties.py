@@ -30,6 +30,7 @@ def expected_row(scores: list[float], tokens: list[int], prompt: int, wanted: Sa
         value = value * penalty if value < 0 else value / penalty
         value -= wanted.frequency_penalty * output[token]
         value -= wanted.presence_penalty * (output[token] > 0)
+        value -= wanted.relative_frequency_penalty * tokens.count(token) / len(tokens)
         result[token] = value
     return result
 
@@ -48,7 +49,12 @@ WANTED = [
     SamplingParams(frequency_penalty=0.5),
     SamplingParams(),
     SamplingParams(presence_penalty=-1.5, temperature=0.0),
-    SamplingParams(repetition_penalty=0.6, frequency_penalty=-2.0, presence_penalty=2.0),
+    SamplingParams(
+        repetition_penalty=0.6,
+        frequency_penalty=-2.0,
+        presence_penalty=2.0,
+        relative_frequency_penalty=1.5,
+    ),
     SamplingParams(repetition_penalty=1.3),
 ]
 
@@ -78,3 +84,12 @@ def test_frequency_counts_the_output_and_not_the_prompt():
     assert scores[0, 3] == -1.0
     assert scores[0, 8] == -1.0
     assert scores.count_nonzero() == 2
+
+
+def test_the_relative_frequency_penalty_is_a_share_of_prompt_and_output():
+    scores = torch.zeros(2, VOCAB)
+    wanted = [SamplingParams(relative_frequency_penalty=2.0), SamplingParams()]
+    batch = batch_of(wanted, [8, 8], [4, 4])
+    penalties.penalize(scores, batch, make_pool([[3, 3, 3, 5, 3, 3, 3, 8]] * 2), upload)
+    assert scores[0, [3, 5, 8]].tolist() == [-2 * 6 / 8, -2 / 8, -2 / 8]
+    assert scores.count_nonzero() == 3

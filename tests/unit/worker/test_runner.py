@@ -43,7 +43,7 @@ def test_a_reused_row_knows_nothing_of_its_last_sequence():
 
 
 def test_only_sampled_positions_reach_the_head_and_in_bounded_parts(monkeypatch):
-    monkeypatch.setattr(runner_module, "MAX_LOGITS", 2 * 211)
+    monkeypatch.setitem(runner_module.MAX_LOGITS, "cpu", 2 * 211)
     runner, model, _ = make_runner()
     new = [new_row(row, [row, 3, 4 + row], [row]) for row in range(6)]
     entries = [(row, 0, 3, True) if row != 2 else (row, 0, 2, False) for row in range(6)]
@@ -53,7 +53,7 @@ def test_only_sampled_positions_reach_the_head_and_in_bounded_parts(monkeypatch)
 
 
 def test_top_logprobs_are_given_to_the_rows_that_ask(monkeypatch):
-    monkeypatch.setattr(runner_module, "MAX_LOGITS", 2 * 211)
+    monkeypatch.setitem(runner_module.MAX_LOGITS, "cpu", 2 * 211)
     runner, _, _ = make_runner()
     wanted = [GREEDY, SamplingParams(temperature=0.0, top_logprobs=2), GREEDY]
     wanted.append(SamplingParams(temperature=0.0, top_logprobs=4))
@@ -70,7 +70,7 @@ def test_top_logprobs_are_given_to_the_rows_that_ask(monkeypatch):
 @pytest.mark.parametrize("rows_at_once", [1, 100])
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(seed=1, top_p=0.5, top_logprobs=2)])
 def test_a_poisoned_row_is_reported_alone(monkeypatch, sampling, rows_at_once):
-    monkeypatch.setattr(runner_module, "MAX_LOGITS", rows_at_once * 211)
+    monkeypatch.setitem(runner_module.MAX_LOGITS, "cpu", rows_at_once * 211)
     runner, model, _ = make_runner()
     prompts = [[row + 1, 50 + row] for row in range(4)]
     model.poisoned = {next_token(prompts[2])}
