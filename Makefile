@@ -22,12 +22,15 @@ lint: $(VENV)/.installed-test
 completions: $(VENV)/.installed
 	$(BIN)/python -m tgi_cli.cli.completions completions
 
-# The Python side of the wire between router and model server.
-proto: $(VENV)/.installed-test
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. tgi_cli/rpc/engine.proto
+# The Python side of the wire between router and model server. Generated code asks for a
+# protobuf at least as new as its generator's, so the generator is the oldest that serves.
+proto:
+	$(PYTHON) -m venv build/proto
+	build/proto/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0
+	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. tgi_cli/rpc/engine.proto
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tgi needs Python 3.11 or newer; set PYTHON=...")'
