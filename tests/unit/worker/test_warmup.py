@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.worker.test_capacity import CONFIG
-from tgi_cli.worker.warmup import WARMUP_BLOCKS, worst_steps
+from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, worst_steps
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -46,3 +46,12 @@ def test_every_budget_is_spent():
     assert mixed.num_tokens == config.max_batch_prefill_tokens
     assert mixed.starts[0] == 3998
     assert single.num_tokens == 1
+
+
+def test_a_cpu_runs_one_step_of_a_known_part():
+    config = replace(CONFIG, device="cpu", max_batch_size=128, max_batch_prefill_tokens=512)
+    (step,) = worst_steps(config, 10**6)
+    assert part_of_worst(config) == 4
+    assert len(step.rows) == 128 / 4
+    assert step.num_tokens == 512 / 4
+    assert part_of_worst(replace(config, device="cuda")) == 1

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import pytest
+
+from tests.unit.worker.fakes import CPU
+from tgi_cli.worker import memory
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim and /proc")
+def test_memory_that_was_freed_is_given_back():
+    """Small pieces with one kept at the end: free() alone cannot shrink the heap."""
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype, free = ctypes.c_void_p, ctypes.CDLL(None).free
+    pieces = [malloc(ctypes.c_size_t(64 << 10)) for _ in range(1024)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 64 << 10)
+    for piece in pieces[:-1]:
+        free(ctypes.c_void_p(piece))
+    held = memory._held(CPU)
+    memory.give_back(CPU)
+    assert memory._held(CPU) < held - (48 << 20)
+    free(ctypes.c_void_p(pieces[-1]))
+
+
+def test_another_c_library_is_no_error(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    memory.give_back(CPU)
