@@ -98,10 +98,13 @@ class Admission:
             yield sequence, count
 
     def _parent(self, sequence: Sequence) -> Sequence | None:
-        """Whom a new sequence forks from; one that was preempted has nothing to share."""
+        """Whom a new sequence forks from, if the KV of that one's prompt is still there.
+
+        Preemption took it, or a sliding window left it behind: the fork stands alone.
+        """
         source = sequence.request.fork_of
         parent = None if source is None or sequence.attempt else self._live.get(source)
-        return None if parent is None or parent.attempt else parent
+        return None if parent is None or parent.attempt or parent.num_left else parent
 
     def _forks_later(self, sequence: Sequence, step: Step) -> bool:
         """Whether the prompt that it forks from will be computed by this step or a later one."""

@@ -25,6 +25,7 @@ class KVCache:
         self.pool = BlockPool(limits.num_blocks)
         self.block_size = limits.block_size
         self._reuse = limits.prefix_caching
+        self._window = limits.window
         self._guaranteed = limits.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -101,11 +102,25 @@ class KVCache:
             self.pool.index(sequence.block_ids[i], sequence.block_hashes[i])
         sequence.num_indexed = full
 
+    def leave_behind(self, sequence: Sequence, num_computed: int) -> None:
+        """Give back the blocks that no later token of a sliding-window model can see.
+
+        The next query stands at ``num_computed`` and sees ``window`` positions, its own included.
+        The block table keeps their ids, which the attention never follows.
+        """
+        if self._window is None:
+            return
+        behind = max(0, num_computed - self._window + 1) // self.block_size
+        if behind > sequence.num_left:
+            self.pool.release(sequence.block_ids[sequence.num_left : behind])
+            sequence.num_left = behind
+
     def release(self, sequence: Sequence) -> None:
         """Give all blocks of the sequence back."""
-        self.pool.release(sequence.block_ids)
+        self.pool.release(sequence.block_ids[sequence.num_left :])
         sequence.block_ids = []
         sequence.num_indexed = 0
+        sequence.num_left = 0
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
         """Hash the full blocks not hashed yet; each is hashed once in a sequence's life."""

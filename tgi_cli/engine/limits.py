@@ -38,6 +38,8 @@ class Limits:
         max_batch_size: sequences that run at once.
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool.
+        window: positions that a token sees, where every layer has a sliding window; blocks behind
+            it are given back. None: all of them.
         waiting_served_ratio: with ``inflight``, a batch may be interrupted for a prefill when
             the waiting that fit are at least this share of the running.
         max_waiting_tokens: with ``inflight``, decode steps after which they go in regardless.
@@ -51,6 +53,7 @@ class Limits:
     block_size: int
     num_blocks: int
     prefix_caching: bool = True
+    window: int | None = None
     batching: Batching = Batching.FUSED
     capacity_policy: CapacityPolicy = CapacityPolicy.MAX_UTILIZATION
     waiting_served_ratio: float = 0.3
@@ -59,7 +62,7 @@ class Limits:
     max_queued_tokens: int | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig, num_blocks: int) -> Limits:
+    def of(cls, config: EngineConfig, num_blocks: int, window: int | None = None) -> Limits:
         """Those of a resolved configuration and the blocks that warm-up found."""
         return cls(
             max_total_tokens=config.max_total_tokens,
@@ -67,5 +70,6 @@ class Limits:
             max_batch_size=config.max_batch_size,
             block_size=config.block_size,
             num_blocks=num_blocks,
+            window=window,
             prefix_caching=config.prefix_caching,
         )

@@ -154,6 +154,7 @@ class Scheduler:
                 outputs.finished.append(self._finish(sequence, FinishReason.ERROR, error))
                 continue
             self.cache.index_computed(sequence, entry.end)
+            self.cache.leave_behind(sequence, entry.end)
             if result.prompt_scores or result.context_logits:
                 report_context(sequence, place, entry.start, result, outputs)
             if entry.sampled:

@@ -27,6 +27,7 @@ class Sequence:
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
+        num_left: leading blocks that a sliding window left behind and that were given back.
         num_indexed: leading blocks that were offered to the prefix cache.
         prompt_step: the step that computes the last of its prompt, -1 while none does.
         scored, context_reported: prompt positions whose log-probability, or whose raw logits,
@@ -46,6 +47,7 @@ class Sequence:
         "max_tokens",
         "num_computed",
         "num_indexed",
+        "num_left",
         "placeholders",
         "prompt_step",
         "prompt_tokens",
@@ -71,6 +73,7 @@ class Sequence:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_indexed = 0
+        self.num_left = 0
         self.prompt_step = -1
         self.row = -1
         self.attempt = 0

@@ -212,3 +212,27 @@ def test_statistics_carry_the_batch_managers_fields() -> None:
         "Total Context Tokens": 18,
     }
     assert told.items() >= expected.items()
+
+
+@pytest.mark.parametrize("window", [1, 4, 7, 30])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_blocks_behind_a_sliding_window_are_given_back(window: int, prefix_caching: bool) -> None:
+    harness = Harness(
+        limits(
+            window=window,
+            num_blocks=40,
+            max_total_tokens=160,
+            max_batch_prefill_tokens=16,
+            prefix_caching=prefix_caching,
+        )
+    )
+    harness.worker.window = window
+    for i in range(3):
+        harness.add(request(i, range(i, i + 20), 120))
+    harness.add(request(3, range(20), 60, fork_of=0))
+    harness.run()
+    assert harness.scheduler.preemptions == 0, "40 blocks would not hold 3 x 35 at once"
+    for i in range(3):
+        assert harness.tokens[i] == continuation(range(i, i + 20), 120, 1000)
+    assert harness.tokens[3] == continuation(range(20), 60, 1000)
+    assert harness.scheduler.pool.num_used == 0

@@ -33,6 +33,7 @@ class Engine(RuleBasedStateMachine):
         prefill=st.sampled_from([3, 16, 64]),
         rows=st.integers(3, 6),
         prefix_caching=st.booleans(),
+        window=st.sampled_from([None, None, 6]),
         batching=st.sampled_from([Batching.FUSED, *Batching]),
         policy=st.sampled_from([CapacityPolicy.MAX_UTILIZATION, *CapacityPolicy]),
     )
@@ -46,11 +47,12 @@ class Engine(RuleBasedStateMachine):
             max_batch_prefill_tokens=prefill,
             max_batch_size=rows,
             prefix_caching=more["prefix_caching"],
+            window=more["window"],
             batching=more["batching"],
             capacity_policy=more["policy"],
         )
         self.scheduler = Scheduler(bounds)
-        self.worker = FakeWorker(block_size)
+        self.worker = FakeWorker(block_size, window=more["window"])
         self.pending: deque[PendingResult] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -143,7 +145,7 @@ class Engine(RuleBasedStateMachine):
     def blocks_add_up(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        held = [block for s in self.scheduler.running for block in s.block_ids]
+        held = [block for s in self.scheduler.running for block in s.block_ids[s.num_left :]]
         assert self.scheduler.pool.num_used == len(set(held))
         for sequence in self.scheduler.running:
             self._check(sequence)
