@@ -1,3 +1,61 @@
-"""tgi: serve language models on your own machine, as Text Generation Inference did."""
+"""tgi: serve language models on your own machine, as Text Generation Inference did.
+
+The Python API is :class:`LLM`; it and what belongs to it are imported when they are asked for,
+so that the package itself costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tgi_cli.offline import (
+        LLM,
+        BeamHypothesis,
+        Completion,
+        EngineDeadError,
+        GenerationError,
+        GenerationOptions,
+        Piece,
+        Stream,
+    )
+    from tgi_cli.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "tgi_cli.offline",
+    "BeamHypothesis": "tgi_cli.offline",
+    "Completion": "tgi_cli.offline",
+    "EngineDeadError": "tgi_cli.offline",
+    "GenerationError": "tgi_cli.offline",
+    "GenerationOptions": "tgi_cli.offline",
+    "Piece": "tgi_cli.offline",
+    "SamplingParams": "tgi_cli.sampling.params",
+    "Stream": "tgi_cli.offline",
+}
+
+__all__ = [
+    "LLM",
+    "BeamHypothesis",
+    "Completion",
+    "EngineDeadError",
+    "GenerationError",
+    "GenerationOptions",
+    "Piece",
+    "SamplingParams",
+    "Stream",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
