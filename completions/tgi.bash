@@ -27,6 +27,13 @@ _tgi() {
         'serve --max-batch-prefill-tokens') return ;;
         'serve --max-batch-total-tokens') return ;;
         'serve --max-batch-size') return ;;
+        'serve --max-queued-requests') return ;;
+        'serve --max-queued-tokens') return ;;
+        'serve --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
+        'serve --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'serve --waiting-served-ratio') return ;;
+        'serve --max-waiting-tokens') return ;;
+        'serve --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'serve --max-best-of') return ;;
         'serve --max-stop-sequences') return ;;
         'serve --max-top-n-tokens') return ;;
@@ -49,6 +56,13 @@ _tgi() {
         'model-server --max-batch-prefill-tokens') return ;;
         'model-server --max-batch-total-tokens') return ;;
         'model-server --max-batch-size') return ;;
+        'model-server --max-queued-requests') return ;;
+        'model-server --max-queued-tokens') return ;;
+        'model-server --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
+        'model-server --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'model-server --waiting-served-ratio') return ;;
+        'model-server --max-waiting-tokens') return ;;
+        'model-server --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'model-server --logger-level') return ;;
         'router --model-id') return ;;
         'router --revision') return ;;
@@ -66,9 +80,9 @@ _tgi() {
         'router --logger-level') return ;;
     esac
     case $command in
-        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --prefix-caching --no-prefix-caching --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         download-weights) flags='--revision --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --trust-remote-code --no-trust-remote-code --logger-level --json-output --no-json-output --quiet -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        model-server) flags='--model-id --revision --dtype --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --prefix-caching --no-prefix-caching --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        model-server) flags='--model-id --revision --dtype --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         completion) flags='-h --help'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback -h --help'

@@ -6,6 +6,8 @@ whoever finds it out.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,18 @@ DEFAULT_PREFILL_TOKENS = 4096
 
 DEFAULT_CPU_PREFILL_TOKENS = 512
 """The same on a CPU: one chunk stays near a quarter of a second for a 0.1B model."""
+
+MOST_SEQUENCES = 4096
+"""That run at once, however many a user asks for: each takes a row of the worker's tables."""
+
+WAITING_SERVED_RATIO = 0.3
+MAX_WAITING_TOKENS = 20
+"""The defaults of TGI's launcher."""
+
+BATCHINGS = ("fused", "inflight", "static")
+CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
+KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3fn": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""TGI's names, and the dtypes' own; auto: that of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +54,14 @@ class ServeConfig:
     max_batch_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
     max_batch_size: int | None = None
+    batching: str = "fused"
+    capacity_policy: str = "max_utilization"
+    waiting_served_ratio: float | None = None
+    max_waiting_tokens: int | None = None
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
     prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
     logger_level: str = "INFO"
     json_output: bool = False
     graceful_termination_timeout: int = 90
@@ -93,6 +114,18 @@ class EngineConfig:
     max_batch_size: int
     """Sequences that run at once: the worker's rows."""
     prefix_caching: bool
+    batching: str = "fused"
+    """Who may join the running batch, and when: one of :data:`BATCHINGS`."""
+    capacity_policy: str = "max_utilization"
+    """What a sequence that was let in is promised: one of :data:`CAPACITY_POLICIES`."""
+    waiting_served_ratio: float = WAITING_SERVED_RATIO
+    max_waiting_tokens: int = MAX_WAITING_TOKENS
+    max_queued_requests: int | None = None
+    """Requests that may wait; ``None``: no bound."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens that may wait; ``None``: no bound."""
+    kv_cache_dtype: str = "auto"
+    """Of the cache's elements; from :func:`resolve` always a dtype's name."""
 
 
 _DTYPES = {
@@ -115,6 +148,20 @@ def _resolve_dtype(asked: str | None, model: ModelFacts, device: DeviceFacts) ->
     return "bfloat16" if model.dtype == "float32" else model.dtype
 
 
+def _resolve_kv_cache_dtype(asked: str, dtype: str) -> str:
+    _one_of("kv-cache-dtype", asked, KV_CACHE_DTYPES)
+    if asked != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {asked} is not available", "leave it open: the weights' dtype"
+        )
+    return KV_CACHE_DTYPES[asked] or dtype
+
+
+def _one_of(name: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"--{name} {value!r} is not known", f"one of: {', '.join(choices)}")
+
+
 def _positive(name: str, value: int | None) -> None:
     if value is not None and value <= 0:
         raise ConfigError(f"--{name} {value} must be positive")
@@ -135,8 +182,20 @@ def resolve(
         "max-batch-total-tokens",
         "max-batch-size",
         "max-concurrent-requests",
+        "max-queued-requests",
+        "max-queued-tokens",
     ):
         _positive(name, getattr(serve, name.replace("-", "_")))
+    _one_of("batching", serve.batching, BATCHINGS)
+    _one_of("capacity-policy", serve.capacity_policy, CAPACITY_POLICIES)
+    ratio = WAITING_SERVED_RATIO
+    if serve.waiting_served_ratio is not None:
+        ratio = serve.waiting_served_ratio
+    patience = MAX_WAITING_TOKENS if serve.max_waiting_tokens is None else serve.max_waiting_tokens
+    if not (math.isfinite(ratio) and ratio >= 0):
+        raise ConfigError(f"--waiting-served-ratio {ratio:g} must be at least 0")
+    if patience < 0:
+        raise ConfigError(f"--max-waiting-tokens {patience} must be at least 0")
 
     context = model.max_position_embeddings
     total = serve.max_total_tokens
@@ -176,17 +235,37 @@ def resolve(
             f"--max-batch-prefill-tokens {prefill} must be at most "
             f"--max-batch-total-tokens {serve.max_batch_total_tokens}"
         )
+    if serve.batching == "inflight" and prefill < max_input:
+        # Prompts are computed whole: a step has to hold the longest.
+        if serve.max_batch_prefill_tokens is None:
+            prefill = max_input
+        elif serve.max_input_tokens is None:
+            max_input = prefill
+        else:
+            raise ConfigError(
+                "with --batching inflight, --max-batch-prefill-tokens must be >= "
+                f"--max-input-tokens. Given: {prefill} and {max_input}",
+                "raise the former, lower the latter, or leave one of them open",
+            )
+    dtype = _resolve_dtype(serve.dtype, model, device)
     return EngineConfig(
         model_path=model_path,
         model_id=serve.model_id,
         revision=serve.revision or "",
         device=device.kind,
-        dtype=_resolve_dtype(serve.dtype, model, device),
+        dtype=dtype,
         block_size=BLOCK_SIZE,
         max_input_tokens=max_input,
         max_total_tokens=total,
         max_batch_prefill_tokens=prefill,
         max_batch_total_tokens=serve.max_batch_total_tokens,
-        max_batch_size=min(serve.max_batch_size or serve.max_concurrent_requests, 4096),
+        max_batch_size=min(serve.max_batch_size or serve.max_concurrent_requests, MOST_SEQUENCES),
         prefix_caching=serve.prefix_caching,
+        batching=serve.batching,
+        capacity_policy=serve.capacity_policy,
+        waiting_served_ratio=ratio,
+        max_waiting_tokens=patience,
+        max_queued_requests=serve.max_queued_requests,
+        max_queued_tokens=serve.max_queued_tokens,
+        kv_cache_dtype=_resolve_kv_cache_dtype(serve.kv_cache_dtype, dtype),
     )

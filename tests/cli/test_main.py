@@ -12,7 +12,7 @@ import pytest
 
 import tgi_cli
 from tgi_cli import demo
-from tgi_cli.cli import main, options
+from tgi_cli.cli import engine_options, main, options
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ExitCode
 from tgi_cli.hub import LocalModel
@@ -147,7 +147,14 @@ VARIABLES = {
     "MAX_BATCH_PREFILL_TOKENS": ("max_batch_prefill_tokens", 300),
     "MAX_BATCH_TOTAL_TOKENS": ("max_batch_total_tokens", 400),
     "MAX_BATCH_SIZE": ("max_batch_size", 5),
+    "MAX_QUEUED_REQUESTS": ("max_queued_requests", 6),
+    "MAX_QUEUED_TOKENS": ("max_queued_tokens", 700),
+    "BATCHING": ("batching", "inflight"),
+    "CAPACITY_POLICY": ("capacity_policy", "guaranteed_no_evict"),
+    "WAITING_SERVED_RATIO": ("waiting_served_ratio", 0.25),
+    "MAX_WAITING_TOKENS": ("max_waiting_tokens", 0),
     "PREFIX_CACHING": ("prefix_caching", False),
+    "KV_CACHE_DTYPE": ("kv_cache_dtype", "fp8_e5m2"),
     "LOG_LEVEL": ("logger_level", "info,text_generation_router=debug"),
     "JSON_OUTPUT": ("json_output", True),
 }
@@ -175,6 +182,30 @@ def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
             arguments += [flag, str(value)]
     assert main.run(arguments) == ExitCode.OK
     assert served["config"] == ServeConfig(**dict(VARIABLES.values()))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--batching", "eager", "'fused', 'inflight', 'static'"),
+        ("--capacity-policy", "hope", "'max_utilization', 'guaranteed_no_evict'"),
+        ("--kv-cache-dtype", "int4", "'auto', 'fp8_e4m3fn', 'fp8_e5m2'"),
+        ("--waiting-served-ratio", "many", "'many' is not a number"),
+        ("--waiting-served-ratio", "inf", "inf is not at least 0"),
+        ("--max-waiting-tokens", "-1", "-1 is not at least 0"),
+        ("--max-queued-requests", "0", "0 is not at least 1"),
+        ("--max-queued-tokens", "1.5", "'1.5' is not a whole number"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "model-server"])
+def test_a_bad_value_is_one_line(
+    command: str, flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([command, flag, value]) == ExitCode.USAGE
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"error: Invalid value for '{flag}'")
+    assert says in said[0]
+    assert len(said) == 2
 
 
 def test_the_old_name_of_the_input_limit(
@@ -274,7 +305,8 @@ def test_the_help_says_what_is_not_so_nowhere() -> None:
     for module in (serve, model_server, router):
         function = getattr(module, module.__name__.rpartition(".")[2])
         source = Path(function.__code__.co_filename).read_text(encoding="utf-8")
-        for name in re.findall(r"o\.(\w+) = ", source):
-            option = getattr(options, name).__metadata__[0]
+        for where, name in re.findall(r": ([eo])\.(\w+) = ", source):
+            place = engine_options if where == "e" else options
+            option = getattr(place, name).__metadata__[0]
             hidden = getattr(option, "hidden", False)
             assert hidden or name == "ModelId" or option.envvar, name

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.config import DeviceFacts, EngineConfig, ModelFacts, ServeConfig, resolve
+from tgi_cli.config import (
+    BATCHINGS,
+    BLOCK_SIZE,
+    CAPACITY_POLICIES,
+    DEFAULT_CPU_PREFILL_TOKENS,
+    DeviceFacts,
+    EngineConfig,
+    ModelFacts,
+    ServeConfig,
+    resolve,
+)
+from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.errors import ConfigError, ExitCode
 
 MODEL = ModelFacts(
@@ -70,12 +81,31 @@ def test_limits_that_were_said_are_kept(said: dict[str, int], expected: tuple[in
         ({"max_batch_size": 0}, "--max-batch-size 0 must be positive"),
         ({"max_concurrent_requests": -1}, "--max-concurrent-requests -1 must be positive"),
         ({"dtype": "int3"}, "int3"),
+        ({"batching": "eager"}, "--batching 'eager' is not known"),
+        ({"capacity_policy": "hope"}, "--capacity-policy 'hope' is not known"),
+        ({"waiting_served_ratio": -0.1}, "--waiting-served-ratio -0.1 must be at least 0"),
+        ({"waiting_served_ratio": float("nan")}, "--waiting-served-ratio nan"),
+        ({"max_waiting_tokens": -1}, "--max-waiting-tokens -1 must be at least 0"),
+        ({"max_queued_requests": 0}, "--max-queued-requests 0 must be positive"),
+        ({"max_queued_tokens": -5}, "--max-queued-tokens -5 must be positive"),
+        (
+            {"batching": "inflight", "max_input_tokens": 200, "max_batch_prefill_tokens": 100},
+            "--max-batch-prefill-tokens must be >= --max-input-tokens. Given: 100 and 200",
+        ),
+        ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype 'int4' is not known"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2 is not available"),
     ],
 )
 def test_what_cannot_be_is_refused_in_the_users_words(said: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         resolved(**said)
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_wrong_word_is_answered_with_the_right_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(batching="eager")
+    assert caught.value.remedy == "one of: fused, inflight, static"
 
 
 @pytest.mark.parametrize(
@@ -96,3 +126,65 @@ def test_the_dtype_follows_the_flag_then_the_device(
 ) -> None:
     config = resolved(replace(MODEL, dtype=on_disk), device, dtype=said)
     assert config.dtype == expected
+
+
+def test_the_engines_words_for_the_rules_are_the_flags() -> None:
+    assert set(Batching) == set(BATCHINGS)
+    assert set(CapacityPolicy) == set(CAPACITY_POLICIES)
+
+
+def test_every_dial_reaches_the_scheduler() -> None:
+    said = {
+        "batching": "inflight",
+        "capacity_policy": "guaranteed_no_evict",
+        "waiting_served_ratio": 0.0,
+        "max_waiting_tokens": 0,
+        "max_queued_requests": 7,
+        "max_queued_tokens": 900,
+        "max_total_tokens": 100,
+        "max_batch_prefill_tokens": 200,
+        "max_batch_size": 3,
+        "prefix_caching": False,
+    }
+    limits = Limits.of(resolved(**said), 50)
+    assert {name: getattr(limits, name) for name in said} == said
+    assert limits.num_blocks == 50
+
+
+def test_dials_that_were_left_open_are_tgis() -> None:
+    limits = Limits.of(resolved(), 50)
+    assert limits == Limits(
+        max_total_tokens=2048,
+        max_batch_prefill_tokens=DEFAULT_CPU_PREFILL_TOKENS,
+        max_batch_size=128,
+        block_size=BLOCK_SIZE,
+        num_blocks=50,
+    )
+    assert (limits.waiting_served_ratio, limits.max_waiting_tokens) == (0.3, 20)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (2047, 2047)),
+        ({"max_input_tokens": 100}, (100, DEFAULT_CPU_PREFILL_TOKENS)),
+        ({"max_input_tokens": 900}, (900, 900)),
+        ({"max_batch_prefill_tokens": 300}, (300, 300)),
+        ({"max_batch_prefill_tokens": 4000}, (2047, 4000)),
+        ({"max_input_tokens": 300, "max_batch_prefill_tokens": 300}, (300, 300)),
+    ],
+)
+def test_inflight_steps_hold_the_longest_prompt(
+    said: dict[str, int], expected: tuple[int, int]
+) -> None:
+    config = resolved(batching="inflight", **said)
+    assert (config.max_input_tokens, config.max_batch_prefill_tokens) == expected
+    assert config.max_total_tokens == 2048
+    for other in ("fused", "static"):
+        chunked = resolved(batching=other, max_input_tokens=900, max_batch_prefill_tokens=300)
+        assert (chunked.max_input_tokens, chunked.max_batch_prefill_tokens) == (900, 300)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_caches_dtype_is_the_weights(dtype: str) -> None:
+    assert resolved(dtype=dtype).kv_cache_dtype == dtype

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tgi_cli.cli import engine_options as e
 from tgi_cli.cli import options as o
 
 
@@ -29,14 +30,21 @@ def model_server(
         ),
     ] = None,
     graceful_termination_timeout: o.GracefulTerminationTimeout = 90,
-    max_concurrent_requests: o.MaxConcurrentRequests = 128,
-    max_input_tokens: o.MaxInputTokens = None,
-    max_input_length: o.MaxInputLength = None,
-    max_total_tokens: o.MaxTotalTokens = None,
-    max_batch_prefill_tokens: o.MaxBatchPrefillTokens = None,
-    max_batch_total_tokens: o.MaxBatchTotalTokens = None,
-    max_batch_size: o.MaxBatchSize = None,
-    prefix_caching: o.PrefixCaching = True,
+    max_concurrent_requests: e.MaxConcurrentRequests = 128,
+    max_input_tokens: e.MaxInputTokens = None,
+    max_input_length: e.MaxInputLength = None,
+    max_total_tokens: e.MaxTotalTokens = None,
+    max_batch_prefill_tokens: e.MaxBatchPrefillTokens = None,
+    max_batch_total_tokens: e.MaxBatchTotalTokens = None,
+    max_batch_size: e.MaxBatchSize = None,
+    max_queued_requests: e.MaxQueuedRequests = None,
+    max_queued_tokens: e.MaxQueuedTokens = None,
+    batching: e.Batching = "fused",
+    capacity_policy: e.CapacityPolicy = "max_utilization",
+    waiting_served_ratio: e.WaitingServedRatio = None,
+    max_waiting_tokens: e.MaxWaitingTokens = None,
+    prefix_caching: e.PrefixCaching = True,
+    kv_cache_dtype: e.KvCacheDtype = "auto",
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
     lifeline_fd: o.LifelineFd = None,
@@ -65,7 +73,14 @@ def model_server(
         max_batch_prefill_tokens=max_batch_prefill_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=max_batch_size,
+        max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
+        batching=batching,
+        capacity_policy=capacity_policy,
+        waiting_served_ratio=waiting_served_ratio,
+        max_waiting_tokens=max_waiting_tokens,
         prefix_caching=prefix_caching,
+        kv_cache_dtype=kv_cache_dtype,
         logger_level=logger_level,
         json_output=json_output,
         graceful_termination_timeout=graceful_termination_timeout,

@@ -5,42 +5,24 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from tgi_cli.cli.parsers import whole
 from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _MODEL = "Model"
 _NETWORK = "Network"
-_LIMITS = "Limits"
 _API = "Limits of a request"
-_CACHE = "Cache"
 _LOGS = "Logs"
 
 ENVIRONMENT = "Every flag has an environment variable: MAX_INPUT_TOKENS is --max-input-tokens, \
 and so on. A flag beats its variable."
 """What the help of a command says once instead of at every flag."""
-
-
-def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A parser of whole numbers from ``low`` to ``high``."""
-
-    def parse(value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise typer.BadParameter(f"{value!r} is not a whole number") from None
-        if number < low or (high is not None and number > high):
-            limits = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise typer.BadParameter(f"{number} is not {limits}")
-        return number
-
-    return parse
 
 
 Model = Annotated[
@@ -103,7 +85,7 @@ Port = Annotated[
         "--port",
         "-p",
         metavar="N",
-        parser=_whole(0, 65535),
+        parser=whole(0, 65535),
         help="The HTTP port; 0 takes a free one.",
         envvar="PORT",
         show_envvar=False,
@@ -116,105 +98,18 @@ GracefulTerminationTimeout = Annotated[
         "--graceful-termination-timeout",
         "-g",
         metavar="N",
-        parser=_whole(0),
+        parser=whole(0),
         help="Seconds that requests in flight get to finish after SIGTERM or Ctrl-C.",
         envvar="GRACEFUL_TERMINATION_TIMEOUT",
         show_envvar=False,
         rich_help_panel=_NETWORK,
     ),
 ]
-MaxConcurrentRequests = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        parser=_whole(1),
-        help="Requests in flight; more are answered with 429.",
-        envvar="MAX_CONCURRENT_REQUESTS",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxInputTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=_whole(1),
-        help="Tokens of a prompt. Left open: max-total-tokens less one.",
-        envvar="MAX_INPUT_TOKENS",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxInputLength = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=_whole(1),
-        help="The old name of --max-input-tokens.",
-        envvar="MAX_INPUT_LENGTH",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxTotalTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=_whole(2),
-        help="Tokens of a prompt and its answer. Left open: the model's context, or what fits.",
-        envvar="MAX_TOTAL_TOKENS",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxBatchPrefillTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=_whole(1),
-        help="Prompt tokens computed in one step; longer prompts take several.",
-        envvar="MAX_BATCH_PREFILL_TOKENS",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxBatchTotalTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=_whole(1),
-        help="Tokens that the KV cache holds. Left open: what fits, measured at the start.",
-        envvar="MAX_BATCH_TOTAL_TOKENS",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-MaxBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        parser=_whole(1),
-        help="Sequences that run at once. Left open: max-concurrent-requests.",
-        envvar="MAX_BATCH_SIZE",
-        show_envvar=False,
-        rich_help_panel=_LIMITS,
-    ),
-]
-PrefixCaching = Annotated[
-    bool,
-    typer.Option(
-        "--prefix-caching/--no-prefix-caching",
-        help="Compute a beginning that requests share once.",
-        envvar="PREFIX_CACHING",
-        show_envvar=False,
-        rich_help_panel=_CACHE,
-    ),
-]
 MaxBestOf = Annotated[
     int,
     typer.Option(
         metavar="N",
-        parser=_whole(1),
+        parser=whole(1),
         help="Upper limit of best_of.",
         envvar="MAX_BEST_OF",
         show_envvar=False,
@@ -225,7 +120,7 @@ MaxStopSequences = Annotated[
     int,
     typer.Option(
         metavar="N",
-        parser=_whole(0),
+        parser=whole(0),
         help="Upper limit of a request's stop sequences.",
         envvar="MAX_STOP_SEQUENCES",
         show_envvar=False,
@@ -236,7 +131,7 @@ MaxTopNTokens = Annotated[
     int,
     typer.Option(
         metavar="N",
-        parser=_whole(0),
+        parser=whole(0),
         help="Upper limit of top_n_tokens and top_logprobs.",
         envvar="MAX_TOP_N_TOKENS",
         show_envvar=False,
@@ -247,7 +142,7 @@ MaxClientBatchSize = Annotated[
     int,
     typer.Option(
         metavar="N",
-        parser=_whole(1),
+        parser=whole(1),
         help="Prompts in one call of /v1/completions.",
         envvar="MAX_CLIENT_BATCH_SIZE",
         show_envvar=False,
@@ -258,7 +153,7 @@ ValidationWorkers = Annotated[
     int,
     typer.Option(
         metavar="N",
-        parser=_whole(1),
+        parser=whole(1),
         help="Threads that tokenize prompts.",
         envvar="VALIDATION_WORKERS",
         show_envvar=False,
@@ -269,7 +164,7 @@ PayloadLimit = Annotated[
     int,
     typer.Option(
         metavar="N",
-        parser=_whole(1),
+        parser=whole(1),
         help="Bytes of a request's body.",
         envvar="PAYLOAD_LIMIT",
         show_envvar=False,

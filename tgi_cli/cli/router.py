@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tgi_cli.cli import engine_options as e
 from tgi_cli.cli import options as o
 
 
@@ -28,7 +29,7 @@ def router(
     hostname: o.Hostname = "0.0.0.0",
     port: o.Port = 3000,
     graceful_termination_timeout: o.GracefulTerminationTimeout = 90,
-    max_concurrent_requests: o.MaxConcurrentRequests = 128,
+    max_concurrent_requests: e.MaxConcurrentRequests = 128,
     max_best_of: o.MaxBestOf = 2,
     max_stop_sequences: o.MaxStopSequences = 4,
     max_top_n_tokens: o.MaxTopNTokens = 5,

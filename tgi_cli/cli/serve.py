@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tgi_cli.cli import engine_options as e
 from tgi_cli.cli import options as o
 
 
@@ -17,14 +18,21 @@ def serve(
     hostname: o.Hostname = "0.0.0.0",
     port: o.Port = 3000,
     graceful_termination_timeout: o.GracefulTerminationTimeout = 90,
-    max_concurrent_requests: o.MaxConcurrentRequests = 128,
-    max_input_tokens: o.MaxInputTokens = None,
-    max_input_length: o.MaxInputLength = None,
-    max_total_tokens: o.MaxTotalTokens = None,
-    max_batch_prefill_tokens: o.MaxBatchPrefillTokens = None,
-    max_batch_total_tokens: o.MaxBatchTotalTokens = None,
-    max_batch_size: o.MaxBatchSize = None,
-    prefix_caching: o.PrefixCaching = True,
+    max_concurrent_requests: e.MaxConcurrentRequests = 128,
+    max_input_tokens: e.MaxInputTokens = None,
+    max_input_length: e.MaxInputLength = None,
+    max_total_tokens: e.MaxTotalTokens = None,
+    max_batch_prefill_tokens: e.MaxBatchPrefillTokens = None,
+    max_batch_total_tokens: e.MaxBatchTotalTokens = None,
+    max_batch_size: e.MaxBatchSize = None,
+    max_queued_requests: e.MaxQueuedRequests = None,
+    max_queued_tokens: e.MaxQueuedTokens = None,
+    batching: e.Batching = "fused",
+    capacity_policy: e.CapacityPolicy = "max_utilization",
+    waiting_served_ratio: e.WaitingServedRatio = None,
+    max_waiting_tokens: e.MaxWaitingTokens = None,
+    prefix_caching: e.PrefixCaching = True,
+    kv_cache_dtype: e.KvCacheDtype = "auto",
     max_best_of: o.MaxBestOf = 2,
     max_stop_sequences: o.MaxStopSequences = 4,
     max_top_n_tokens: o.MaxTopNTokens = 5,
@@ -56,7 +64,14 @@ def serve(
         max_batch_prefill_tokens=max_batch_prefill_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=max_batch_size,
+        max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
+        batching=batching,
+        capacity_policy=capacity_policy,
+        waiting_served_ratio=waiting_served_ratio,
+        max_waiting_tokens=max_waiting_tokens,
         prefix_caching=prefix_caching,
+        kv_cache_dtype=kv_cache_dtype,
         logger_level=logger_level,
         json_output=json_output,
         graceful_termination_timeout=graceful_termination_timeout,

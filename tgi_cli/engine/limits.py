@@ -72,4 +72,10 @@ class Limits:
             num_blocks=num_blocks,
             window=window,
             prefix_caching=config.prefix_caching,
+            batching=Batching(config.batching),
+            capacity_policy=CapacityPolicy(config.capacity_policy),
+            waiting_served_ratio=config.waiting_served_ratio,
+            max_waiting_tokens=config.max_waiting_tokens,
+            max_queued_requests=config.max_queued_requests,
+            max_queued_tokens=config.max_queued_tokens,
         )

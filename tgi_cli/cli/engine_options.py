@@ -1,0 +1,180 @@
+"""The flags of ``tgi serve`` that its model server takes as well: limits, scheduling, cache."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from tgi_cli.cli.parsers import ratio, whole
+
+_LIMITS = "Limits"
+_SCHEDULING = "Scheduling"
+_CACHE = "Cache"
+
+MaxConcurrentRequests = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Requests in flight; more are answered with 429.",
+        envvar="MAX_CONCURRENT_REQUESTS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxInputTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Tokens of a prompt. Left open: max-total-tokens less one.",
+        envvar="MAX_INPUT_TOKENS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxInputLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="The old name of --max-input-tokens.",
+        envvar="MAX_INPUT_LENGTH",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxTotalTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(2),
+        help="Tokens of a prompt and its answer. Left open: the model's context, or what fits.",
+        envvar="MAX_TOTAL_TOKENS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxBatchPrefillTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Prompt tokens computed in one step; longer prompts take several.",
+        envvar="MAX_BATCH_PREFILL_TOKENS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxBatchTotalTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Tokens that the KV cache holds. Left open: what fits, measured at the start.",
+        envvar="MAX_BATCH_TOTAL_TOKENS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Sequences that run at once. Left open: max-concurrent-requests.",
+        envvar="MAX_BATCH_SIZE",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxQueuedRequests = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Requests that may wait; more are answered with 429. Left open: no bound.",
+        envvar="MAX_QUEUED_REQUESTS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxQueuedTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Prompt tokens that may wait, likewise.",
+        envvar="MAX_QUEUED_TOKENS",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
+Batching = Annotated[
+    Literal["fused", "inflight", "static"],
+    typer.Option(
+        metavar="RULE",
+        help="Who may join the running batch: fused (anyone at any step), inflight (TGI's rule: "
+        "prompts run alone and whole), static (nobody until it has ended).",
+        envvar="BATCHING",
+        show_envvar=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+CapacityPolicy = Annotated[
+    Literal["max_utilization", "guaranteed_no_evict"],
+    typer.Option(
+        metavar="POLICY",
+        help="KV cache of a request: max_utilization (as it grows; the newest is recomputed when "
+        "it runs out) or guaranteed_no_evict (all it may need, at once).",
+        envvar="CAPACITY_POLICY",
+        show_envvar=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+WaitingServedRatio = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        parser=ratio,
+        help="With inflight: prompts interrupt the batch once they are this share of it. "
+        "Left open: 0.3.",
+        envvar="WAITING_SERVED_RATIO",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+MaxWaitingTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(0),
+        help="With inflight: decode steps after which they do so anyway. Left open: 20.",
+        envvar="MAX_WAITING_TOKENS",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "fp8_e4m3fn", "fp8_e5m2"],
+    typer.Option(
+        metavar="TYPE",
+        help="Of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",
+        envvar="KV_CACHE_DTYPE",
+        show_envvar=False,
+        rich_help_panel=_CACHE,
+    ),
+]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        help="Compute a beginning that requests share once.",
+        envvar="PREFIX_CACHING",
+        show_envvar=False,
+        rich_help_panel=_CACHE,
+    ),
+]
