@@ -18,6 +18,13 @@ from tgi_cli.sampling.batch import BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
 from tgi_cli.sampling.filters import ROW_BY_ROW
 from tgi_cli.sampling.upload import Upload
 
+_ADDED = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+    np.float32(0.0),
+    np.float32(-math.inf),
+)
+"""What each value of a mask's octet adds to eight scores: float32 [256, 8]."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
@@ -110,8 +117,7 @@ def apply_masks(scores: Tensor, masks: TokenMasks, upload: Upload) -> None:
         rows = scores.numpy()
         octets = np.ascontiguousarray(masks.bits, np.dtype("<i4")).view(np.uint8)
         for entry, row in zip(masks.entries.tolist(), octets, strict=True):
-            barred = np.unpackbits(~row, count=vocab_size, bitorder="little").view(np.bool_)
-            np.putmask(rows[entry], barred, -math.inf)
+            rows[entry] += _ADDED.take(row, axis=0).reshape(-1)[:vocab_size]
         return
     entries, bits = upload(masks.entries, masks.bits)
     allowed = bits.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=bits.device) & 1

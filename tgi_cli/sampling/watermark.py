@@ -22,9 +22,9 @@ HASH_KEY = 15485863
 """TGI's: the millionth prime."""
 
 MAX_HASHED = 1 << 20
-"""Hashes computed at once: bounds the temporary memory (24 bytes each)."""
+"""Hashes computed at once: bounds the temporary memory (16 bytes each)."""
 
-_WORD = (1 << 32) - 1
+_LOWEST = -(1 << 31)
 
 
 def mark(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
@@ -39,29 +39,29 @@ def mark(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> 
     entries = batch.where(WATERMARK)
     records = batch.records[entries]
     before = batch.rows[entries] * pool.shape[1] + batch.positions[entries] - 1
-    limits = (records["watermark_gamma"] * 2.0**32).astype(np.int64)
-    deltas = records["watermark_delta"].copy()
-    target, place, limit, delta = upload(entries, before, limits, deltas)
-    seed = mix(pool.view(-1)[place].long() * HASH_KEY & _WORD)
-    vocabulary = torch.arange(scores.shape[1], device=scores.device)
+    # Hashes are int32, whose products wrap; moved by 2**31 they compare as if unsigned.
+    limits = (records["watermark_gamma"] * 2.0**32).astype(np.int64) + _LOWEST
+    deltas = np.ascontiguousarray(records["watermark_delta"])
+    target, place, limit, delta = upload(entries, before, limits.astype(np.int32), deltas)
+    seed = mix(pool.view(-1)[place] * HASH_KEY)
+    vocabulary = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
     size = max(1, MAX_HASHED // scores.shape[1])
     for first in range(0, len(entries), size):
         part = slice(first, first + size)
-        green = mix(vocabulary ^ seed[part].unsqueeze(1)) < limit[part].unsqueeze(1)
+        hashed = mix(vocabulary ^ seed[part].unsqueeze(1)).bitwise_xor_(_LOWEST)
+        green = hashed < limit[part].unsqueeze(1)
         scores.index_add_(0, target[part], green * delta[part].unsqueeze(1))
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit numbers, in int64; ``x`` is overwritten.
+    """A bijection of 32-bit words, int32 with the bits of unsigned ones; overwrites ``x``.
 
-    Two rounds of multiply and shift, with constants found by search (Wellons, hash-prospector);
-    both are below 2**31, so that no product overflows.
+    Two rounds of multiply and shift, with constants found by search (Wellons, hash-prospector).
+    The shifts of int32 drag the sign along, which is masked away.
     """
-    x ^= x >> 16
+    x ^= x >> 16 & 0xFFFF
     x *= 0x21F0AAAD
-    x &= _WORD
-    x ^= x >> 15
+    x ^= x >> 15 & 0x1FFFF
     x *= 0x735A2D97
-    x &= _WORD
-    x ^= x >> 15
+    x ^= x >> 15 & 0x1FFFF
     return x

@@ -90,6 +90,7 @@ class ModelWorker:
         budget = cache_budget(config, available, activations, total_memory(self._device))
         num_blocks, effective = size_cache(self._serve, config, budget, block_bytes)
         self._attention.allocate(num_blocks)
+        give_back(self._device)  # the small cache
         self._capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
