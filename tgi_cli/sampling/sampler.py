@@ -55,7 +55,7 @@ class Sampler:
     0.35 / 8, repetition penalty (256 tokens) + 0.11 / 1, a bias or a bad word + 0.04 / 0.8, a
     grammar mask + 0.04 / 0.8, a watermark + 0.25 / 5. Log-probabilities are 0.03 / 0.9 of each
     (0.65 ns per logit; a logsumexp beside the maximum, by torch or numpy, takes 1.4 to 2 times as
-    long as the fused log_softmax). With more cores the parts that torch computes shrink accordingly.
+    long as the fused log_softmax). With more cores the parts that torch computes shrink.
 
     Args:
         upload: brings host arrays to the logits' device.

@@ -21,7 +21,7 @@ from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, give_back, out_of_memo
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.staging import Uploader
-from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, worst_steps
+from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, threads_for, worst_steps
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,9 @@ class ModelWorker:
         self._attention.allocate(WARMUP_BLOCKS)
         meter = PeakMeter(self._device)
         cacheable = available_memory(self._device) // block_bytes * config.block_size
-        for step in worst_steps(config, cacheable):
-            self.sample(self.launch(step)).wait()
+        with threads_for(self._model.weight_bytes, self._device):
+            for step in worst_steps(config, cacheable):
+                self.sample(self.launch(step)).wait()
         activations = meter.read() * part_of_worst(config)
         give_back(self._device)
         available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes

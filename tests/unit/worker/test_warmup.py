@@ -3,9 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.unit.worker.test_capacity import CONFIG
-from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, worst_steps
+from tgi_cli.worker.warmup import (
+    ONE_THREAD_BYTES,
+    WARMUP_BLOCKS,
+    part_of_worst,
+    threads_for,
+    worst_steps,
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -55,3 +62,18 @@ def test_a_cpu_runs_one_step_of_a_known_part():
     assert len(step.rows) == 128 / 4
     assert step.num_tokens == 512 / 4
     assert part_of_worst(replace(config, device="cuda")) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "weight_bytes", "threads"),
+    [("cpu", ONE_THREAD_BYTES, 1), ("cpu", ONE_THREAD_BYTES + 1, 3), ("cuda", 1, 3)],
+)
+def test_a_small_model_is_warmed_up_by_one_thread(device, weight_bytes, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with threads_for(weight_bytes, torch.device(device)):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
