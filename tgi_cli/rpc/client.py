@@ -246,6 +246,7 @@ class GrpcEngineClient:
         writer = asyncio.create_task(self._write(call, self._outgoing), name="engine writer")
         try:
             async for message in call:
+                self._load = codec.decode_load(message)
                 self._deliver(codec.decode_step(message))
         finally:
             writer.cancel()
@@ -262,9 +263,6 @@ class GrpcEngineClient:
 
     def _deliver(self, outputs: StepOutputs) -> None:
         """Give each stream its tokens and wake those that wait."""
-        self._load = EngineLoad(
-            outputs.queued, outputs.running, outputs.used_blocks, outputs.preemptions
-        )
         streams = self._streams
         touched: set[_Stream] = set()
         for started in outputs.started:

@@ -20,6 +20,8 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.interface import EngineLoad
+from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
 _T = TypeVar("_T")
@@ -41,6 +43,7 @@ _SAMPLING_SCALARS = (
     "watermark_gamma",
     "watermark_delta",
 )
+NO_TOTALS = Totals()
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
@@ -125,13 +128,18 @@ def encode_cancel(request_id: int) -> pb.ClientMessage:
     return pb.ClientMessage(cancel=request_id)
 
 
-def encode_step(outputs: StepOutputs) -> pb.StepMessage:
-    """A step's outputs as one message of packed arrays."""
+def encode_step(outputs: StepOutputs, totals: Totals = NO_TOTALS) -> pb.StepMessage:
+    """A step's outputs, and the engine's totals, as one message of packed arrays."""
     message = pb.StepMessage(
         queued=outputs.queued,
         running=outputs.running,
         used_blocks=outputs.used_blocks,
         preemptions=outputs.preemptions,
+        reused_tokens=totals.reused_tokens,
+        prompt_tokens=totals.prompt_tokens,
+        cached_blocks=totals.cached_blocks,
+        steps=totals.steps,
+        context_tokens=totals.context_tokens,
     )
     message.request_ids.extend(outputs.request_ids)
     message.token_ids.extend(outputs.token_ids)
@@ -195,6 +203,21 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
         running=message.running,
         used_blocks=message.used_blocks,
         preemptions=message.preemptions,
+    )
+
+
+def decode_load(message: pb.StepMessage) -> EngineLoad:
+    """The engine's gauges and totals of a message."""
+    return EngineLoad(
+        message.queued,
+        message.running,
+        message.used_blocks,
+        message.preemptions,
+        message.reused_tokens,
+        message.prompt_tokens,
+        message.cached_blocks,
+        message.steps,
+        message.context_tokens,
     )
 
 

@@ -39,12 +39,29 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The engine after its latest step: requests waiting and running, blocks in use."""
+    """The engine after its latest step; what is counted, is counted since its start.
+
+    Attributes:
+        queued, running: requests.
+        used_blocks: of the KV cache, held by requests.
+        preemptions: counted.
+        reused_tokens: prompt tokens that were found in the prefix cache; counted.
+        prompt_tokens: of all requests that started; counted.
+        cached_blocks: of the KV cache, used or free, whose content can be found by a prefix.
+        steps: counted.
+        context_tokens: prompt tokens that were computed, those that preemption lost included;
+            counted.
+    """
 
     queued: int = 0
     running: int = 0
     used_blocks: int = 0
     preemptions: int = 0
+    reused_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_blocks: int = 0
+    steps: int = 0
+    context_tokens: int = 0
 
 
 class TokenStream(Protocol):

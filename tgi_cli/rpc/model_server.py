@@ -21,9 +21,11 @@ from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Shutdown
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import socket_path
+from tgi_cli.rpc.limits import log_limits
 from tgi_cli.rpc.progress import LoadProgress
 from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.signals import delivered
+from tgi_cli.rpc.totals import Tally
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,17 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     signal.signal(signal.SIGTERM, _leave)
     with LoadProgress(serve.json_output) as progress:
         worker, config = load_worker(serve, model_path, progress)
+    context = config.max_total_tokens
     capacity = worker.warmup()
+    log_limits(serve, context, capacity)
     config = capacity.config
     limits = Limits.of(config, capacity.num_blocks)
-    engine = EngineCore(worker, limits, depth=0 if config.device == "cpu" else 1)
+    tally = Tally()
+    engine = EngineCore(worker, limits, 0 if config.device == "cpu" else 1, on_statistics=tally)
     # What lives now lives for ever: the collector need not walk the model again.
     gc.collect()
     gc.freeze()
-    server = EngineServer(engine, worker.info())
+    server = EngineServer(engine, worker.info(), tally)
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,

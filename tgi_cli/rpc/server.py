@@ -37,6 +37,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.totals import Tally
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +76,17 @@ class _Route(NamedTuple):
 
 
 class EngineServer(engine_pb2_grpc.EngineServicer):
-    """Serves one engine on a unix socket. Each client's ids are its own."""
+    """Serves one engine on a unix socket. Each client's ids are its own.
 
-    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+    Args:
+        engine: its loop runs elsewhere.
+        info: what clients are told of it.
+        tally: of its statistics.
+    """
+
+    def __init__(self, engine: Engine, info: EngineInfo, tally: Tally | None = None) -> None:
         self._engine = engine
+        self._tally = tally or Tally()
         self._info = info
         self._encoded_info = codec.encode_info(info)
         self._engine_ids = itertools.count(1)
@@ -186,8 +194,7 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
             if not session.live:
                 session.outgoing.put(None)
 
-    @staticmethod
-    def _write(session: _Session) -> Iterator[pb.StepMessage]:
+    def _write(self, session: _Session) -> Iterator[pb.StepMessage]:
         """Yield a message for whatever has gathered, in order, until the end."""
         outgoing = session.outgoing
         while (outputs := outgoing.get()) is not None:
@@ -197,7 +204,7 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
                     codec.merge_steps(outputs, more)
             except Empty:
                 pass
-            yield codec.encode_step(outputs)
+            yield codec.encode_step(outputs, self._tally.now)
             if more is None:
                 return
 

@@ -19,6 +19,8 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.interface import EngineLoad
+from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -61,6 +63,7 @@ REQUEST = {
     "prompt_logprobs": st.none() | uint32,
     "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
 }
+GAUGES = ("queued", "running", "used_blocks", "preemptions")
 IN_PROCESS = {"logits_processors", "return_context_logits", "return_generation_logits"}
 requests = st.builds(GenerationRequest, **REQUEST)
 
@@ -134,6 +137,21 @@ def test_a_request_survives_the_wire(sent: GenerationRequest) -> None:
 def test_a_step_survives_the_wire(outputs: StepOutputs) -> None:
     data = codec.encode_step(outputs).SerializeToString()
     assert codec.decode_step(pb.StepMessage.FromString(data)) == outputs
+
+
+totals = st.builds(Totals, *[uint64] * len(Totals._fields))
+
+
+@given(steps(), totals)
+def test_the_engines_load_survives_the_wire(outputs: StepOutputs, totals: Totals) -> None:
+    data = codec.encode_step(outputs, totals).SerializeToString()
+    gauges = {name: getattr(outputs, name) for name in GAUGES}
+    sent = EngineLoad(**gauges, **totals._asdict())
+    assert codec.decode_load(pb.StepMessage.FromString(data)) == sent
+
+
+def test_every_field_of_the_load_is_carried() -> None:
+    assert set(EngineLoad.__dataclass_fields__) == {*GAUGES, *Totals._fields}
 
 
 @given(steps(), steps())

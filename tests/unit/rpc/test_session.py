@@ -286,12 +286,12 @@ async def test_a_half_closed_session_ends_with_its_last_request(
     assert tokens == [1, 2]
 
 
-def test_a_writer_that_is_behind_sends_one_message_for_many_steps() -> None:
+def test_a_writer_that_is_behind_sends_one_message_for_many_steps(engine: ScriptedEngine) -> None:
     session = _Session()
     for token in range(5):
         session.outgoing.put(StepOutputs([1], [token], [0.0], [[]], [[]], queued=token))
     session.outgoing.put(None)
-    messages = list(EngineServer._write(session))
+    messages = list(EngineServer(engine, INFO)._write(session))
     assert [list(m.token_ids) for m in messages] == [[0, 1, 2, 3, 4]]
     assert messages[0].queued == 4
 
