@@ -123,7 +123,7 @@ def _lower_limits(
             f"{_gib(budget)} are free for it",
             f"{advice}, lower --max-batch-prefill-tokens, or use a smaller model",
         )
-    max_input = total - 1 if serve.max_input_tokens is None else serve.max_input_tokens
+    max_input = min(config.max_input_tokens, total - 1)
     return replace(config, max_total_tokens=total, max_input_tokens=max_input)
 
 

@@ -103,7 +103,7 @@ class ModelWorker:
         )
         if effective.max_total_tokens < config.max_total_tokens:
             log.warning(
-                "memory for %d of the model's %d tokens of context: max_total_tokens is %d",
+                "memory for %d of %d tokens of context: max_total_tokens is %d",
                 effective.max_total_tokens,
                 config.max_total_tokens,
                 effective.max_total_tokens,
