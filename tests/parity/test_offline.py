@@ -45,7 +45,8 @@ def llm(checkpoint: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> Any:
-    return LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model: Any = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
