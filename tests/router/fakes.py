@@ -11,6 +11,7 @@ from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Started,
 )
 from tgi_cli.errors import ShardError
@@ -51,13 +52,25 @@ class FakeEngine:
         gate: when set, every batch waits for one ``release()`` of it.
         failure: the stream ends with this error, of ``failure_reason``, behind ``fail_after``
             tokens.
+        fails: ids of the requests that ``failure`` is for; empty: all.
+        chances: log-probability of every token, in order of submission; the last is repeated.
         requests, cancelled: what was submitted, and the ids that were cancelled.
     """
 
     def __init__(self, tokenizer: Tokenizer, reply: str = "hello world") -> None:
         self.tokenizer = tokenizer
         self.info = engine_info()
-        self.load = EngineLoad(queued=3, running=2, used_blocks=5, preemptions=1)
+        self.load = EngineLoad(
+            queued=3,
+            running=2,
+            used_blocks=5,
+            preemptions=1,
+            reused_tokens=40,
+            prompt_tokens=100,
+            cached_blocks=7,
+            steps=11,
+            context_tokens=60,
+        )
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()
@@ -67,6 +80,8 @@ class FakeEngine:
         self.failure: str | None = None
         self.failure_reason = FinishReason.ERROR
         self.fail_after = 0
+        self.fails: set[int] = set()
+        self.chances = [-0.10000000149011612]
         self.pause = 0.0
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[int] = []
@@ -88,7 +103,8 @@ class FakeEngine:
             raise ShardError("the model server is gone")
         self.requests.append(request)
         reply = self.replies[0] if len(self.replies) == 1 else self.replies.popleft()
-        return FakeStream(self, request, reply)
+        chance = self.chances[min(len(self.requests), len(self.chances)) - 1]
+        return FakeStream(self, request, reply, chance)
 
     def next_request_id(self) -> int:
         return len(self.requests) + 1
@@ -98,10 +114,13 @@ class FakeEngine:
 
 
 class FakeStream:
-    def __init__(self, engine: FakeEngine, request: GenerationRequest, reply: list[int]) -> None:
+    def __init__(
+        self, engine: FakeEngine, request: GenerationRequest, reply: list[int], chance: float
+    ) -> None:
         self._engine = engine
         self._request = request
         self._reply = reply[: request.max_new_tokens]
+        self._chance = chance
         self._cancelled = asyncio.Event()
 
     def cancel(self) -> None:
@@ -119,23 +138,45 @@ class FakeStream:
                 await asyncio.sleep(engine.pause)
             if self._cancelled.is_set():
                 return
-            if engine.failure is not None and place >= engine.fail_after:
+            failing = not engine.fails or request.request_id in engine.fails
+            if engine.failure is not None and failing and place >= engine.fail_after:
                 reason = engine.failure_reason
                 yield TokenBatch(finished=Finished(request.request_id, reason, engine.failure))
                 return
             ids = self._reply[place : place + engine.step]
-            batch = TokenBatch(token_ids=ids, logprobs=[-0.10000000149011612] * len(ids))
+            batch = TokenBatch(token_ids=ids, logprobs=[self._chance] * len(ids))
             count = request.sampling.top_logprobs
             if count:
                 batch.top_ids = [[index, *range(10, 10 + count)][:count] for index in ids]
                 batch.top_logprobs = [[-0.1 * (n + 1) for n in range(count)] for _ in ids]
             if place == 0:
                 batch.started = started
+                for run in self._prompt_runs():
+                    yield TokenBatch(prompt_logprobs=[run])
             if place + engine.step >= len(self._reply):
                 ended = ids[-1] in request.stop_token_ids and not request.ignore_eos
                 reason = FinishReason.EOS_TOKEN if ended else FinishReason.LENGTH
                 batch.finished = Finished(request.request_id, reason)
             yield batch
+
+    def _prompt_runs(self) -> list[PromptLogprobs]:
+        """Two chunks: token i of the prompt has the log-probability -i."""
+        top = self._request.prompt_logprobs
+        length = len(self._request.prompt_ids)
+        if top is None or length < 2:
+            return []
+        cut = 1 + length // 2
+        return [
+            PromptLogprobs(
+                self._request.request_id,
+                start,
+                [-float(place) for place in range(start, end)],
+                [list(range(10, 10 + top)) for _ in range(start, end)] if top else [],
+                [[-0.5] * top for _ in range(start, end)] if top else [],
+            )
+            for start, end in ((1, cut), (cut, length))
+            if start < end
+        ]
 
     async def _released(self, gate: asyncio.Semaphore) -> bool:
         """Wait for the gate, but not beyond a cancel."""

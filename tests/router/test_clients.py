@@ -10,6 +10,7 @@ from huggingface_hub import AsyncInferenceClient, InferenceClient
 
 from tests.router.fakes import FakeEngine
 from tests.unit.text import tiny
+from tgi_cli.engine.messages import FinishReason
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -42,6 +43,30 @@ class TestHuggingFaceHub:
         assert answer.details.seed == 5
         assert len(answer.details.tokens) == answer.details.generated_tokens
         assert len(answer.details.top_tokens[0]) == 2
+
+    async def test_text_generation_best_of(self, url: str, engine: FakeEngine) -> None:
+        engine.say("worse", "better")
+        engine.chances = [-2.0, -1.0]
+        answer = await asyncio.to_thread(
+            lambda: InferenceClient(url, timeout=10).text_generation(
+                "the fox",
+                best_of=2,
+                do_sample=True,
+                details=True,
+                decoder_input_details=True,
+                frequency_penalty=0.5,
+                watermark=True,
+            )
+        )
+        assert answer.generated_text == "the foxbetter"
+        assert answer.details is not None
+        assert answer.details.best_of_sequences is not None
+        assert [other.generated_text for other in answer.details.best_of_sequences] == [
+            "the foxworse"
+        ]
+        assert [token.logprob for token in answer.details.prefill][:2] == [None, -1.0]
+        sampling = engine.requests[0].sampling
+        assert (sampling.relative_frequency_penalty, sampling.watermark) == (0.5, True)
 
     async def test_text_generation_stream(self, hub: AsyncInferenceClient) -> None:
         pieces = [piece async for piece in await hub.text_generation("hi", stream=True)]
@@ -129,11 +154,58 @@ class TestOpenAI:
         stream = await ai.completions.create(model="tgi", prompt=[5, 6], stream=True)
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "hello world"
 
+    async def test_chat_samples(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+        engine.say("one", "two", "three")
+        answer = await ai.chat.completions.create(
+            model="tgi", messages=USER, n=3, logit_bias={"5": -100}, seed=1
+        )
+        assert [choice.message.content for choice in answer.choices] == ["one", "two", "three"]
+        engine.say("one", "two", "three")
+        async with ai.chat.completions.stream(model="tgi", messages=USER, n=3) as stream:
+            final = await stream.get_final_completion()
+        texts = {choice.index: choice.message.content for choice in final.choices}
+        assert texts == {0: "one", 1: "two", 2: "three"}
+
+    async def test_completion_samples(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+        engine.say("one", "two", "three")
+        stream = await ai.completions.create(model="tgi", prompt="a", n=3, stream=True)
+        texts = ["", "", ""]
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        assert texts == ["one", "two", "three"]
+        engine.say("one", "two", "three")
+        engine.requests.clear()
+        engine.chances = [-2.0, -1.0, -3.0]
+        best = await ai.completions.create(model="tgi", prompt="a", n=2, best_of=3)
+        assert [choice.text for choice in best.choices] == ["two", "one"]
+
+    async def test_echo_with_logprobs(self, ai: openai.AsyncOpenAI) -> None:
+        answer = await ai.completions.create(
+            model="tgi", prompt="the fox", echo=True, logprobs=2, max_tokens=0
+        )
+        logprobs = answer.choices[0].logprobs
+        assert answer.choices[0].text == "the fox"
+        assert logprobs is not None
+        assert logprobs.token_logprobs is not None
+        assert logprobs.token_logprobs[0] is None
+
+    async def test_deadline(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+        engine.failure, engine.failure_reason = "not done within 2 s", FinishReason.TIMEOUT
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ai.chat.completions.create(
+                model="tgi", messages=USER, extra_headers={"x-request-timeout": "2"}
+            )
+        assert caught.value.status_code == 504
+        assert caught.value.code == "timeout"
+        given = engine.requests[0].timeout_seconds
+        assert given is not None
+        assert 0 < given <= 2
+
     async def test_errors(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
         with pytest.raises(openai.UnprocessableEntityError) as caught:
-            await ai.chat.completions.create(model="tgi", messages=USER, n=2)
+            await ai.chat.completions.create(model="tgi", messages=USER, n=129)
         assert caught.value.param == "n"
-        assert "`n` is not supported" in caught.value.message
+        assert "129 sequences in one request" in caught.value.message
         engine.failure, engine.fail_after = "broken", 2
         stream = await ai.chat.completions.create(model="tgi", messages=USER, stream=True)
         with pytest.raises(openai.APIError, match="Request failed during generation: broken"):

@@ -22,6 +22,11 @@ CASES = [
     ("/v1/chat/completions", CHAT | {"stream": True}),
     ("/v1/completions", {"prompt": ["a", "b"]}),
     ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "stream": True}),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 1, "best_of": 3}),
+    ("/v1/chat/completions", CHAT | {"n": 3}),
+    ("/v1/chat/completions", CHAT | {"n": 3, "stream": True}),
+    ("/generate", {"inputs": "hi", "parameters": {"best_of": 2, "top_k": 5}}),
 ]
 
 
@@ -50,7 +55,8 @@ async def request(url: str, route: str, body: dict) -> asyncio.StreamWriter:
 async def test_closing_the_connection_cancels(
     url: str, engine: FakeEngine, state: RouterState, route: str, body: dict, tokens: int
 ) -> None:
-    count = len(body["prompt"]) if "prompt" in body else 1
+    asked = body.get("parameters", body)
+    count = len(body.get("prompt", "x")) * asked.get("best_of", asked.get("n", 1))
     engine.gate = asyncio.Semaphore(tokens * count)
     writer = await request(url, route, body)
     await until(lambda: len(engine.requests) == count and engine.gate.locked())

@@ -33,12 +33,10 @@ VALIDATIONS = [
     ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ({"best_of": 3}, "`best_of` must be > 0 and <= 2. Given: 3"),
     ({"best_of": 0}, "`best_of` must be > 0 and <= 2. Given: 0"),
-    ({"best_of": 2, "do_sample": True}, "`best_of` > 1 is not supported by this server"),
-    ({"decoder_input_details": True}, "`decoder_input_details` is not supported by this server"),
-    ({"watermark": True}, "`watermark` is not supported by this server"),
+    ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+    ({"best_of": 2, "top_k": 5, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
     ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is not supported by this server"),
     ({"adapter_id": "x"}, "`adapter_id` is not supported by this server"),
-    ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported by this server"),
     ({"seed": 1 << 64}, "`seed` must be an unsigned 64-bit number"),
     (
         {"max_new_tokens": 64},
@@ -202,9 +200,37 @@ class TestOverload:
         assert (await client.post("/generate", json=NATIVE)).status_code == 200
         assert state.admission.in_flight == 0
 
-    async def test_prompts_of_one_request_count(self, client: httpx.AsyncClient) -> None:
-        answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
-        assert answer.status_code == 429
+    @pytest.mark.parametrize(
+        ("route", "body"),
+        [
+            ("/v1/completions", {"prompt": ["a", "b"]}),
+            ("/v1/completions", {"prompt": "a", "n": 2}),
+            ("/v1/completions", {"prompt": "a", "best_of": 2}),
+            ("/v1/chat/completions", CHAT | {"n": 2}),
+            ("/generate", NATIVE | {"parameters": {"best_of": 2, "do_sample": True}}),
+        ],
+    )
+    async def test_every_sequence_counts(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        state: RouterState,
+        route: str,
+        body: dict,
+    ) -> None:
+        state.admission.enter()
+        assert (await client.post(route, json=body)).status_code == 429
+        assert engine.requests == []
+        state.admission.leave()
+        assert (await client.post(route, json=body)).status_code == 200
+        assert state.admission.in_flight == 0
+
+    async def test_what_never_fits_is_no_429(self, client: httpx.AsyncClient) -> None:
+        """Waiting would not help."""
+        answer = await client.post("/v1/chat/completions", json=CHAT | {"n": 3})
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "n"
+        assert "3 sequences in one request" in answer.json()["error"]["message"]
 
 
 class TestEngine:
@@ -244,7 +270,7 @@ class TestEngine:
         ("reason", "status", "error_type"),
         [
             (FinishReason.OVERLOADED, 429, "overloaded"),
-            (FinishReason.TIMEOUT, 424, "generation"),
+            (FinishReason.TIMEOUT, 504, "timeout"),
             (FinishReason.CANCELLED, 500, "incomplete_generation"),
         ],
     )
@@ -260,6 +286,14 @@ class TestEngine:
         answer = await client.post("/generate", json=NATIVE)
         assert (answer.status_code, answer.json()["error_type"]) == (status, error_type)
         assert ("retry-after" in answer.headers) == (status == 429)
+        native = events((await client.post("/generate_stream", json=NATIVE)).text)
+        assert [event["error_type"] for event in native] == [error_type]
+        found = await client.post("/v1/chat/completions", json=CHAT)
+        assert (found.status_code, found.json()["error_type"]) == (status, error_type)
+        *_, error, done = events(
+            (await client.post("/v1/chat/completions", json={**CHAT, "stream": True})).text
+        )
+        assert (error["error_type"], done) == (error_type, "[DONE]")
 
     async def test_tokens_that_end_without_a_reason(
         self, client: httpx.AsyncClient, engine: FakeEngine

@@ -28,6 +28,16 @@ GAUGES = {
     "tgi_batch_max_total_tokens": 1024,
     "tgi_kv_cache_usage": 80 / 1024,
     "tgi_request_in_flight": 0,
+    "tgi_prefix_cache_blocks": 7,
+}
+
+
+ENGINE_COUNTERS = {
+    "tgi_preemption_count": 1,
+    "tgi_engine_step_count": 11,
+    "tgi_engine_prompt_tokens": 60,
+    "tgi_prefix_cache_query_tokens": 100,
+    "tgi_prefix_cache_hit_tokens": 40,
 }
 
 
@@ -50,7 +60,12 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
     types = dict(
         line.split(" ")[2:4] for line in answer.text.splitlines() if line.startswith("# TYPE ")
     )
-    for names, kind in ((COUNTERS, "counter"), (HISTOGRAMS, "histogram"), (GAUGES, "gauge")):
+    for names, kind in (
+        (COUNTERS, "counter"),
+        (ENGINE_COUNTERS, "counter"),
+        (HISTOGRAMS, "histogram"),
+        (GAUGES, "gauge"),
+    ):
         for name in names:
             assert types[name] == kind, name
     assert "process_resident_memory_bytes" in types
@@ -60,7 +75,7 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
 async def test_engine_gauges(client: httpx.AsyncClient) -> None:
     found = await samples(client)
     assert {name: found[name] for name in GAUGES} == GAUGES
-    assert found["tgi_preemption_count"] == 1
+    assert {name: found[name] for name in ENGINE_COUNTERS} == ENGINE_COUNTERS
 
 
 async def test_buckets(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -109,6 +124,19 @@ async def test_a_request_is_counted_once(
     assert sum(v for name, v in found.items() if name.startswith("tgi_request_failure")) == 0
 
 
+async def test_samples_share_what_is_of_their_prompt(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await client.post("/v1/completions", json={"prompt": "the fox", "n": 3})
+    found = await samples(client)
+    assert (found["tgi_request_count"], found["tgi_request_success"]) == (3, 3)
+    assert found["tgi_request_generated_tokens_count"] == 3
+    assert found["tgi_request_max_new_tokens_count"] == 3
+    assert found["tgi_request_input_length_count"] == 1
+    assert found["tgi_request_input_length_sum"] == len(engine.requests[0].prompt_ids)
+    assert found["tgi_request_cached_tokens"] == 4
+
+
 async def test_prompts_of_one_request_are_counted_each(client: httpx.AsyncClient) -> None:
     await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
     found = await samples(client)
@@ -121,7 +149,7 @@ async def test_prompts_of_one_request_are_counted_each(client: httpx.AsyncClient
         ("/generate", {"inputs": "x", "parameters": {"top_k": 0}}, "validation"),
         ("/generate", {"inputs": "x" * 80}, "validation"),
         ("/generate_stream", {"inputs": "x", "parameters": {"top_k": 0}}, "validation"),
-        ("/v1/completions", {"prompt": "x", "n": 2}, "validation"),
+        ("/v1/completions", {"prompt": "x", "n": 129}, "validation"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "generation"),
     ],
 )
@@ -134,6 +162,7 @@ async def test_a_failure_is_counted_once(
     failures = {
         name: value for name, value in found.items() if name.startswith("tgi_request_failure")
     }
-    assert failures.pop(f"tgi_request_failure{{err={label}}}") == 1
+    count = body.get("n", 1)
+    assert failures.pop(f"tgi_request_failure{{err={label}}}") == count
     assert set(failures.values()) == {0}
-    assert (found["tgi_request_count"], found["tgi_request_success"]) == (1, 0)
+    assert (found["tgi_request_count"], found["tgi_request_success"]) == (count, 0)

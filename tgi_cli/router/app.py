@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tgi_cli.router import errors
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.generation import Generator
+from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
 from tgi_cli.router.routes import chat, completions, health, info, metrics, models, native
 from tgi_cli.router.state import RouterState

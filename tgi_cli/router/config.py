@@ -16,6 +16,7 @@ class RouterConfig:
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
         validation_workers: threads for tokenizing long prompts off the event loop.
         payload_limit: bytes of a request body.
+        watermark_gamma, watermark_delta: of requests that ask for a watermark.
         graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
     """
 
@@ -37,3 +38,5 @@ class RouterConfig:
     logger_level: str = "INFO"
     graceful_termination_timeout: int = 90
     payload_limit: int = 2_000_000
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0

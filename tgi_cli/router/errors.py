@@ -19,6 +19,7 @@ _OPENAI_TYPES = {
     "incomplete_generation_stream": "server_error",
     "internal": "server_error",
     "healthcheck": "server_error",
+    "timeout": "server_error",
 }
 
 _FAILURE_LABELS = {
@@ -27,6 +28,7 @@ _FAILURE_LABELS = {
     "incomplete_generation": "incomplete",
     "incomplete_generation_stream": "incomplete",
     "template_error": "template",
+    "timeout": "timeout",
 }
 
 
@@ -112,6 +114,11 @@ def draining(retry_after: int) -> ApiError:
 def generation_failed(cause: str) -> ApiError:
     """The engine failed or is gone."""
     return ApiError(424, f"Request failed during generation: {cause}", "generation")
+
+
+def timed_out(cause: str) -> ApiError:
+    """The time that the client gave is up."""
+    return ApiError(504, f"Request timed out: {cause}", "timeout", code="timeout")
 
 
 def incomplete() -> ApiError:

@@ -1,110 +1,52 @@
-"""The one way from a request to text: tokenize, submit, detokenize, stop, account.
+"""The one way from a request to text: submit, detokenize, stop, account.
 
-Every route describes what it wants as a :class:`GenerationSpec`, opens a :class:`Generation` and
-iterates over its :class:`Delta` objects; what it writes to its client is its own affair.
+Every route describes what it wants as a :class:`GenerationSpec`, lets the generator open a
+:class:`Generation` for each sequence and iterates over their :class:`Delta` objects; what it
+writes to its client is its own affair.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.router import errors
-from tgi_cli.router.admission import Admission
 from tgi_cli.router.delta import Delta, Finish, Token
-from tgi_cli.router.metrics import Metrics
+from tgi_cli.router.scores import PromptScores, shortest
 from tgi_cli.router.spec import GenerationSpec
-from tgi_cli.router.validation import fit_length
-from tgi_cli.rpc.interface import EngineClient, TokenBatch
-from tgi_cli.text.bundle import TextBundle
+from tgi_cli.router.timings import Timings
+from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.text.detokenizer import Detokenizer
-from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.stop import StopBuffer
+
+if TYPE_CHECKING:
+    from tgi_cli.router.generator import Generator
 
 logger = logging.getLogger(__name__)
 
 _ENDS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
+_UINT64 = (1 << 64) - 1
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Between the seeds of samples: 2**64 divided by the golden ratio (Knuth, TAOCP 6.4), which
+keeps all of them apart and far from the small numbers that people choose."""
 
 
-class Generator:
-    """Opens generations: the face of the engine inside the router."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready for the engine: its ids, how many may follow, the seed (None: greedy)."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        text: TextBundle,
-        workers: TextWorkers,
-        metrics: Metrics,
-        admission: Admission,
-    ) -> None:
-        self.client = client
-        self.text = text
-        self.metrics = metrics
-        self.admission = admission
-        self._workers = workers
-        self.info = client.info
-        self.stop_ids = frozenset(self.info.eos_token_ids)
-        self.hidden_ids = text.tokenizer.special_ids | self.stop_ids
-        """Ids that add nothing to the text."""
-        self.live: set[Generation] = set()
+    spec: GenerationSpec
+    ids: list[int]
+    max_new_tokens: int
+    seed: int | None
 
-    def abort(self, cause: str) -> None:
-        """End all generations now; their clients are told the cause."""
-        for generation in list(self.live):
-            generation.abort(errors.generation_failed(cause))
-
-    async def open(self, specs: Sequence[GenerationSpec], arrived: float) -> list[Generation]:
-        """Admit, tokenize and submit prompts together: all of them, or none.
-
-        Raises:
-            ApiError: 429, 503, 422 or 424, counted already.
-        """
-        self.metrics.requests.add(len(specs))
-        try:
-            self.admission.enter(len(specs))
-        except errors.ApiError as error:
-            self.metrics.failures.add(len(specs), error.failure_label)
-            raise
-        opened: list[Generation] = []
-        try:
-            prepared = [await self._prepare(spec) for spec in specs]
-            for index, (spec, ids, new_tokens) in enumerate(prepared):
-                opened.append(Generation(self, index, spec, ids, new_tokens, arrived))
-        except BaseException as error:
-            for generation in opened:
-                generation.close()
-            for _ in range(len(specs) - len(opened)):
-                self.admission.leave()
-            label = error.failure_label if isinstance(error, errors.ApiError) else "dropped"
-            self.metrics.failures.add(len(specs) - len(opened), label)
-            raise
-        return opened
-
-    def refuse(self, error: errors.ApiError) -> errors.ApiError:
-        """Count a request that was refused before it could be opened."""
-        self.metrics.requests.add()
-        self.metrics.failures.add(1, error.failure_label)
-        return error
-
-    async def _prepare(self, spec: GenerationSpec) -> tuple[GenerationSpec, list[int], int]:
-        """The spec with its seed drawn, the prompt's ids, and how many may follow."""
-        if isinstance(spec.prompt, str):
-            ids = await self._workers.encode(spec.prompt, spec.add_special_tokens)
-        else:
-            ids = list(spec.prompt)
-        if spec.truncate is not None:
-            ids = ids[-spec.truncate :]
-        new_tokens = fit_length(len(ids), spec.max_new_tokens, self.info)
-        if spec.seed is None and not spec.sampling.greedy:
-            spec = replace(spec, seed=secrets.randbits(64))
-        self.metrics.input_length.observe(len(ids))
-        self.metrics.max_new_tokens.observe(new_tokens)
-        return spec, ids, new_tokens
+    def seed_of(self, sample: int) -> int | None:
+        """The seed of one of its samples; the first has the prompt's own."""
+        return None if self.seed is None else (self.seed + sample * _SEED_STEP) & _UINT64
 
 
 class Generation:
@@ -113,43 +55,64 @@ class Generation:
     Whoever opened it must close it; closing early cancels it in the engine at once.
 
     Attributes:
-        index: place among the prompts of its request.
-        prompt_tokens, cached_tokens: of the prompt; the latter known from the first delta on.
+        index: place among the sequences of its request.
+        lead: the first sample of the same prompt, perhaps itself.
+        prompt_ids, prompt_tokens: of the prompt.
+        cached_tokens: of these, found in the prefix cache; known from the first delta on.
+        prompt_scores: log-probabilities of the prompt, if asked for; complete in the lead before
+            its first delta.
         seed: what the randomness follows from; None when greedy.
+        generated_tokens, logprob_sum: of the tokens so far.
     """
 
     def __init__(
         self,
         generator: Generator,
         index: int,
-        spec: GenerationSpec,
-        prompt_ids: list[int],
-        max_new_tokens: int,
+        prompt: Prompt,
+        sample: int,
+        lead: Generation | None,
         arrived: float,
+        timeout_seconds: float | None,
     ) -> None:
         self._generator = generator
         self.index = index
-        self.spec = spec
-        self.prompt_ids = prompt_ids
-        self.prompt_tokens = len(prompt_ids)
+        self.spec = spec = prompt.spec
+        self.lead = lead or self
+        self.prompt_ids = prompt.ids
+        self.prompt_tokens = len(prompt.ids)
         self.cached_tokens = 0
-        self.seed = None if spec.sampling.greedy else spec.seed
+        self.prompt_scores: PromptScores = PromptScores() if lead is None else lead.prompt_scores
+        self.seed = prompt.seed_of(sample)
         self.generated_tokens = 0
+        self.logprob_sum = 0.0
         self.timings = Timings(arrived, time.perf_counter())
-        self._max_new_tokens = max_new_tokens
-        self._detokenizer = Detokenizer(generator.text.tokenizer, prompt_ids)
+        self._max_new_tokens = prompt.max_new_tokens
+        self._hidden = generator.hidden_ids
+        if spec.stop_token_ids:
+            self._hidden |= spec.stop_token_ids
+        self._detokenizer = Detokenizer(generator.text.tokenizer, prompt.ids)
         self._stops = StopBuffer(spec.stops)
         self._texts: list[str] = []
         self._finish: Finish | None = None
         self._open = True
         self._aborted: errors.ApiError | None = None
+        self.request_id = generator.client.next_request_id()
+        # A client that ignores the end tokens still wants its own stop ids.
+        only_own = spec.ignore_eos and bool(spec.stop_token_ids)
+        ends = spec.stop_token_ids if only_own else generator.stop_ids | spec.stop_token_ids
         request = GenerationRequest(
-            request_id=generator.client.next_request_id(),
-            prompt_ids=tuple(prompt_ids),
+            request_id=self.request_id,
+            prompt_ids=tuple(prompt.ids),
             sampling=replace(spec.sampling, seed=self.seed or 0),
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=generator.stop_ids,
-            ignore_eos=spec.ignore_eos,
+            max_new_tokens=prompt.max_new_tokens,
+            stop_token_ids=ends,
+            ignore_eos=spec.ignore_eos and not only_own,
+            priority=spec.priority,
+            timeout_seconds=timeout_seconds,
+            fork_of=None if lead is None else lead.request_id,
+            # A fork's prompt is not computed, and its scores are those of the lead.
+            prompt_logprobs=spec.prompt_logprobs if lead is None else None,
         )
         try:
             self._stream = generator.client.submit(request)
@@ -175,6 +138,11 @@ class Generation:
         except ShardError as error:
             raise self._fail(errors.generation_failed(error.cause)) from error
 
+    @property
+    def mean_logprob(self) -> float:
+        """What the best of several samples is the best by."""
+        return self.logprob_sum / max(self.generated_tokens, 1)
+
     def close(self) -> None:
         """Give everything back; a sequence that still runs is cancelled."""
         if self._open:
@@ -192,10 +160,13 @@ class Generation:
         """Turn what the engine reports into what a client sees; None when that is nothing."""
         if batch.started is not None:
             self._start(batch.started.queue_ns, batch.started.cached_tokens)
+        for run in batch.prompt_logprobs:
+            self.prompt_scores.take(run)
         delta = Delta(self.index, [], [], "", None)
         if batch.token_ids:
             self._count_tokens(len(batch.token_ids))
-            self._detokenize(batch, delta)
+            if not self.spec.prompt_only:
+                self._detokenize(batch, delta)
         if self._stops.hit is not None:
             if batch.finished is None:
                 self._stream.cancel()
@@ -205,13 +176,15 @@ class Generation:
             delta.finish = self._succeed(reason, self._stops.hit if self.spec.keep_stop else "")
         elif batch.finished is not None:
             reason = batch.finished.reason
-            if reason not in _ENDS or not self.generated_tokens:
+            if reason not in _ENDS or not self.timings.first_token:
                 raise self._fail(self._failure(reason, batch.finished.error))
             rest = self._stops.push(self._detokenizer.flush()) + self._stops.flush()
             if rest:
                 self._texts.append(rest)
                 delta.text += rest
-            delta.finish = self._succeed(reason, "")
+            delta.finish = self._succeed(
+                FinishReason.LENGTH if self.spec.prompt_only else reason, ""
+            )
         elif not batch.token_ids:
             return None
         return delta
@@ -220,38 +193,41 @@ class Generation:
         """The answer to a generation that did not come to an end of its own."""
         if reason is FinishReason.OVERLOADED:
             return self._generator.admission.overloaded()
-        if reason in (FinishReason.ERROR, FinishReason.TIMEOUT):
+        if reason is FinishReason.TIMEOUT:
+            return errors.timed_out(cause or "its time was up")
+        if reason is FinishReason.ERROR:
             return errors.generation_failed(cause or "the model server failed")
         return errors.incomplete()
 
     def _detokenize(self, batch: TokenBatch, delta: Delta) -> None:
         """Append the batch's tokens to the delta, up to the one that completes a stop string."""
         tokenizer = self._generator.text.tokenizer
-        hidden = self._generator.hidden_ids
+        hidden = self._hidden
         stops = self._stops if self.spec.stops else None
         texts: list[str] = []
         for place, token_id in enumerate(batch.token_ids):
             self.generated_tokens += 1
+            self.logprob_sum += batch.logprobs[place]
             special = token_id in hidden
             text = "" if special else self._detokenizer.push(token_id)
             delta.tokens.append(
                 Token(
                     token_id,
                     tokenizer.surface(token_id) if special else text,
-                    _shortest(batch.logprobs[place]),
+                    shortest(batch.logprobs[place]),
                     special,
                 )
             )
             if batch.top_ids and self.spec.sampling.top_logprobs:
                 delta.top_tokens.append(
                     [
-                        Token(index, tokenizer.surface(index), _shortest(value), index in hidden)
+                        Token(index, tokenizer.surface(index), shortest(value), index in hidden)
                         for index, value in zip(
                             batch.top_ids[place], batch.top_logprobs[place], strict=True
                         )
                     ]
                 )
-            if stops is None:
+            if stops is None or self.generated_tokens <= self.spec.sampling.min_new_tokens:
                 texts.append(text)
             else:
                 texts.append(stops.push(text))
@@ -265,7 +241,8 @@ class Generation:
         self.timings.queue = queue_ns / 1e9
         self.cached_tokens = cached_tokens
         self._generator.metrics.queue_duration.observe(self.timings.queue)
-        self._generator.metrics.cached_tokens.add(cached_tokens)
+        if self.lead is self:
+            self._generator.metrics.cached_tokens.add(cached_tokens)
 
     def _count_tokens(self, count: int) -> None:
         now = time.perf_counter()
@@ -289,7 +266,7 @@ class Generation:
         metrics.duration.observe(timings.total)
         metrics.validation_duration.observe(timings.validation)
         metrics.inference_duration.observe(timings.inference)
-        metrics.mean_token_duration.observe(timings.inference / self.generated_tokens)
+        metrics.mean_token_duration.observe(timings.inference / max(self.generated_tokens, 1))
         metrics.generated_tokens.observe(self.generated_tokens)
         self._leave(timings.total)
         fields = self._log_fields()
@@ -320,37 +297,3 @@ class Generation:
             "queue_ms": round(timings.queue * 1e3, 1),
             "ttft_ms": round(max(timings.first_token - timings.arrived, 0.0) * 1e3, 1),
         }
-
-
-class Timings:
-    """When things happened to one request: seconds, from ``time.perf_counter()``."""
-
-    __slots__ = ("arrived", "finished", "first_token", "last_token", "queue", "submitted")
-
-    def __init__(self, arrived: float, submitted: float) -> None:
-        self.arrived = arrived
-        self.submitted = submitted
-        self.queue = 0.0
-        self.first_token = 0.0
-        self.last_token = 0.0
-        self.finished = 0.0
-
-    @property
-    def total(self) -> float:
-        """Arrival to the last token."""
-        return self.finished - self.arrived
-
-    @property
-    def validation(self) -> float:
-        """Arrival to the engine's queue."""
-        return self.submitted - self.arrived
-
-    @property
-    def inference(self) -> float:
-        """First step to the last token."""
-        return max(self.total - self.validation - self.queue, 0.0)
-
-
-def _shortest(value: float) -> float:
-    """A 32-bit float without the digits that 64 bits add: -0.1, not -0.10000000149011612."""
-    return float(f"{value:.7g}")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tgi_cli.router.delta import Delta, DeltaSource
+from starlette.requests import Request
+
+from tgi_cli.router import errors
+from tgi_cli.router.delta import Delta, DeltaSource, Finish, Token
 from tgi_cli.router.generation import Generation
+from tgi_cli.router.http import unless_gone
 
 
 class MergedSource:
@@ -56,3 +61,49 @@ class MergedSource:
 def merge(generations: Sequence[Generation]) -> DeltaSource:
     """One source for any number of generations; a single one is its own, at no cost."""
     return generations[0] if len(generations) == 1 else MergedSource(generations)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A generation that was read to its end. ``top_tokens`` is empty unless asked for."""
+
+    generation: Generation
+    tokens: list[Token]
+    top_tokens: list[list[Token]]
+    finish: Finish
+
+
+async def collect(request: Request, generations: Sequence[Generation]) -> list[Whole]:
+    """Read all generations of a request to their end, side by side.
+
+    Raises:
+        ApiError: one of them failed; the others are cancelled.
+        ClientGone: so did the client; all are cancelled.
+    """
+    source = merge(generations)
+    tokens: list[list[Token]] = [[] for _ in generations]
+    top_tokens: list[list[list[Token]]] = [[] for _ in generations]
+    ends: dict[int, Finish] = {}
+
+    async def read() -> None:
+        async for delta in source:
+            tokens[delta.index] += delta.tokens
+            top_tokens[delta.index] += delta.top_tokens
+            if delta.finish is not None:
+                ends[delta.index] = delta.finish
+
+    try:
+        await unless_gone(request, read())
+    finally:
+        source.close()
+    if len(ends) < len(generations):
+        raise errors.incomplete()
+    return [
+        Whole(generation, tokens[index], top_tokens[index], ends[index])
+        for index, generation in enumerate(generations)
+    ]
+
+
+def best(wholes: Sequence[Whole], count: int) -> list[Whole]:
+    """The ``count`` of highest mean log-probability per token, best first."""
+    return sorted(wholes, key=lambda whole: -whole.generation.mean_logprob)[:count]

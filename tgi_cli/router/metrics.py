@@ -22,7 +22,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DURATION_BUCKETS = tuple(0.0001 * 1.5**power for power in range(1, 36))
 """Seconds: 0.00015 to 145.6, TGI's."""
 
-FAILURES = ("validation", "overloaded", "generation", "incomplete", "dropped", "template")
+FAILURES = (
+    "validation",
+    "overloaded",
+    "generation",
+    "timeout",
+    "incomplete",
+    "dropped",
+    "template",
+)
 
 
 def linear_buckets(highest: int, steps: int = 100) -> tuple[float, ...]:
@@ -83,7 +91,11 @@ class Histogram:
 
 
 class Metrics:
-    """All metrics of one router. A request is one prompt, counted once."""
+    """All metrics of one router.
+
+    A request is one sequence: a prompt, or one of its samples. What is of the prompt (its length,
+    its cached tokens) counts once for all of its samples.
+    """
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
@@ -92,10 +104,10 @@ class Metrics:
         PlatformCollector(registry=self._process)
         seconds = DURATION_BUCKETS
         total_steps = linear_buckets(info.max_total_tokens)
-        self.requests = Counter("tgi_request_count", "Prompts that arrived.")
-        self.successes = Counter("tgi_request_success", "Prompts answered to their end.")
+        self.requests = Counter("tgi_request_count", "Sequences that were asked for.")
+        self.successes = Counter("tgi_request_success", "Sequences that came to their end.")
         self.failures = Counter(
-            "tgi_request_failure", "Prompts that failed, by cause.", "err", FAILURES
+            "tgi_request_failure", "Sequences that failed, by cause.", "err", FAILURES
         )
         self.cached_tokens = Counter(
             "tgi_request_cached_tokens", "Prompt tokens found in the prefix cache."
@@ -149,12 +161,33 @@ class Metrics:
             ("tgi_batch_current_max_tokens", "Tokens that the KV blocks in use can hold.", used),
             ("tgi_batch_max_total_tokens", "Tokens that the KV cache can hold.", capacity),
             ("tgi_kv_cache_usage", "KV blocks in use, 0 to 1.", used / capacity if capacity else 0),
-            ("tgi_request_in_flight", "Prompts that hold a place in the router.", in_flight),
+            (
+                "tgi_prefix_cache_blocks",
+                "KV blocks whose content can be used again.",
+                load.cached_blocks,
+            ),
+            ("tgi_request_in_flight", "Sequences that hold a place in the router.", in_flight),
         )
         for name, help, value in gauges:
             yield f"# HELP {name} {help}"
             yield f"# TYPE {name} gauge"
             yield f"{name} {_number(value)}"
-        preemptions = Counter("tgi_preemption_count", "Sequences set back to make room.")
-        preemptions.add(load.preemptions)
-        yield from preemptions.lines()
+        counts = (
+            ("tgi_preemption_count", "Sequences set back to make room.", load.preemptions),
+            ("tgi_engine_step_count", "Steps of the engine.", load.steps),
+            ("tgi_engine_prompt_tokens", "Prompt tokens computed.", load.context_tokens),
+            (
+                "tgi_prefix_cache_query_tokens",
+                "Prompt tokens looked up in the prefix cache.",
+                load.prompt_tokens,
+            ),
+            (
+                "tgi_prefix_cache_hit_tokens",
+                "Prompt tokens found in the prefix cache.",
+                load.reused_tokens,
+            ),
+        )
+        for name, help, count in counts:
+            counter = Counter(name, help)
+            counter.add(count)
+            yield from counter.lines()

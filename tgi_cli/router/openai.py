@@ -20,7 +20,7 @@ from tgi_cli.router.schemas.openai import (
     TopLogprob,
     Usage,
 )
-from tgi_cli.router.state import RouterState
+from tgi_cli.router.state import RouterState, leads
 from tgi_cli.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -74,15 +74,16 @@ def include_usage(request: Sampling) -> bool:
 
 
 def usage_of(generations: Sequence[Generation]) -> Usage:
-    """Token counts of all prompts together."""
-    prompt = sum(generation.prompt_tokens for generation in generations)
+    """Token counts of all prompts together; each counts once, and every token of its samples."""
+    prompts = leads(generations)
+    prompt = sum(lead.prompt_tokens for lead in prompts)
     completion = sum(generation.generated_tokens for generation in generations)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(
-            cached_tokens=sum(generation.cached_tokens for generation in generations)
+            cached_tokens=sum(lead.cached_tokens for lead in prompts)
         ),
     )
 

@@ -24,6 +24,13 @@ class GenerationSpec:
         stops: end the text; ``keep_stop`` leaves the one that did in it (TGI), else it is cut.
         keep_stop: see ``stops``.
         ignore_eos: end tokens do not end it.
+        stop_token_ids: further ids that end it, themselves no part of the text.
+        samples: how many continuations; all but the first share its computed prompt. Sample i of
+            a seed is the same whatever the number of samples.
+        prompt_logprobs: report log-probabilities of the prompt's tokens, and so many of the
+            likeliest in place of each; None: do not.
+        prompt_only: nothing of the continuation is wanted.
+        priority: higher is served first.
     """
 
     prompt: str | tuple[int, ...]
@@ -35,3 +42,8 @@ class GenerationSpec:
     stops: StopStrings = NO_STOPS
     keep_stop: bool = False
     ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    samples: int = 1
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    priority: int = 0

@@ -11,11 +11,17 @@ from starlette.requests import Request
 import tgi_cli
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.generation import Generation, Generator
+from tgi_cli.router.generation import Generation
+from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.offload import TextWorkers
+
+
+def leads(generations: Sequence[Generation]) -> list[Generation]:
+    """One for each of their prompts: samples of one prompt count its tokens once."""
+    return list({generation.lead.index: generation.lead for generation in generations}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,12 @@ class RouterState:
             "x-queue-time": total([timing.queue for timing in timings]),
             "x-inference-time": total([timing.inference for timing in timings]),
             "x-time-per-token": total(
-                [timing.inference / count for timing, count in zip(timings, tokens, strict=True)]
+                [
+                    timing.inference / max(count, 1)
+                    for timing, count in zip(timings, tokens, strict=True)
+                ]
             ),
-            "x-prompt-tokens": str(sum(generation.prompt_tokens for generation in generations)),
+            "x-prompt-tokens": str(sum(lead.prompt_tokens for lead in leads(generations))),
             "x-generated-tokens": str(sum(tokens)),
         }
 

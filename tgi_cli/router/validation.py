@@ -6,7 +6,9 @@ Every parameter that is known but cannot be acted on is refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router import errors
@@ -15,7 +17,9 @@ from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest
 from tgi_cli.router.schemas.openai import Sampling
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.bad_words import word_ids
 from tgi_cli.text.stop import StopStrings
+from tgi_cli.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -23,6 +27,27 @@ _PIECE = 1024
 """TGI validates at most so many new tokens, and generates up to the context's end."""
 
 _UINT64 = (1 << 64) - 1
+
+
+_MOST_SECONDS = 1_000_000.0
+
+
+def request_timeout(request: Request) -> float | None:
+    """Seconds that the client gives the whole request: its header. Raises ApiError."""
+    given = request.headers.get("x-request-timeout")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise errors.validation(
+            f"the header `x-request-timeout` must be a number of seconds, > 0 and <= "
+            f"{_MOST_SECONDS:.0f}. Given: {given}",
+            "x-request-timeout",
+        )
+    return seconds
 
 
 def fit_length(input_length: int, max_new_tokens: int | None, info: EngineInfo) -> int:
@@ -54,12 +79,14 @@ def native_spec(
 ) -> GenerationSpec:
     """What a native request asks for. Raises ApiError."""
     asked = request.parameters
-    _refuse_native(asked, config, stream)
+    best_of = _best_of(asked, config, stream)
+    penalty = asked.frequency_penalty or 0.0
     checks: tuple[tuple[bool, str], ...] = (
         (asked.temperature is not None and asked.temperature <= 0,
          "`temperature` must be strictly positive"),
         (asked.repetition_penalty is not None and asked.repetition_penalty <= 0,
          "`repetition_penalty` must be strictly positive"),
+        (not -2.0 <= penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
         (asked.top_p is not None and not 0 < asked.top_p < 1, "`top_p` must be > 0.0 and < 1.0"),
         (asked.typical_p is not None and not 0 < asked.typical_p < 1,
          "`typical_p` must be > 0.0 and < 1.0"),
@@ -92,6 +119,11 @@ def native_spec(
         top_p=asked.top_p or 1.0,
         typical_p=asked.typical_p or 1.0,
         repetition_penalty=asked.repetition_penalty or 1.0,
+        # TGI divides the penalty by the length of the sequence; OpenAI's is another one.
+        relative_frequency_penalty=penalty,
+        watermark=asked.watermark,
+        watermark_gamma=config.watermark_gamma,
+        watermark_delta=config.watermark_delta,
         top_logprobs=top_n_tokens,
     )
     return GenerationSpec(
@@ -102,42 +134,42 @@ def native_spec(
         truncate=asked.truncate,
         stops=stops,
         keep_stop=True,
+        samples=best_of,
+        prompt_logprobs=0 if asked.decoder_input_details else None,
     )
 
 
-def _refuse_native(asked: GenerateParameters, config: RouterConfig, stream: bool) -> None:
-    """Refuse what is out of TGI's limits, or in them and not available."""
+def _best_of(asked: GenerateParameters, config: RouterConfig, stream: bool) -> int:
+    """How many samples, by TGI's rules; and refuse what is not available."""
     best_of = 1 if asked.best_of is None else asked.best_of
-    if stream and best_of != 1:
-        raise errors.validation("`best_of` != 1 is not supported when streaming tokens")
-    if stream and asked.decoder_input_details:
-        raise errors.validation(
-            "`decoder_input_details` == true is not supported when streaming tokens"
-        )
-    if not 0 < best_of <= config.max_best_of:
-        raise errors.validation(
-            f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {best_of}"
-        )
-    penalty = asked.frequency_penalty or 0.0
-    if not -2.0 <= penalty <= 2.0:
-        raise errors.validation("`frequency_penalty` must be >= -2.0 and <= 2.0")
-    for name, given in (
-        ("`best_of` > 1", best_of > 1),
-        ("`decoder_input_details`", asked.decoder_input_details),
-        ("`watermark`", asked.watermark),
-        ("`grammar`", asked.grammar is not None),
-        ("`adapter_id`", asked.adapter_id is not None),
-        # TGI divides the penalty by the length of the sequence; OpenAI's is another one.
-        ("`frequency_penalty`", penalty != 0.0),
-    ):
-        if given:
-            raise errors.unsupported(name.strip("`"), name)
+    sampling = asked.do_sample or any(
+        value is not None
+        for value in (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
+    )
+    checks = (
+        (stream and best_of != 1, "`best_of` != 1 is not supported when streaming tokens"),
+        (stream and asked.decoder_input_details,
+         "`decoder_input_details` == true is not supported when streaming tokens"),
+        (not 0 < best_of <= config.max_best_of,
+         f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {best_of}"),
+        (best_of > 1 and not sampling, "you must use sampling when `best_of` is > 1"),
+        (best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"),
+    )  # fmt: skip
+    for broken, message in checks:
+        if broken:
+            raise errors.validation(message)
+    for name, given in (("grammar", asked.grammar), ("adapter_id", asked.adapter_id)):
+        if given is not None:
+            raise errors.unsupported(name)
+    return best_of
 
 
 def openai_specs(
     request: Sampling,
     prompts: Sequence[str | tuple[int, ...]],
     config: RouterConfig,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
     *,
     max_tokens: int | None,
     top_logprobs: int,
@@ -147,15 +179,15 @@ def openai_specs(
     if request.n is not None and request.n < 1:
         raise errors.validation("`n` must be strictly positive", "n")
     response_format = request.response_format or {}
-    for name, given in (
-        ("n", (request.n or 1) != 1),
-        ("logit_bias", bool(request.logit_bias)),
-        ("response_format", response_format.get("type", "text") != "text"),
-    ):
-        if given:
-            raise errors.unsupported(name)
+    if response_format.get("type", "text") != "text":
+        raise errors.unsupported("response_format")
+    if request.prompt_logprobs not in (None, False):
+        raise errors.unsupported("prompt_logprobs")
     if max_tokens is not None and max_tokens <= 0:
         raise errors.validation("`max_tokens` must be strictly positive", "max_tokens")
+    min_tokens = _or(request.min_tokens, 0)
+    if min_tokens < 0:
+        raise errors.validation("`min_tokens` must be >= 0", "min_tokens")
     stop = request.stop
     stops = _stops([stop] if isinstance(stop, str) else stop or [], config)
     sampling = _sampling(
@@ -167,6 +199,9 @@ def openai_specs(
         repetition_penalty=_or(request.repetition_penalty, 1.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         presence_penalty=_or(request.presence_penalty, 0.0),
+        logit_bias=_logit_bias(request.logit_bias, info),
+        bad_words=_bad_words(request.bad_words or [], tokenizer, info),
+        min_new_tokens=min_tokens,
         top_logprobs=_top_n(top_logprobs, "top_logprobs", config),
     )
     return [
@@ -178,6 +213,12 @@ def openai_specs(
             max_new_tokens=max_tokens,
             stops=stops,
             ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=frozenset(
+                check_ids(request.stop_token_ids or [], "stop_token_ids", info)
+            ),
+            samples=_or(request.n, 1),
+            # Lower is earlier there, and higher is here.
+            priority=-_or(request.priority, 0),
         )
         for prompt in prompts
     ]
@@ -187,33 +228,44 @@ def _or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _sampling(
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    typical_p: float,
-    repetition_penalty: float,
-    top_logprobs: int,
-    min_p: float = 0.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-) -> SamplingParams:
+def _sampling(**fields: Any) -> SamplingParams:
+    """Its fields checked; ApiError names the one at fault."""
     try:
-        return SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            top_logprobs=top_logprobs,
-        )
+        return SamplingParams(**fields)
     except ValueError as error:
         message = str(error)
         raise errors.validation(message, message.partition("`")[2].partition("`")[0]) from error
+
+
+def check_ids(items: Sequence[int], name: str, info: EngineInfo) -> Sequence[int]:
+    """Token ids that the model has. Raises ApiError."""
+    if any(not 0 <= index < info.vocab_size for index in items):
+        raise errors.validation(f"token ids must be >= 0 and < {info.vocab_size}", name)
+    return items
+
+
+def _logit_bias(
+    asked: dict[str, float] | list[float] | None, info: EngineInfo
+) -> tuple[tuple[int, float], ...]:
+    if not asked:
+        return ()
+    if isinstance(asked, list) or not all(key.isascii() and key.isdigit() for key in asked):
+        raise errors.validation(
+            "`logit_bias` must map token ids to numbers in [-100, 100]", "logit_bias"
+        )
+    ids = [int(key[:20]) for key in asked]  # more digits than any vocabulary needs
+    check_ids(ids, "logit_bias", info)
+    return tuple(zip(ids, asked.values(), strict=True))
+
+
+def _bad_words(
+    words: Sequence[str], tokenizer: Tokenizer, info: EngineInfo
+) -> tuple[tuple[int, ...], ...]:
+    if not all(word.strip() for word in words):
+        raise errors.validation("`bad_words` must not be empty", "bad_words")
+    found = dict.fromkeys(ids for word in words for ids in word_ids(tokenizer, word))
+    # An id that the model does not have cannot be generated anyway.
+    return tuple(ids for ids in found if max(ids) < info.vocab_size)
 
 
 def _stops(stops: list[str], config: RouterConfig) -> StopStrings:

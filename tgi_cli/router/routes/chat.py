@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router import errors
-from tgi_cli.router.delta import Delta, Token
+from tgi_cli.router.delta import Delta
 from tgi_cli.router.generation import Generation
-from tgi_cli.router.http import json_response, read_json, unless_gone
+from tgi_cli.router.http import json_response, read_json
+from tgi_cli.router.merge import Whole, collect, merge
 from tgi_cli.router.openai import (
     DONE,
     FINISH_REASONS,
@@ -36,7 +38,7 @@ from tgi_cli.router.schemas.openai import (
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.sse import EventStream
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.router.validation import openai_specs
+from tgi_cli.router.validation import openai_specs, request_timeout
 from tgi_cli.text.chat import ChatTemplateError
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -51,47 +53,35 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
         spec = _spec(body, state)
+        timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
-    (generation,) = await state.generator.open([spec], arrived)
+    generations = await state.generator.open([spec], arrived, timeout)
     identity = Identity.new("chatcmpl", body, state)
     characters = len(spec.prompt)
     if body.stream:
-        encoder = ChatEvents(body, identity, generation, state.text.tokenizer)
-        return EventStream(generation, encoder, state.stream_headers(characters))
-    try:
-        choice = await unless_gone(
-            request, _collect(generation, bool(body.logprobs), state.text.tokenizer)
-        )
-    finally:
-        generation.close()
+        encoder = ChatEvents(body, identity, generations, state.text.tokenizer)
+        return EventStream(merge(generations), encoder, state.stream_headers(characters))
+    wholes = await collect(request, generations)
     answer = ChatCompletion(
         id=identity.id,
         created=identity.created,
         model=identity.model,
         system_fingerprint=identity.system_fingerprint,
-        choices=[choice],
-        usage=usage_of([generation]),
+        choices=[_choice(whole, bool(body.logprobs), state.text.tokenizer) for whole in wholes],
+        usage=usage_of(generations),
     )
-    return json_response(answer, state.timing_headers([generation], characters))
+    return json_response(answer, state.timing_headers(generations, characters))
 
 
-async def _collect(generation: Generation, logprobs: bool, tokenizer: Tokenizer) -> ChatChoice:
-    tokens: list[Token] = []
-    top_tokens: list[list[Token]] = []
-    async for delta in generation:
-        if logprobs:
-            tokens.extend(delta.tokens)
-            top_tokens.extend(delta.top_tokens)
-        if delta.finish is not None:
-            content = chat_logprobs(tokenizer, tokens, top_tokens)
-            return ChatChoice(
-                index=0,
-                message=AssistantMessage(content=delta.finish.text),
-                logprobs=ChatLogprobs(content=content) if logprobs else None,
-                finish_reason=FINISH_REASONS[delta.finish.reason],
-            )
-    raise errors.incomplete()
+def _choice(whole: Whole, logprobs: bool, tokenizer: Tokenizer) -> ChatChoice:
+    content = chat_logprobs(tokenizer, whole.tokens, whole.top_tokens) if logprobs else []
+    return ChatChoice(
+        index=whole.generation.index,
+        message=AssistantMessage(content=whole.finish.text),
+        logprobs=ChatLogprobs(content=content) if logprobs else None,
+        finish_reason=FINISH_REASONS[whole.finish.reason],
+    )
 
 
 def _spec(body: ChatRequest, state: RouterState) -> GenerationSpec:
@@ -118,6 +108,8 @@ def _spec(body: ChatRequest, state: RouterState) -> GenerationSpec:
         body,
         [""],
         state.config,
+        state.client.info,
+        state.text.tokenizer,
         max_tokens=body.max_tokens if max_tokens is None else max_tokens,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         add_special_tokens=False,
@@ -162,27 +154,36 @@ def _template_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChatEvents:
-    """OpenAI's chunks: the role first, then text as it comes, the reason with the last."""
+    """OpenAI's chunks: a choice's role first, then text as it comes, the reason with the last."""
 
     def __init__(
-        self, body: ChatRequest, identity: Identity, generation: Generation, tokenizer: Tokenizer
+        self,
+        body: ChatRequest,
+        identity: Identity,
+        generations: Sequence[Generation],
+        tokenizer: Tokenizer,
     ) -> None:
-        self._generation = generation
+        self._generations = generations
         self._tokenizer = tokenizer
         self._logprobs = bool(body.logprobs)
         self._usage = include_usage(body)
         head = identity.head("chat.completion.chunk")
         self._empty = head + b'[],"usage":'
-        self._head = head + b'[{"index":0,"delta":{'
-        self._text = self._head + b'"content":'
+        places = range(len(generations))
+        self._heads = [head + b'[{"index":%d,"delta":{' % index for index in places]
+        self._texts = [head + b'"content":' for head in self._heads]
         self._open = b'},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
-        self._first = self._head + b'"role":"assistant","content":""' + self._open
+        self._firsts = [head + b'"role":"assistant","content":""' + self._open
+                        for head in self._heads]  # fmt: skip
 
     def encode(self, delta: Delta) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
-        first, self._first = self._first, b""
+        index = delta.index
+        first, self._firsts[index] = self._firsts[index], b""
         if delta.finish is None and not self._logprobs:
-            return first + self._text + _encode(delta.text) + self._open if delta.text else first
+            if not delta.text:
+                return first
+            return first + self._texts[index] + _encode(delta.text) + self._open
         logprobs = b"null"
         if self._logprobs:
             content = chat_logprobs(self._tokenizer, delta.tokens, delta.top_tokens)
@@ -191,7 +192,7 @@ class ChatEvents:
         reason = None if delta.finish is None else FINISH_REASONS[delta.finish.reason]
         return b'%b%b%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
             first,
-            self._head,
+            self._heads[index],
             text,
             logprobs,
             _encode(reason),
@@ -205,7 +206,7 @@ class ChatEvents:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
         if not self._usage:
             return DONE
-        return self._empty + _encode(usage_of([self._generation])) + b"}\n\n" + DONE
+        return self._empty + _encode(usage_of(self._generations)) + b"}\n\n" + DONE
 
 
 ROUTES = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -11,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router import errors
-from tgi_cli.router.delta import Delta, Finish, Token
+from tgi_cli.router.delta import Delta, Token
 from tgi_cli.router.generation import Generation
-from tgi_cli.router.http import json_response, read_json, unless_gone, wrong_types
-from tgi_cli.router.merge import merge
+from tgi_cli.router.http import json_response, read_json, wrong_types
+from tgi_cli.router.merge import Whole, best, collect, merge
 from tgi_cli.router.openai import (
     DONE,
     FINISH_REASONS,
@@ -23,6 +24,7 @@ from tgi_cli.router.openai import (
     include_usage,
     usage_of,
 )
+from tgi_cli.router.prompt import echoed_logprobs, scores_are_complete
 from tgi_cli.router.schemas.openai import (
     Completion,
     CompletionChoice,
@@ -32,7 +34,8 @@ from tgi_cli.router.schemas.openai import (
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.sse import EventStream
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.router.validation import openai_specs
+from tgi_cli.router.validation import check_ids, openai_specs, request_timeout
+from tgi_cli.text.tokenizer import Tokenizer
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
@@ -48,53 +51,67 @@ async def completions(request: Request) -> Response | EventStream:
     try:
         prompts = _prompts(body, state)
         specs = _specs(body, prompts, state)
+        timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
-    generations = await state.generator.open(specs, arrived)
+    generations = await state.generator.open(specs, arrived, timeout)
     identity = Identity.new("cmpl", body, state)
     characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
     echoed = [_text(prompt, state) if body.echo else "" for prompt in prompts]
+    texts = [text for text, spec in zip(echoed, specs, strict=True) for _ in range(spec.samples)]
+    choices = [
+        Choice(body, generation, text, state.text.tokenizer)
+        for generation, text in zip(generations, texts, strict=True)
+    ]
     if body.stream:
         return EventStream(
             merge(generations),
-            CompletionEvents(body, identity, generations, echoed),
+            CompletionEvents(body, identity, choices),
             state.stream_headers(characters),
         )
-    source = merge(generations)
-    choices = [_Choice(body, index, text) for index, text in enumerate(echoed)]
-
-    async def collect() -> None:
-        async for delta in source:
-            choices[delta.index].add(delta)
-
-    try:
-        await unless_gone(request, collect())
-    finally:
-        source.close()
+    wholes = await collect(request, generations)
     answer = Completion(
         id=identity.id,
         created=identity.created,
         model=identity.model,
         system_fingerprint=identity.system_fingerprint,
-        choices=[choice.whole() for choice in choices],
+        choices=[
+            choices[whole.generation.index].whole(whole, index)
+            for index, whole in enumerate(_chosen(body, wholes, specs))
+        ],
         usage=usage_of(generations),
     )
     return json_response(answer, state.timing_headers(generations, characters))
 
 
+def _chosen(
+    body: CompletionRequest, wholes: Sequence[Whole], specs: Sequence[GenerationSpec]
+) -> list[Whole]:
+    """The n best of each prompt's samples, or all of them as they are."""
+    count = body.n or 1
+    chosen: list[Whole] = []
+    start = 0
+    for spec in specs:
+        samples = wholes[start : start + spec.samples]
+        chosen += best(samples, count) if len(samples) > count else samples
+        start += spec.samples
+    return chosen
+
+
 def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
     """Text, token ids, or a list of either, as a list. Raises ApiError."""
+    info = state.client.info
     if isinstance(body.prompt, str):
         prompts: list[Prompt] = [body.prompt]
     elif body.prompt and all(type(item) is int for item in body.prompt):
-        prompts = [_ids(body.prompt, state)]
+        prompts = [tuple(check_ids(body.prompt, "prompt", info))]
     else:
         prompts = []
         for item in body.prompt:
             if isinstance(item, str):
                 prompts.append(item)
             elif isinstance(item, list) and all(type(index) is int for index in item):
-                prompts.append(_ids(item, state))
+                prompts.append(tuple(check_ids(item, "prompt", info)))
             else:
                 raise wrong_types("`prompt` must be text, token ids, or a list of either")
     if not prompts or not all(prompts):
@@ -108,13 +125,6 @@ def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
             param="prompt",
         )
     return prompts
-
-
-def _ids(items: Sequence[int], state: RouterState) -> tuple[int, ...]:
-    size = state.client.info.vocab_size
-    if any(not 0 <= index < size for index in items):
-        raise errors.validation(f"token ids must be >= 0 and < {size}", "prompt")
-    return tuple(items)
 
 
 def _text(prompt: Prompt, state: RouterState) -> str:
@@ -133,117 +143,147 @@ def _specs(
             "suffix not supported",
             param="suffix",
         )
-    if (body.best_of or 1) != 1:
-        raise errors.unsupported("best_of")
-    if body.echo and body.logprobs is not None:
-        raise errors.unsupported("echo", "`echo` together with `logprobs`")
-    return openai_specs(
+    count = 1 if body.n is None else body.n
+    samples = count if body.best_of is None else body.best_of
+    if samples < count:
+        raise errors.validation(f"`best_of` must be >= `n`. Given: {samples}", "best_of")
+    if body.stream and samples > count:
+        raise errors.validation("`best_of` > `n` is not supported when streaming", "best_of")
+    prompt_only = bool(body.echo) and body.max_tokens == 0
+    specs = openai_specs(
         body,
         prompts,
         state.config,
-        max_tokens=body.max_tokens,
+        state.client.info,
+        state.text.tokenizer,
+        max_tokens=1 if prompt_only else body.max_tokens,
         top_logprobs=body.logprobs or 0,
         add_special_tokens=True,
     )
+    return [
+        replace(
+            spec,
+            samples=samples,
+            prompt_only=prompt_only,
+            prompt_logprobs=body.logprobs if body.echo else None,
+        )
+        for spec in specs
+    ]
 
 
-class _Choice:
-    """One prompt's continuation, as it grows."""
+class Choice:
+    """One continuation, as a whole or piece by piece; offsets and the echo go on from piece to
+    piece."""
 
-    def __init__(self, body: CompletionRequest, index: int, echoed: str) -> None:
-        self._logprobs = body.logprobs
-        self._index = index
+    def __init__(
+        self, body: CompletionRequest, generation: Generation, echoed: str, tokenizer: Tokenizer
+    ) -> None:
+        self.generation = generation
+        self._logprobs = body.logprobs is not None
+        self._echo = bool(body.echo)
         self._echoed = echoed
+        self._tokenizer = tokenizer
         self._offset = 0
-        self._tokens: list[Token] = []
-        self._top_tokens: list[list[Token]] = []
-        self._finish: Finish | None = None
+        self._held: list[Delta] = []
 
-    def add(self, delta: Delta) -> None:
-        """Keep what the whole answer needs of a delta."""
-        if self._logprobs is not None:
-            self._tokens.extend(delta.tokens)
-            self._top_tokens.extend(delta.top_tokens)
-        self._finish = delta.finish or self._finish
-
-    def whole(self) -> CompletionChoice:
-        """The finished choice. Raises ApiError when it never finished."""
-        if self._finish is None:
-            raise errors.incomplete()
+    def whole(self, whole: Whole, index: int) -> CompletionChoice:
+        """The finished choice, at ``index`` of the answer."""
         return CompletionChoice(
-            index=self._index,
-            text=self._echoed + self._finish.text,
-            logprobs=self._log_probabilities(self._tokens, self._top_tokens),
-            finish_reason=FINISH_REASONS[self._finish.reason],
+            index=index,
+            logprobs=self._log_probabilities(whole.tokens, whole.top_tokens),
+            text=self._echoed + whole.finish.text,
+            finish_reason=FINISH_REASONS[whole.finish.reason],
         )
 
-    def part(self, delta: Delta) -> CompletionChoice | None:
-        """The piece of a stream that a delta makes; None when it shows nothing."""
-        if not delta.text and delta.finish is None and self._logprobs is None:
+    def parts(self, delta: Delta) -> list[CompletionChoice]:
+        """The pieces of a stream that a delta makes; none when it shows nothing.
+
+        Another sample may be faster than the first, which reports on their prompt: its pieces
+        wait.
+        """
+        self._held.append(delta)
+        if self._echo and self._logprobs and not scores_are_complete(self.generation):
+            return []
+        return self.rest()
+
+    def rest(self) -> list[CompletionChoice]:
+        """The pieces that waited."""
+        held, self._held = self._held, []
+        return [part for part in map(self._part, held) if part is not None]
+
+    def _part(self, delta: Delta) -> CompletionChoice | None:
+        if not delta.text and delta.finish is None and not self._logprobs:
             return None
+        logprobs = self._log_probabilities(delta.tokens, delta.top_tokens)
         echoed, self._echoed = self._echoed, ""
         return CompletionChoice(
-            index=self._index,
+            index=delta.index,
             text=echoed + delta.text,
-            logprobs=self._log_probabilities(delta.tokens, delta.top_tokens),
+            logprobs=logprobs,
             finish_reason=None if delta.finish is None else FINISH_REASONS[delta.finish.reason],
         )
 
     def _log_probabilities(
         self, tokens: Sequence[Token], top_tokens: Sequence[Sequence[Token]]
     ) -> CompletionLogprobs | None:
-        if self._logprobs is None:
+        if not self._logprobs:
             return None
-        offsets: list[int] = []
+        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=None, text_offset=[])
+        if self._echo:
+            self._echo = False
+            found, self._offset = echoed_logprobs(self.generation, self._tokenizer, self._echoed)
         for token in tokens:
-            offsets.append(self._offset)
+            found.tokens.append(token.text)
+            found.token_logprobs.append(token.logprob)
+            found.text_offset.append(self._offset)
             self._offset += len(token.text)
-        top = [
-            {other.text: other.logprob for other in [*others, token]}
-            for token, others in zip(tokens, top_tokens, strict=False)
-        ]
-        return CompletionLogprobs(
-            tokens=[token.text for token in tokens],
-            token_logprobs=[token.logprob for token in tokens],
-            top_logprobs=top or None,
-            text_offset=offsets,
-        )
+        if top_tokens:
+            # The token itself is among them, perhaps by another spelling; it counts once.
+            found.top_logprobs = [
+                *(found.top_logprobs or ()),
+                *(
+                    {
+                        token.text if other.id == token.id else other.text: other.logprob
+                        for other in (*others, token)
+                    }
+                    for token, others in zip(tokens, top_tokens, strict=True)
+                ),
+            ]
+        return found
 
 
 class CompletionEvents:
-    """OpenAI's chunks; without ``include_usage`` the last of a prompt counts tokens, as TGI's."""
+    """OpenAI's chunks; without ``include_usage`` the last of a choice counts tokens, as TGI's."""
 
     def __init__(
-        self,
-        body: CompletionRequest,
-        identity: Identity,
-        generations: Sequence[Generation],
-        echoed: Sequence[str],
+        self, body: CompletionRequest, identity: Identity, choices: Sequence[Choice]
     ) -> None:
-        self._generations = generations
+        self._choices = choices
         self._usage = include_usage(body)
         self._head = identity.head("text_completion")
-        self._choices = [_Choice(body, index, text) for index, text in enumerate(echoed)]
 
     def encode(self, delta: Delta) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
-        choice = self._choices[delta.index].part(delta)
-        if choice is None:
-            return b""
+        choice = self._choices[delta.index]
+        return b"".join(self._event(choice, part) for part in choice.parts(delta))
+
+    def _event(self, choice: Choice, part: CompletionChoice) -> bytes:
         usage = b"null"
-        if delta.finish is not None and not self._usage:
-            usage = _encode(usage_of([self._generations[delta.index]]))
-        return b'%b[%b],"usage":%b}\n\n' % (self._head, _encode(choice), usage)
+        if part.finish_reason is not None and not self._usage:
+            usage = _encode(usage_of([choice.generation]))
+        return b'%b[%b],"usage":%b}\n\n' % (self._head, _encode(part), usage)
 
     def fail(self, error: errors.ApiError) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
         return fail_stream(error)
 
     def end(self) -> bytes:
-        """See :class:`tgi_cli.router.sse.EventEncoder`."""
-        if not self._usage:
-            return DONE
-        return b'%b[],"usage":%b}\n\n' % (self._head, _encode(usage_of(self._generations))) + DONE
+        """The pieces that still wait, the usage, and the end."""
+        rest = [self._event(choice, part) for choice in self._choices for part in choice.rest()]
+        if self._usage:
+            usage = _encode(usage_of([choice.generation for choice in self._choices]))
+            rest.append(b'%b[],"usage":%b}\n\n' % (self._head, usage))
+        return b"".join(rest) + DONE
 
 
 ROUTES = [Route("/v1/completions", completions, methods=["POST"])]

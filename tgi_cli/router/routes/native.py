@@ -12,10 +12,13 @@ from starlette.routing import Route
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router import errors
-from tgi_cli.router.delta import Delta, DeltaSource, Finish, Token
+from tgi_cli.router.delta import Delta, DeltaSource, Finish
 from tgi_cli.router.generation import Generation
-from tgi_cli.router.http import json_response, read_json, unless_gone
+from tgi_cli.router.http import json_response, read_json
+from tgi_cli.router.merge import best, collect
+from tgi_cli.router.prompt import prefill_tokens
 from tgi_cli.router.schemas.native import (
+    BestOfSequence,
     CompatRequest,
     Details,
     GenerateRequest,
@@ -25,7 +28,7 @@ from tgi_cli.router.schemas.native import (
 )
 from tgi_cli.router.sse import EventStream, FailedSource
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.router.validation import native_spec
+from tgi_cli.router.validation import native_spec, request_timeout
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _COMPAT = msgspec.json.Decoder(CompatRequest)
@@ -52,7 +55,7 @@ async def generate_stream(request: Request) -> EventStream:
     arrived = time.perf_counter()
     state = state_of(request)
     body = await read_json(request, _GENERATE, state.config.payload_limit)
-    return await _stream(state, body, arrived)
+    return await _stream(request, state, body, arrived)
 
 
 async def compat_generate(request: Request) -> Response | EventStream:
@@ -64,7 +67,7 @@ async def compat_generate(request: Request) -> Response | EventStream:
         # TGI's default for models whose pipeline is text-generation, as all here are.
         body.parameters.return_full_text = True
     if body.stream:
-        return await _stream(state, body, arrived)
+        return await _stream(request, state, body, arrived)
     answer, headers = await _whole(request, state, body, arrived)
     return json_response([answer], headers)
 
@@ -74,47 +77,56 @@ async def _whole(
 ) -> tuple[GenerateResponse, dict[str, str]]:
     try:
         spec = native_spec(body, state.config, state.client.info, stream=False)
+        timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
-    (generation,) = await state.generator.open([spec], arrived)
-    tokens: list[Token] = []
-    top_tokens: list[list[Token]] = []
-
-    async def collect() -> Finish:
-        async for delta in generation:
-            tokens.extend(delta.tokens)
-            top_tokens.extend(delta.top_tokens)
-            if delta.finish is not None:
-                return delta.finish
-        raise errors.incomplete()
-
-    try:
-        finish = await unless_gone(request, collect())
-    finally:
-        generation.close()
-    answer = GenerateResponse(generated_text=_full_text(body, finish))
-    if body.parameters.details:
+    generations = await state.generator.open([spec], arrived, timeout)
+    wholes = await collect(request, generations)
+    (winner,) = best(wholes, 1)
+    answer = GenerateResponse(generated_text=_full_text(body, winner.finish))
+    if body.parameters.details or body.parameters.decoder_input_details:
+        prefill = prefill_tokens(winner.generation, state.text.tokenizer)
         answer.details = Details(
-            finish_reason=_REASONS[finish.reason],
-            generated_tokens=finish.generated_tokens,
-            seed=generation.seed,
-            prefill=[],
-            tokens=tokens,
-            top_tokens=top_tokens or UNSET,
+            finish_reason=_REASONS[winner.finish.reason],
+            generated_tokens=winner.finish.generated_tokens,
+            seed=winner.generation.seed,
+            prefill=prefill,
+            tokens=winner.tokens,
+            top_tokens=winner.top_tokens or UNSET,
         )
-    return answer, state.timing_headers([generation], len(body.inputs))
+        if len(wholes) > 1:
+            answer.details.best_of_sequences = [
+                BestOfSequence(
+                    generated_text=_full_text(body, whole.finish),
+                    finish_reason=_REASONS[whole.finish.reason],
+                    generated_tokens=whole.finish.generated_tokens,
+                    seed=whole.generation.seed,
+                    prefill=prefill,
+                    tokens=whole.tokens,
+                    top_tokens=whole.top_tokens or UNSET,
+                )
+                for whole in wholes
+                if whole is not winner
+            ]
+    # The headers tell of the winner, but as TGI's the clock stops with the last of them.
+    timings = winner.generation.timings
+    timings.finished = max(generation.timings.finished for generation in generations)
+    return answer, state.timing_headers([winner.generation], len(body.inputs))
 
 
-async def _stream(state: RouterState, body: GenerateRequest, arrived: float) -> EventStream:
+async def _stream(
+    request: Request, state: RouterState, body: GenerateRequest, arrived: float
+) -> EventStream:
     source: DeltaSource
     generation: Generation | None = None
     try:
         spec = native_spec(body, state.config, state.client.info, stream=True)
+        timeout = request_timeout(request)
     except errors.ApiError as error:
         source = FailedSource(state.generator.refuse(error))
     else:
         try:
-            (generation,) = await state.generator.open([spec], arrived)
+            (generation,) = await state.generator.open([spec], arrived, timeout)
             source = generation
         except errors.ApiError as error:
             if error.status == 503:

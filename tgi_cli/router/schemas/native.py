@@ -65,6 +65,18 @@ class PrefillToken(msgspec.Struct):
     logprob: float | None
 
 
+class BestOfSequence(msgspec.Struct, kw_only=True):
+    """A sample that was not the best."""
+
+    generated_text: str
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | UnsetType = UNSET
+
+
 class Details(msgspec.Struct, kw_only=True):
     """``details`` of a whole answer."""
 
@@ -73,6 +85,7 @@ class Details(msgspec.Struct, kw_only=True):
     seed: int | None
     prefill: list[PrefillToken]
     tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | UnsetType = UNSET
     top_tokens: list[list[Token]] | UnsetType = UNSET
 
 

@@ -7,9 +7,11 @@ servers of open models have in common (``top_k``, ``min_p``, ``repetition_penalt
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+Signed32 = Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -38,6 +40,11 @@ class Sampling(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | list[float] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    priority: Signed32 | None = None
+    prompt_logprobs: Any = None
     response_format: dict[str, Any] | None = None
 
 
@@ -108,11 +115,14 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """``logprobs`` of a text completion: parallel lists; offsets count characters."""
+    """``logprobs`` of a text completion: parallel lists; offsets count characters.
+
+    The first token of an echoed prompt has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 

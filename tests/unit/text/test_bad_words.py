@@ -1,0 +1,32 @@
+"""The ids that spell a word, in both kinds of vocabularies."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.text import tiny
+from tgi_cli.text.bad_words import word_ids
+from tgi_cli.text.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize("make", [tiny.byte_level, tiny.byte_fallback])
+@pytest.mark.parametrize("word", ["the", "world", " the", "übermorgen", "深"])
+def test_behind_a_space_and_within_a_line(make: object, word: str) -> None:
+    tokenizer = Tokenizer(make())  # type: ignore[operator]
+    bare = word.strip()
+    found = word_ids(tokenizer, word)
+    assert found == word_ids(tokenizer, bare), "a leading space makes no difference"
+    assert len(set(found)) == len(found)
+    # Whatever stands before it, the word's own ids are among those found.
+    for before in ("a\n", "a ", "\n"):
+        ids = tokenizer.encode(before.rstrip(" ") + " " * before.endswith(" ") + bare, False)
+        assert any(tuple(ids[-len(each) :]) == each for each in found), (before, ids, found)
+    for each in found:
+        assert tokenizer.decode(each).strip() == bare
+
+
+def test_the_model_has_no_part_in_it() -> None:
+    """Nothing that a tokenizer adds to a text is banned with a word."""
+    tokenizer = Tokenizer(tiny.byte_level())
+    assert not any(index in tokenizer.special_ids for ids in word_ids(tokenizer, "fox")
+                   for index in ids)  # fmt: skip

@@ -1,0 +1,128 @@
+"""Opens generations: the face of the engine inside the router."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from tgi_cli.router import errors
+from tgi_cli.router.admission import Admission
+from tgi_cli.router.generation import Generation, Prompt
+from tgi_cli.router.metrics import Metrics
+from tgi_cli.router.spec import GenerationSpec
+from tgi_cli.router.validation import fit_length
+from tgi_cli.rpc.interface import EngineClient
+from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.offload import TextWorkers
+
+
+class Generator:
+    """Admits, tokenizes and submits what the routes ask for."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        text: TextBundle,
+        workers: TextWorkers,
+        metrics: Metrics,
+        admission: Admission,
+    ) -> None:
+        self.client = client
+        self.text = text
+        self.metrics = metrics
+        self.admission = admission
+        self._workers = workers
+        self.info = client.info
+        self.stop_ids = frozenset(self.info.eos_token_ids)
+        self.hidden_ids = text.tokenizer.special_ids | self.stop_ids
+        """Ids that add nothing to the text."""
+        self.live: set[Generation] = set()
+
+    def abort(self, cause: str) -> None:
+        """End all generations now; their clients are told the cause."""
+        for generation in list(self.live):
+            generation.abort(errors.generation_failed(cause))
+
+    async def open(
+        self,
+        specs: Sequence[GenerationSpec],
+        arrived: float,
+        timeout_seconds: float | None = None,
+    ) -> list[Generation]:
+        """Admit, tokenize and submit prompts together: all samples of all, or none.
+
+        The samples of the first prompt come first; each sequence takes a place of its own.
+        ``timeout_seconds`` count from ``arrived``.
+
+        Raises:
+            ApiError: 429, 503, 422, 424 or 504, counted already.
+        """
+        count = sum(spec.samples for spec in specs)
+        self.metrics.requests.add(count)
+        try:
+            self._fit(count)
+            self.admission.enter(count)
+        except errors.ApiError as error:
+            self.metrics.failures.add(count, error.failure_label)
+            raise
+        opened: list[Generation] = []
+        try:
+            prompts = [await self._prepare(spec) for spec in specs]
+            left = None
+            if timeout_seconds is not None:
+                left = timeout_seconds - (time.perf_counter() - arrived)
+                if left <= 0:
+                    raise errors.timed_out(f"not done within {timeout_seconds:g} s")
+            for prompt in prompts:
+                lead: Generation | None = None
+                for sample in range(prompt.spec.samples):
+                    generation = Generation(self, len(opened), prompt, sample, lead, arrived, left)
+                    opened.append(generation)
+                    lead = lead or generation
+        except BaseException as error:
+            for generation in opened:
+                generation.close()
+            for _ in range(count - len(opened)):
+                self.admission.leave()
+            label = error.failure_label if isinstance(error, errors.ApiError) else "dropped"
+            self.metrics.failures.add(count - len(opened), label)
+            raise
+        return opened
+
+    def refuse(self, error: errors.ApiError) -> errors.ApiError:
+        """Count a request that was refused before it could be opened."""
+        self.metrics.requests.add()
+        self.metrics.failures.add(1, error.failure_label)
+        return error
+
+    def _fit(self, count: int) -> None:
+        """Refuse what no amount of waiting would let in."""
+        if count > self.admission.limit:
+            raise errors.validation(
+                f"{count} sequences in one request (prompts x `n` or `best_of`) are more than "
+                f"the {self.admission.limit} that run at once",
+                "n",
+            )
+
+    async def _prepare(self, spec: GenerationSpec) -> Prompt:
+        """The prompt's ids, how many may follow, and the seed if any is needed."""
+        if isinstance(spec.prompt, str):
+            ids = await self._workers.encode(spec.prompt, spec.add_special_tokens)
+        else:
+            ids = list(spec.prompt)
+        if spec.truncate is not None:
+            ids = ids[-spec.truncate :]
+        new_tokens = fit_length(len(ids), spec.max_new_tokens, self.info)
+        if spec.sampling.min_new_tokens > new_tokens:
+            raise errors.validation(
+                f"`min_tokens` must be <= {new_tokens}, the tokens that may be generated. "
+                f"Given: {spec.sampling.min_new_tokens}",
+                "min_tokens",
+            )
+        seed = None
+        if not spec.sampling.greedy:
+            seed = secrets.randbits(64) if spec.seed is None else spec.seed
+        self.metrics.input_length.observe(len(ids))
+        self.metrics.max_new_tokens.observe(new_tokens, spec.samples)
+        return Prompt(spec, ids, new_tokens, seed)

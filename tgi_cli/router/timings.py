@@ -1,0 +1,32 @@
+"""When things happened to one request."""
+
+from __future__ import annotations
+
+
+class Timings:
+    """When things happened to one request: seconds, from ``time.perf_counter()``."""
+
+    __slots__ = ("arrived", "finished", "first_token", "last_token", "queue", "submitted")
+
+    def __init__(self, arrived: float, submitted: float) -> None:
+        self.arrived = arrived
+        self.submitted = submitted
+        self.queue = 0.0
+        self.first_token = 0.0
+        self.last_token = 0.0
+        self.finished = 0.0
+
+    @property
+    def total(self) -> float:
+        """Arrival to the last token."""
+        return self.finished - self.arrived
+
+    @property
+    def validation(self) -> float:
+        """Arrival to the engine's queue."""
+        return self.submitted - self.arrived
+
+    @property
+    def inference(self) -> float:
+        """First step to the last token."""
+        return max(self.total - self.validation - self.queue, 0.0)
