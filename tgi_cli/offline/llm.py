@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.limits import Batching, CapacityPolicy
 from tgi_cli.errors import ConfigError
 from tgi_cli.offline.beam import (
     BeamHypothesis,
@@ -22,7 +21,7 @@ from tgi_cli.offline.beam import (
 from tgi_cli.offline.collector import Collector
 from tgi_cli.offline.errors import GenerationError
 from tgi_cli.offline.inprocess import Call
-from tgi_cli.offline.load import choice, locate, start_engine
+from tgi_cli.offline.load import locate, start_engine
 from tgi_cli.offline.options import (
     GenerationKeywords,
     GenerationOptions,
@@ -63,7 +62,10 @@ class LLM:
             :class:`tgi_cli.engine.limits.Batching`.
         capacity_policy: ``max_utilization`` or ``guaranteed_no_evict``; see
             :class:`tgi_cli.engine.limits.CapacityPolicy`.
+        waiting_served_ratio, max_waiting_tokens: TGI's dials of ``inflight``; see
+            :class:`tgi_cli.engine.limits.Limits`.
         prefix_caching: compute equal beginnings of prompts once.
+        kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
         on_stats: called at every step with its statistics, a JSON object with the fields of
             TensorRT-LLM's batch manager (:class:`tgi_cli.engine.statistics.StepStatistics`); on
             the engine's thread, so keep it short. If it raises, that is logged and it is not
@@ -76,7 +78,8 @@ class LLM:
         HubError: the model cannot be had.
         ModelError: it cannot be run.
         OutOfMemoryError: it does not fit.
-        ConfigError: limits that contradict each other or the model.
+        ConfigError: arguments that contradict each other or the model, named as the flags of
+            ``tgi serve``.
     """
 
     def __init__(
@@ -93,7 +96,10 @@ class LLM:
         max_batch_size: int | None = None,
         batching: str = "fused",
         capacity_policy: str = "max_utilization",
+        waiting_served_ratio: float | None = None,
+        max_waiting_tokens: int | None = None,
         prefix_caching: bool = True,
+        kv_cache_dtype: str = "auto",
         on_stats: Callable[[str], None] | None = None,
     ) -> None:
         local = locate(model, revision, trust_remote_code)
@@ -107,11 +113,15 @@ class LLM:
             max_batch_prefill_tokens=max_batch_prefill_tokens,
             max_batch_total_tokens=max_batch_total_tokens,
             max_batch_size=max_batch_size,
+            batching=batching,
+            capacity_policy=capacity_policy,
+            waiting_served_ratio=waiting_served_ratio,
+            max_waiting_tokens=max_waiting_tokens,
             prefix_caching=prefix_caching,
+            kv_cache_dtype=kv_cache_dtype,
         )
-        rules = choice(Batching, batching), choice(CapacityPolicy, capacity_policy)
         self._text = TextBundle.load(local.path, trust_remote_code)
-        self._engine, self.info = start_engine(serve, local.path, *rules, on_stats)
+        self._engine, self.info = start_engine(serve, local.path, on_stats)
         self._close = weakref.finalize(self, self._engine.close)
 
     @property

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
-from enum import StrEnum
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeVar
 
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
+from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.errors import ConfigError
 from tgi_cli.hub import LocalModel, pick_progress, resolve_model
 from tgi_cli.offline.inprocess import InProcessEngine
 
 log = logging.getLogger(__name__)
-
-E = TypeVar("E", bound=StrEnum)
 
 
 def locate(
@@ -45,14 +39,12 @@ def locate(
 def start_engine(
     serve: ServeConfig,
     model_path: Path,
-    batching: Batching,
-    policy: CapacityPolicy,
     on_stats: Callable[[str], None] | None,
 ) -> tuple[InProcessEngine, EngineInfo]:
     """Load a model, warm it up and run an engine over it.
 
     Raises:
-        ConfigError: limits that contradict each other or the model.
+        ConfigError: what contradicts itself or the model.
         ModelError: files that cannot be used.
         OutOfMemoryError: it does not fit.
     """
@@ -62,7 +54,6 @@ def start_engine(
     capacity = worker.warmup()
     info = worker.info()
     limits = Limits.of(capacity.config, capacity.num_blocks)
-    limits = replace(limits, batching=batching, capacity_policy=policy)
     depth = 0 if info.device == "cpu" else 1
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
@@ -74,12 +65,3 @@ def start_engine(
         capacity.warmup_seconds,
     )
     return InProcessEngine(worker, limits, depth, on_stats), info
-
-
-def choice(kind: type[E], value: str) -> E:
-    """The member of that value. Raises ConfigError."""
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(kind)
-        raise ConfigError(f"{value!r} is not one of: {known}") from None

@@ -95,7 +95,7 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
     assert (
         sorted(causes)
         == ["RuntimeError: the device is gone"] * 3
-        + ["the engine failed: 3 steps failed in a row"] * 5
+        + ["the engine failed: 3 steps failed in a row (RuntimeError)"] * 5
     )
     with pytest.raises(EngineDeadError, match="3 steps failed in a row"):
         Call(engine).submit(request(100, [1], 1))
