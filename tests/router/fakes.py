@@ -53,6 +53,7 @@ class FakeEngine:
         failure: the stream ends with this error, of ``failure_reason``, behind ``fail_after``
             tokens.
         fails: ids of the requests that ``failure`` is for; empty: all.
+        late: ids of the requests that begin when the others are done.
         chances: log-probability of every token, in order of submission; the last is repeated.
         requests, cancelled: what was submitted, and the ids that were cancelled.
     """
@@ -81,6 +82,7 @@ class FakeEngine:
         self.failure_reason = FinishReason.ERROR
         self.fail_after = 0
         self.fails: set[int] = set()
+        self.late: set[int] = set()
         self.chances = [-0.10000000149011612]
         self.pause = 0.0
         self.requests: list[GenerationRequest] = []
@@ -130,6 +132,9 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         engine, request = self._engine, self._request
+        if request.request_id in engine.late:
+            for _ in range(1000):
+                await asyncio.sleep(0)
         started = Started(request.request_id, queue_ns=2_000_000, cached_tokens=4)
         for place in range(0, len(self._reply), engine.step):
             if engine.gate is not None and not await self._released(engine.gate):

@@ -190,13 +190,14 @@ class TestOpenAI:
         assert logprobs.token_logprobs[0] is None
 
     async def test_deadline(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.failure, engine.failure_reason = "not done within 2 s", FinishReason.TIMEOUT
+        engine.failure, engine.failure_reason = "not done within 1.9 s", FinishReason.TIMEOUT
         with pytest.raises(openai.InternalServerError) as caught:
             await ai.chat.completions.create(
                 model="tgi", messages=USER, extra_headers={"x-request-timeout": "2"}
             )
         assert caught.value.status_code == 504
         assert caught.value.code == "timeout"
+        assert "Request timed out: not done within 2 s" in caught.value.message
         given = engine.requests[0].timeout_seconds
         assert given is not None
         assert 0 < given <= 2

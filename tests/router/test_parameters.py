@@ -198,6 +198,17 @@ class TestEchoedLogprobs:
         assert found[0]["token_logprobs"][:count] == found[1]["token_logprobs"][:count]
         assert [request.prompt_logprobs for request in engine.requests] == [1, None]
 
+    async def test_a_sample_faster_than_the_report_waits_for_it(
+        self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+    ) -> None:
+        engine.say("one", "two")
+        engine.late = {1}
+        found = await self.ask(client, logprobs=1, n=2, stream=stream)
+        assert [choice["text"] for choice in found] == ["the foxone", "the foxtwo"]
+        count = len(engine.requests[0].prompt_ids)
+        expected = [None, *(-float(place) for place in range(1, count))]
+        assert [choice["token_logprobs"][:count] for choice in found] == [expected, expected]
+
     async def test_a_character_of_several_tokens(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:

@@ -88,6 +88,7 @@ class Generation:
         self.logprob_sum = 0.0
         self.timings = Timings(arrived, time.perf_counter())
         self._max_new_tokens = prompt.max_new_tokens
+        self._timeout_seconds = timeout_seconds
         self._hidden = generator.hidden_ids
         if spec.stop_token_ids:
             self._hidden |= spec.stop_token_ids
@@ -97,6 +98,11 @@ class Generation:
         self._finish: Finish | None = None
         self._open = True
         self._aborted: errors.ApiError | None = None
+        left = None
+        if timeout_seconds is not None:
+            left = timeout_seconds - self.timings.validation
+            if left <= 0:
+                raise self._timed_out()
         self.request_id = generator.client.next_request_id()
         # A client that ignores the end tokens still wants its own stop ids.
         only_own = spec.ignore_eos and bool(spec.stop_token_ids)
@@ -109,7 +115,7 @@ class Generation:
             stop_token_ids=ends,
             ignore_eos=spec.ignore_eos and not only_own,
             priority=spec.priority,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=left,
             fork_of=None if lead is None else lead.request_id,
             # A fork's prompt is not computed, and its scores are those of the lead.
             prompt_logprobs=spec.prompt_logprobs if lead is None else None,
@@ -194,10 +200,14 @@ class Generation:
         if reason is FinishReason.OVERLOADED:
             return self._generator.admission.overloaded()
         if reason is FinishReason.TIMEOUT:
-            return errors.timed_out(cause or "its time was up")
+            return self._timed_out()
         if reason is FinishReason.ERROR:
             return errors.generation_failed(cause or "the model server failed")
         return errors.incomplete()
+
+    def _timed_out(self) -> errors.ApiError:
+        """In the client's own number: the engine had what validation left of it."""
+        return errors.timed_out(f"not done within {self._timeout_seconds or 0:g} s")
 
     def _detokenize(self, batch: TokenBatch, delta: Delta) -> None:
         """Append the batch's tokens to the delta, up to the one that completes a stop string."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 
 from tgi_cli.router import errors
@@ -69,15 +68,12 @@ class Generator:
         opened: list[Generation] = []
         try:
             prompts = [await self._prepare(spec) for spec in specs]
-            left = None
-            if timeout_seconds is not None:
-                left = timeout_seconds - (time.perf_counter() - arrived)
-                if left <= 0:
-                    raise errors.timed_out(f"not done within {timeout_seconds:g} s")
             for prompt in prompts:
                 lead: Generation | None = None
                 for sample in range(prompt.spec.samples):
-                    generation = Generation(self, len(opened), prompt, sample, lead, arrived, left)
+                    generation = Generation(
+                        self, len(opened), prompt, sample, lead, arrived, timeout_seconds
+                    )
                     opened.append(generation)
                     lead = lead or generation
         except BaseException as error:
