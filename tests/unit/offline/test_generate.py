@@ -192,6 +192,12 @@ def test_logits_processors_see_the_tokens_and_decide(llm: LLM) -> None:
 
     (completion,) = llm.generate([5, 6], max_new_tokens=3, logits_processors=[only_42], client_id=9)
     assert completion.token_ids == [42, 42, 42]
+    (raw,) = llm.generate(
+        [5, 6], max_new_tokens=3, logits_processors=[only_42], return_generation_logits=True
+    )
+    assert raw.generation_logits is not None
+    assert np.isfinite(raw.generation_logits).all(), "what the model said, before they ran"
+    del seen[3:]
     one = completion.request_id
     assert seen == [(one, 9, [5, 6]), (one, 9, [5, 6, 42]), (one, 9, [5, 6, 42, 42])]
 
