@@ -260,6 +260,8 @@ def test_the_halves_are_told_what_the_whole_was_told(
         max_client_batch_size=8,
         validation_workers=9,
         payload_limit=10,
+        watermark_gamma=0.25,
+        watermark_delta=3.5,
     )
     model = LocalModel(tmp_path, "org/model", "refs/pr/1")
     uds = tmp_path / "engine.sock"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tgi_cli.cli.parsers import whole
+from tgi_cli.cli.parsers import ratio, share, whole
 from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -167,6 +167,28 @@ PayloadLimit = Annotated[
         parser=whole(1),
         help="Bytes of a request's body.",
         envvar="PAYLOAD_LIMIT",
+        show_envvar=False,
+        rich_help_panel=_API,
+    ),
+]
+WatermarkGamma = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        parser=share,
+        help="Share of the vocabulary that a watermark favours.",
+        envvar="WATERMARK_GAMMA",
+        show_envvar=False,
+        rich_help_panel=_API,
+    ),
+]
+WatermarkDelta = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        parser=ratio,
+        help="What a watermark adds to the logits of that share.",
+        envvar="WATERMARK_DELTA",
         show_envvar=False,
         rich_help_panel=_API,
     ),

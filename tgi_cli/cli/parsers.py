@@ -24,6 +24,14 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def share(value: str) -> float:
+    """A number between 0 and 1, neither of them."""
+    number = ratio(value)
+    if not 0 < number < 1:
+        raise typer.BadParameter(f"{value} is not between 0 and 1")
+    return number
+
+
 def ratio(value: str) -> float:
     """A finite number of at least 0."""
     try:

@@ -36,6 +36,8 @@ def router(
     max_client_batch_size: o.MaxClientBatchSize = 4,
     validation_workers: o.ValidationWorkers = 2,
     payload_limit: o.PayloadLimit = 2_000_000,
+    watermark_gamma: o.WatermarkGamma = 0.5,
+    watermark_delta: o.WatermarkDelta = 2.0,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
     socket_fd: Annotated[
@@ -89,5 +91,7 @@ def router(
             logger_level=logger_level,
             graceful_termination_timeout=graceful_termination_timeout,
             payload_limit=payload_limit,
+            watermark_gamma=watermark_gamma,
+            watermark_delta=watermark_delta,
         )
     )

@@ -39,6 +39,8 @@ def serve(
     max_client_batch_size: o.MaxClientBatchSize = 4,
     validation_workers: o.ValidationWorkers = 2,
     payload_limit: o.PayloadLimit = 2_000_000,
+    watermark_gamma: o.WatermarkGamma = 0.5,
+    watermark_delta: o.WatermarkDelta = 2.0,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
 ) -> None:
@@ -83,5 +85,7 @@ def serve(
         max_client_batch_size=max_client_batch_size,
         validation_workers=validation_workers,
         payload_limit=payload_limit,
+        watermark_gamma=watermark_gamma,
+        watermark_delta=watermark_delta,
     )
     raise typer.Exit(run(config, router))

@@ -62,6 +62,8 @@ class RouterOptions:
     max_client_batch_size: int = 4
     validation_workers: int = 2
     payload_limit: int = 2_000_000
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
 
 
 def model_server_command(
