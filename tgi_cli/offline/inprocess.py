@@ -111,6 +111,7 @@ class InProcessEngine:
     def drop(self, request_id: int) -> None:
         """End a request at the next step; nobody is told."""
         with self._lock:
+            self._cancelled.discard(request_id)
             if self._mailboxes.pop(request_id, None) is not None:
                 self._inbox.put(Cancel(request_id))
 
