@@ -109,7 +109,7 @@ class FakeWorker:
     def _slot(self, row: _Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.block_size], position % self.block_size
 
-    def sample(self, handle: object) -> _Pending:
+    def sample(self, handle: object, masks: object = None) -> _Pending:
         assert isinstance(handle, list)
         tokens = []
         errors = {}
