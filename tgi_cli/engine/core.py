@@ -4,6 +4,9 @@ After vLLM's RFC 23233: launching and sampling are separate calls that do not wa
 ``depth`` 1 the next step is scheduled and launched before the host has the tokens of this one.
 A CPU runs the same loop at depth 0. Nothing calls back and nothing mutable is shared: the
 thread that runs :meth:`EngineCore.run` owns the scheduler and the worker.
+
+Blocks and rows that a result frees while a later step still uses them need no fence: whoever
+gets them next writes in a step that the device runs after that one, in order of the launches.
 """
 
 from __future__ import annotations
