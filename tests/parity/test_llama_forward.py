@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import CPU, PagedRun
-from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import packing
+from tests.tools.paged import (
+    PagedRun,
+    expected,
+    kernels_add_up_rows_alike,
+    load,
+    random_ids,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -58,23 +61,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": None,
     },
 }
-
-
-def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    return load_model(read_config(path), dtype, CPU)
-
-
-def expected(path: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
-    with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([ids])).logits[0]
-        return logits.float()
-
-
-def random_ids(count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(256), k=count)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -129,33 +115,10 @@ def test_mixed_batches_give_what_each_sequence_gives_alone(backend: str, tmp_pat
         torch.testing.assert_close(torch.cat(got[name]), logits, atol=1e-4, rtol=0)
 
 
-def kernels_add_up_rows_alike(dtype: torch.dtype) -> bool:
-    """Whether this processor's kernels have the property that the code above them keeps."""
-    query = torch.randn(1, 2, 64, 16).to(dtype)
-    keys, mask = torch.randn(1, 2, 512, 16).to(dtype), torch.zeros(64, 512).to(dtype)
-    mask[:, 100:] = float("-inf")
-
-    def attend(rows: int, width: int) -> Tensor:
-        keys_seen = keys[:, :, :width]
-        attended = scaled_dot_product_attention(
-            query[:, :, :rows], keys_seen, keys_seen, attn_mask=mask[:rows, :width]
-        )
-        return attended[:, :, :4]
-
-    x, packed = torch.randn(64, 1536).to(dtype), packing.pack(torch.randn(48, 1536).to(dtype))
-    return (
-        packed is not None
-        and torch.equal(attend(4, 112), attend(64, 512))
-        and torch.equal(
-            packing.packed_linear(x[:2], packed, None), packing.packed_linear(x, packed, None)[:2]
-        )
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_shares_a_step_changes_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     # Three queries to a KV head and a long sum: where kernels would go other ways.
-    shape = {"num_attention_heads": 6, "intermediate_size": 1536}
+    shape: dict[str, Any] = {"num_attention_heads": 6, "intermediate_size": 1536}
     model = load(make_llama(tmp_path / "model", dtype=dtype, **shape), dtype)
     ids = random_ids(203, seed=7)
     alone = PagedRun(model, dtype, "cpu").step({"a": ids})["a"]

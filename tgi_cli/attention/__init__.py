@@ -21,14 +21,18 @@ def create_attention(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    cache_dtype: torch.dtype | None = None,
 ) -> PagedAttention:
     """The backend named ``kind``; ``None`` takes the fastest that the device has.
 
+    ``cache_dtype`` is what keys and values are kept in: ``dtype`` (None), float8_e4m3fn or
+    float8_e5m2.
+
     Raises:
-        ValueError: no backend of that name.
+        ValueError: no backend of that name, or no cache of that dtype.
     """
     if kind is None:
         kind = "cpu" if device.type == "cpu" else "torch"
     if kind not in BACKENDS:
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
-    return BACKENDS[kind](specs, block_size, dtype, device)
+    return BACKENDS[kind](specs, block_size, dtype, device, cache_dtype)

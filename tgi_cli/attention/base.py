@@ -16,13 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tgi_cli.attention.fp8 import FP8_DTYPES, to_fp8
+
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer keeps of a token: a key and a value per KV head."""
+    """What one layer keeps of a token, a key and a value per KV head, and for how long."""
 
     num_kv_heads: int
     head_dim: int
+    window: int | None = None
+    """How many positions a query sees, its own included (transformers' ``sliding_window``);
+    None: all before it."""
 
 
 @dataclass(slots=True)
@@ -38,7 +43,8 @@ class AttentionMetadata:
     kv_lens: Tensor
     """int32 [B]: KV length of each sequence, this step's tokens included."""
     block_table: Tensor
-    """int32 [B, blocks]: what stands behind a sequence's own blocks is not read."""
+    """int32 [B, blocks]: what stands behind a sequence's own blocks is not read, nor are blocks
+    that lie wholly behind the window of the sequence's first query in this step."""
     slot_mapping: Tensor
     """int64 [T]: ``block_id * block_size + offset`` of each token."""
     query_lens_host: list[int]
@@ -52,6 +58,10 @@ class PagedAttention(ABC):
 
     ``allocate`` once, then per step one ``plan`` and one call per layer. ``key_cache`` and
     ``value_cache`` hold one tensor per layer: [blocks, block_size, kv_heads, head_dim].
+
+    ``dtype`` is what queries, keys and values come in. The cache keeps them in ``cache_dtype``
+    (None: the same; else an 8-bit float, saturating): what a query sees, its own step's keys
+    included, went through the cache, so chunks do not change a result.
     """
 
     def __init__(
@@ -60,10 +70,14 @@ class PagedAttention(ABC):
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
+        if cache_dtype not in (None, dtype, *FP8_DTYPES):
+            raise ValueError(f"a cache for {dtype} is not kept in {cache_dtype}")
         self.specs = tuple(specs)
         self.block_size = block_size
         self.dtype = dtype
+        self.cache_dtype = dtype if cache_dtype is None else cache_dtype
         self.device = device
         self.num_blocks = 0
         self.key_cache: list[Tensor] = []
@@ -73,7 +87,7 @@ class PagedAttention(ABC):
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
         heads = sum(spec.num_kv_heads * spec.head_dim for spec in self.specs)
-        return 2 * self.block_size * heads * self.dtype.itemsize
+        return 2 * self.block_size * heads * self.cache_dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
         """Make room for ``num_blocks`` blocks; what was cached before is lost.
@@ -84,8 +98,8 @@ class PagedAttention(ABC):
         self.num_blocks = num_blocks
         for spec in self.specs:
             shape = (num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
-            self.key_cache.append(_empty(shape, self.dtype, self.device))
-            self.value_cache.append(_empty(shape, self.dtype, self.device))
+            self.key_cache.append(_empty(shape, self.cache_dtype, self.device))
+            self.value_cache.append(_empty(shape, self.cache_dtype, self.device))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer.
@@ -96,14 +110,25 @@ class PagedAttention(ABC):
             return
         table = torch.tensor(pairs, dtype=torch.int64).to(self.device)
         sources, destinations = table[:, 0], table[:, 1]
-        for cache in (*self.key_cache, *self.value_cache):
+        for cache in map(self.raw, (*self.key_cache, *self.value_cache)):
             cache.index_copy_(0, destinations, cache.index_select(0, sources))
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Put keys and values [T, kv_heads, head_dim] into their slots (int64 [T])."""
         # Of the 3 heads of 64 in bf16: 2.4 us for one token, 42 for 512, on one core.
-        self.key_cache[layer].flatten(0, 1).index_copy_(0, slots, key)
-        self.value_cache[layer].flatten(0, 1).index_copy_(0, slots, value)
+        for cache, new in ((self.key_cache[layer], key), (self.value_cache[layer], value)):
+            if cache.dtype in FP8_DTYPES:
+                new = to_fp8(new, cache.dtype)
+            self.raw(cache).flatten(0, 1).index_copy_(0, slots, new)
+
+    @staticmethod
+    def raw(cache: Tensor) -> Tensor:
+        """The cache as torch can index it: 8-bit floats have no operators but as uint8."""
+        return cache.view(torch.uint8) if cache.dtype in FP8_DTYPES else cache
+
+    def first_block(self, layer: int, position: int) -> int:
+        """Index in its block table of the first block that a query at ``position`` sees."""
+        return first_visible(position, self.specs[layer].window) // self.block_size
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -118,6 +143,11 @@ class PagedAttention(ABC):
         ``query`` is [T, heads, head_dim], ``key`` and ``value`` are [T, kv_heads, head_dim];
         returns [T, heads, head_dim]. Query heads that share a KV head stand together.
         """
+
+
+def first_visible(position: int, window: int | None) -> int:
+    """The first position that a query at ``position`` sees."""
+    return 0 if window is None else max(0, position - window + 1)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

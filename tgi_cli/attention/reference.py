@@ -19,7 +19,7 @@ class ReferenceAttention(PagedAttention):
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> Tensor:
-        metadata = self._metadata
+        metadata, window = self._metadata, self.specs[layer].window
         self.write(layer, key, value, metadata.slot_mapping)
         output = torch.empty_like(query)
         groups = query.shape[1] // key.shape[1]
@@ -28,18 +28,25 @@ class ReferenceAttention(PagedAttention):
             zip(metadata.query_lens_host, metadata.kv_lens_host, strict=True)
         ):
             end = start + query_len
-            keys = self._gather(self.key_cache[layer], row, kv_len).repeat_interleave(groups, 0)
-            values = self._gather(self.value_cache[layer], row, kv_len).repeat_interleave(groups, 0)
+            first = self.first_block(layer, kv_len - query_len)
+            keys = self._gather(self.key_cache[layer], row, first, kv_len)
+            values = self._gather(self.value_cache[layer], row, first, kv_len)
+            keys = keys.repeat_interleave(groups, 0)
+            values = values.repeat_interleave(groups, 0)
             scores = query[start:end].transpose(0, 1).float() @ keys.transpose(1, 2) * scale
-            # The queries are the last of the sequence: query i sees keys 0 .. kv_len-query_len+i.
-            hidden = torch.ones_like(scores[0], dtype=torch.bool).triu_(kv_len - query_len + 1)
+            # The queries are the last of the sequence: the first sees all keys but query_len-1.
+            diagonal = keys.shape[1] - query_len
+            hidden = torch.ones_like(scores[0], dtype=torch.bool).triu_(diagonal + 1)
+            if window is not None:
+                hidden |= torch.ones_like(hidden).tril_(diagonal - window)
             weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
             output[start:end] = (weights @ values).transpose(0, 1).to(query.dtype)
             start = end
         return output
 
-    def _gather(self, cache: Tensor, row: int, kv_len: int) -> Tensor:
-        """The keys or values of a sequence, fp32 [kv_heads, kv_len, head_dim]."""
-        blocks = -(-kv_len // self.block_size)
-        table = self._metadata.block_table[row, :blocks]
-        return cache[table].flatten(0, 1)[:kv_len].transpose(0, 1).float()
+    def _gather(self, cache: Tensor, row: int, first: int, kv_len: int) -> Tensor:
+        """Of a sequence, from block ``first`` on: fp32 [kv_heads, keys, head_dim]."""
+        last = -(-kv_len // self.block_size)
+        table = self._metadata.block_table[row, first:last]
+        tokens = self.raw(cache).index_select(0, table).view(cache.dtype).flatten(0, 1)
+        return tokens[: kv_len - first * self.block_size].transpose(0, 1).float()

@@ -36,6 +36,15 @@ class CausalLM(nn.Module):
         """Hidden states [N, hidden] to float32 logits [N, vocab]."""
 
     @property
+    def kv_window(self) -> int | None:
+        """Positions that any layer sees of a sequence, if every layer has a window; else None.
+
+        What lies behind them in the cache is never read again.
+        """
+        windows = [spec.window for spec in self.kv_specs]
+        return None if None in windows else max(w for w in windows if w is not None)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take, in the form they are kept in."""
         packed = [

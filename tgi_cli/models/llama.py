@@ -1,4 +1,4 @@
-"""Llama (https://arxiv.org/abs/2302.13971) and what shares its skeleton: Mistral, SmolLM, Yi."""
+"""Llama (https://arxiv.org/abs/2302.13971) and what shares its skeleton: Mistral, Yi, SmolLM."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ class LlamaForCausalLM(CausalLM):
         self.model = LlamaModel(shape, build, device)
         tied = self.model.embed_tokens if shape.tie_word_embeddings else None
         self.lm_head = LMHead(build, shape.hidden_size, shape.vocab_size, tied)
-        self.kv_specs = [KVSpec(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+        self.kv_specs = [
+            KVSpec(shape.num_kv_heads, shape.head_dim, window) for window in shape.windows
+        ]
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
         hidden: Tensor = self.model(input_ids, positions, attention)

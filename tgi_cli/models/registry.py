@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "tgi_cli.models.llama:LlamaForCausalLM",
+    "MinistralForCausalLM": "tgi_cli.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "tgi_cli.models.llama:LlamaForCausalLM",
 }
 

@@ -8,12 +8,15 @@ from typing import Any
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
 
-_MISTRAL_DEFAULTS = {
+_WINDOWED = ("mistral", "ministral")
+"""Model types with sliding windows, and without biases."""
+
+_WINDOWED_DEFAULTS = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
-"""Where transformers' MistralConfig differs from LlamaConfig in what an absent key means."""
+"""Where transformers' classes for them differ from LlamaConfig in what an absent key means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class DecoderShape:
     tie_word_embeddings: bool
     rope_parameters: dict[str, Any]
     """``rope_theta``, ``rope_type`` and what that kind takes, as transformers 5 writes it."""
+    windows: tuple[int | None, ...]
+    """Of each layer: how many positions a token sees, its own included; None: all before it."""
 
     @classmethod
     def read(cls, config: ModelConfig) -> DecoderShape:
@@ -43,8 +48,8 @@ class DecoderShape:
             ModelError: a value is missing or cannot be.
             UnsupportedModelError: an option that is not implemented; the message names it.
         """
-        mistral = config.raw.get("model_type") == "mistral"
-        defaults = _MISTRAL_DEFAULTS if mistral else {}
+        windowed = config.get("model_type", str, "") in _WINDOWED
+        defaults = _WINDOWED_DEFAULTS if windowed else {}
         hidden_size = config.positive("hidden_size")
         heads = config.positive("num_attention_heads")
         kv_heads = config.positive(
@@ -69,34 +74,51 @@ class DecoderShape:
         context = config.positive(
             "max_position_embeddings", defaults.get("max_position_embeddings", 2048)
         )
-        if mistral:
-            _refuse_window(config, context)
+        layers = config.positive("num_hidden_layers")
         return cls(
             vocab_size=config.positive("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=config.positive("intermediate_size"),
-            num_layers=config.positive("num_hidden_layers"),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=context,
             rms_norm_eps=config.get("rms_norm_eps", float, 1e-6),
-            attention_bias=not mistral and config.get("attention_bias", bool, False),
-            mlp_bias=not mistral and config.get("mlp_bias", bool, False),
+            attention_bias=not windowed and config.get("attention_bias", bool, False),
+            mlp_bias=not windowed and config.get("mlp_bias", bool, False),
             tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
             rope_parameters=_rope_parameters(config),
+            windows=_windows(config, layers, context, defaults.get("sliding_window")),
         )
 
 
-def _refuse_window(config: ModelConfig, context: int) -> None:
-    window = config.raw.get("sliding_window", _MISTRAL_DEFAULTS["sliding_window"])
-    if window is not None and window < context:
-        raise UnsupportedModelError(
-            f"sliding-window attention ({window} of {context} tokens) is not supported for "
-            f"{config.architecture}",
-            f"a copy of the model whose config.json says max_position_embeddings {window} "
-            "can be served: within the window both are the same",
+def _windows(
+    config: ModelConfig, layers: int, context: int, default: int | None
+) -> tuple[int | None, ...]:
+    """The window of each layer; ``default`` is what an absent one means (None: there is none).
+
+    https://huggingface.co/docs/transformers/main/en/model_doc/mistral
+    """
+    if default is None:
+        return (None,) * layers
+    stated = config.raw.get("sliding_window", default)
+    # The null that switches windows off is not the absence that means the default.
+    window = None if stated is None else config.positive("sliding_window", default)
+    if window is not None and window >= context:
+        window = None
+    kinds = config.get("layer_types", list, ["sliding_attention"] * layers)
+    if len(kinds) != layers:
+        raise ModelError(
+            f"{config.path / 'config.json'}: 'layer_types' names {len(kinds)} of {layers} layers"
         )
+    for kind in kinds:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise UnsupportedModelError(
+                f"layer type {kind!r} is not supported for {config.architecture}",
+                "supported: full_attention, sliding_attention",
+            )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _rope_parameters(config: ModelConfig) -> dict[str, Any]:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged import CPU, NOWHERE, make_metadata
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
+from tgi_cli.attention.fp8 import FromFP8, to_fp8
 
 BLOCK = 16
 DIM = 24
 
 
-def plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def plain(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
+) -> Tensor:
     """[n, heads, D] queries, the last of [m, kv_heads, D] keys: one head and query at a time."""
     share = query.shape[1] // keys.shape[1]
     output = torch.zeros(query.shape, dtype=torch.float64)
     first = len(keys) - len(query)
     for token in range(len(query)):
         for head in range(query.shape[1]):
-            seen = slice(0, first + token + 1)
+            position = first + token
+            seen = slice(0 if window is None else max(0, position - window + 1), position + 1)
             scores = keys[seen, head // share].double() @ query[token, head].double() * scale
             output[token, head] = scores.softmax(0) @ values[seen, head // share].double()
     return output
@@ -58,7 +63,13 @@ class Batch:
                 attention.plan(make_metadata([table], [count], [count], BLOCK))
                 queries = torch.zeros(count, self.queries[0].shape[1], DIM, dtype=self.dtype)
                 attention(layer, queries, keys[:count], values[:count], 0.3)
-        attention.plan(make_metadata(self.tables, self.query_lens, self.kv_lens, BLOCK))
+        tables = self.tables
+        window = attention.specs[layer].window
+        if window is not None:
+            tables = [list(table) for table in tables]
+            for table, count in zip(tables, earlier, strict=True):
+                self.leave_behind(attention, table, max(0, count - window + 1) // BLOCK)
+        attention.plan(make_metadata(tables, self.query_lens, self.kv_lens, BLOCK))
 
         def step(tensors: list[Tensor]) -> Tensor:
             return torch.cat([t[n:] for t, n in zip(tensors, earlier, strict=True)])
@@ -70,9 +81,26 @@ class Batch:
         assert output.dtype == self.dtype
         return list(torch.split(output, self.query_lens))
 
-    def check(self, attention: PagedAttention, layer: int, tolerance: float) -> None:
+    def leave_behind(self, attention: PagedAttention, table: list[int], count: int) -> None:
+        """The first blocks get new owners with broken numbers, or are not even there."""
+        for index in range(count):
+            for cache in (*attention.key_cache, *attention.value_cache):
+                cache[table[index]].fill_(float("nan"))
+            if index % 2:
+                table[index] = NOWHERE
+
+    def check(
+        self,
+        attention: PagedAttention,
+        layer: int,
+        tolerance: float,
+        kept: Callable[[Tensor], Tensor] = lambda numbers: numbers,
+    ) -> None:
+        """``kept``: what the cache makes of keys and values."""
+        window = attention.specs[layer].window
         for row, output in enumerate(self.attend(attention, layer)):
-            wanted = plain(self.queries[row], self.keys[row], self.values[row], 0.3)
+            keys, values = kept(self.keys[row]), kept(self.values[row])
+            wanted = plain(self.queries[row], keys, values, 0.3, window)
             torch.testing.assert_close(output.double(), wanted, atol=tolerance, rtol=0)
 
 
@@ -92,8 +120,13 @@ BATCHES = {
 }
 
 
-def make(backend: str, specs: list[KVSpec], dtype: torch.dtype = torch.float32) -> PagedAttention:
-    attention = create_attention(backend, specs, BLOCK, dtype, CPU)
+def make(
+    backend: str,
+    specs: list[KVSpec],
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+) -> PagedAttention:
+    attention = create_attention(backend, specs, BLOCK, dtype, CPU, cache_dtype)
     attention.allocate(200)
     return attention
 
@@ -105,6 +138,93 @@ def test_equals_plain_attention(backend: str, name: str) -> None:
     for cache in (*attention.key_cache, *attention.value_cache):
         cache.fill_(float("nan"))  # of a neighbour whose values overflowed: must not be seen
     Batch(BATCHES[name], heads=6, kv_heads=2, dtype=torch.float32).check(attention, 1, 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("window", [1, 16, 50, 260])
+def test_windows_hide_what_is_behind_them(backend: str, window: int) -> None:
+    attention = make(backend, [KVSpec(2, DIM, window)])
+    for cache in (*attention.key_cache, *attention.value_cache):
+        cache.fill_(float("nan"))
+    Batch(BATCHES["everything"], 4, 2, torch.float32).check(attention, 0, 1e-5)
+    Batch([(1, 900), (1, 600), (100, 1000), (70, 500)], 4, 2, torch.float32).check(
+        attention, 0, 1e-5
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_each_layer_has_its_own_window(backend: str) -> None:
+    attention = make(backend, [KVSpec(2, DIM, window) for window in (20, None, 130, 20)])
+    for layer in range(4):
+        Batch([(1, 200), (1, 18), (40, 150)], 4, 2, torch.float32).check(attention, layer, 1e-5)
+
+
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("cache_dtype", FP8)
+@pytest.mark.parametrize("window", [None, 50])
+def test_an_8_bit_cache_loses_no_more_than_its_rounding(
+    backend: str, cache_dtype: torch.dtype, window: int | None
+) -> None:
+    def kept(numbers: Tensor) -> Tensor:
+        return numbers.to(cache_dtype).to(numbers.dtype)
+
+    attention = make(backend, [KVSpec(2, DIM, window)], torch.float32, cache_dtype)
+    assert {cache.dtype for cache in (*attention.key_cache, *attention.value_cache)} == {
+        cache_dtype
+    }
+    for cache in (*attention.key_cache, *attention.value_cache):
+        cache.fill_(float("nan"))
+    Batch(BATCHES["everything"], 6, 2, torch.float32).check(attention, 0, 1e-5, kept)
+    attention = make(backend, [KVSpec(2, DIM, window)], torch.bfloat16, cache_dtype)
+    Batch(BATCHES["everything"], 6, 2, torch.bfloat16).check(attention, 0, 0.02, kept)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("cache_dtype", FP8)
+def test_an_8_bit_cache_saturates(backend: str, cache_dtype: torch.dtype) -> None:
+    attention = make(backend, [KVSpec(1, DIM)], torch.bfloat16, cache_dtype)
+    attention.plan(make_metadata([[5]], [3], [3], BLOCK))
+    largest = torch.finfo(cache_dtype).max
+    value = torch.tensor([1e30, -1e6, float("inf")]).bfloat16()[:, None, None].expand(3, 1, DIM)
+    key = torch.zeros(3, 1, DIM).bfloat16()
+    output = attention(0, key, key, value, 1.0)
+    stored = attention.value_cache[0][5, :3, 0].float()
+    assert torch.equal(stored[:, 0], torch.tensor([largest, -largest, largest]))
+    assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("cache_dtype", FP8)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_broken_number_in_an_8_bit_cache_breaks_its_own_sequence_alone(
+    backend: str, cache_dtype: torch.dtype, sign: int
+) -> None:
+    attention = make(backend, [KVSpec(1, DIM)], torch.float32, cache_dtype)
+    numbers = torch.ones(2, 1, DIM)
+    broken = numbers.clone()
+    broken[0] = torch.tensor(float("nan")).copysign(torch.tensor(float(sign)))
+    attention.plan(make_metadata([[5], [6]], [1, 1], [1, 1], BLOCK))
+    attention(0, numbers, numbers, broken, 1.0)
+    attention.plan(make_metadata([[5], [6]], [1, 1], [2, 2], BLOCK))
+    output = attention(0, numbers, numbers, numbers, 1.0)
+    assert output[0].isnan().all()
+    assert torch.equal(output[1], numbers[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache_dtype", FP8)
+def test_every_8_bit_number_is_read_as_torch_reads_it(
+    cache_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    codes = torch.arange(256).to(torch.uint8)
+    wanted = codes.view(cache_dtype).to(dtype)
+    read = FromFP8(cache_dtype, dtype)
+    assert torch.equal(read(codes[wanted.isfinite()]), wanted[wanted.isfinite()])
+    torch.testing.assert_close(read(codes), wanted, atol=0, rtol=0, equal_nan=True)
+    assert torch.equal(to_fp8(wanted[wanted.isfinite()], cache_dtype), codes[wanted.isfinite()])
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
@@ -128,11 +248,15 @@ def test_masks_follow_prompts_that_grow_from_step_to_step(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
-def test_copied_blocks_hold_what_their_sources_held(backend: str) -> None:
-    attention = make(backend, [KVSpec(2, DIM), KVSpec(1, 8)])
+@pytest.mark.parametrize("cache_dtype", [None, *FP8])
+def test_copied_blocks_hold_what_their_sources_held(
+    backend: str, cache_dtype: torch.dtype | None
+) -> None:
+    attention = make(backend, [KVSpec(2, DIM), KVSpec(1, 8)], cache_dtype=cache_dtype)
     caches = [*attention.key_cache, *attention.value_cache]
     for cache in caches:
         cache.copy_(torch.randn(cache.shape))
+    caches = [attention.raw(cache) for cache in caches]
     before = [cache.clone() for cache in caches]
     attention.copy_blocks([(3, 7), (7, 9), (0, 1)])
     for cache, old in zip(caches, before, strict=True):
@@ -148,6 +272,14 @@ def test_block_bytes_are_what_a_block_takes() -> None:
     attention = make("cpu", [KVSpec(3, 64), KVSpec(1, 128)], torch.bfloat16)
     caches = [*attention.key_cache, *attention.value_cache]
     assert attention.block_bytes == sum(cache[0].numel() * 2 for cache in caches)
+
+
+@pytest.mark.parametrize("cache_dtype", FP8)
+def test_an_8_bit_cache_takes_one_byte_per_element(cache_dtype: torch.dtype) -> None:
+    wide = make("cpu", [KVSpec(3, 64)], torch.bfloat16)
+    narrow = make("cpu", [KVSpec(3, 64)], torch.bfloat16, cache_dtype)
+    assert narrow.block_bytes * 2 == wide.block_bytes
+    assert narrow.block_bytes == 2 * narrow.key_cache[0][0].nbytes
 
 
 def test_the_cache_takes_no_memory_before_it_is_written() -> None:
@@ -167,3 +299,5 @@ def test_the_default_backend_is_the_device_s() -> None:
     )
     with pytest.raises(ValueError, match="no attention backend 'fast'; one of: cpu, torch"):
         create_attention("fast", specs, BLOCK, torch.float32, CPU)
+    with pytest.raises(ValueError, match=r"not kept in torch\.int8"):
+        create_attention("cpu", specs, BLOCK, torch.float32, CPU, torch.int8)

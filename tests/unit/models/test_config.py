@@ -112,7 +112,18 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         ),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "activation 'gelu'"),
         ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor 0.5"),
-        ({"model_type": "mistral", "sliding_window": 128}, UnsupportedModelError, r"128 of 512"),
+        ({"model_type": "mistral", "sliding_window": 0}, ModelError, "'sliding_window' is 0"),
+        ({"model_type": "mistral", "sliding_window": "8"}, ModelError, "'sliding_window' is '8'"),
+        (
+            {"model_type": "mistral", "layer_types": ["full_attention"]},
+            ModelError,
+            "'layer_types' names 1 of 3 layers",
+        ),
+        (
+            {"model_type": "mistral", "layer_types": ["chunked_attention"] * 3},
+            UnsupportedModelError,
+            "layer type 'chunked_attention' is not supported",
+        ),
         ({"hidden_size": "64"}, ModelError, "'hidden_size' is '64', not int"),
         ({"hidden_size": True}, ModelError, "'hidden_size' is True, not int"),
         ({"hidden_size": None}, ModelError, "does not say 'hidden_size'"),
@@ -129,11 +140,6 @@ def test_what_cannot_be_run_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(error, match=message):
         model_facts(read_config(tmp_path))
-
-
-def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
-    make_llama(tmp_path, model_type="mistral", sliding_window=512)
-    assert model_facts(read_config(tmp_path)).max_position_embeddings == 512
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -1,0 +1,222 @@
+"""Which keys the calls of a step on the CPU are given, for the layers of one window.
+
+A token's result must not depend on what it is computed with, and kernels add up long rows in
+pieces: torch's, 512 keys at a time counted from the first one given; MKL's product of fp32
+matrices, 192 at a time, but two halves of 193 to 383. Hidden keys add zeros, so rows come out
+alike if the pieces end at the same keys. So a call begins at a multiple of 512, unless its keys
+are one piece wherever it begins, and in fp32 it is not given 193 to 383 keys but 384.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tgi_cli.attention.base import AttentionMetadata, first_visible
+
+QUERY_TILE = 64
+"""Prompt tokens per call. torch's kernel computes what a mask hides, up to 512 keys at a time
+even when told ``is_causal``: a prompt of 512 takes 8.5 ms of one core in one call, 5.3 ms in
+tiles of 64 and 5.7 in tiles of 32 or 128."""
+
+KEYS = 16
+QUERIES = 4
+"""Of these a call gets whole multiples."""
+
+_PIECE = 512
+_FP32_PIECE = 192
+"""Keys; see above."""
+
+MARGIN = _FP32_PIECE
+"""More than the hidden keys at the end of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Sequences with one query token that share a call."""
+
+    rows: Tensor | None
+    """int64 [n]: their tokens in the flat batch; None: the first n, in order."""
+    blocks: Tensor
+    """int32 [n * blocks of the longest]."""
+    size: int
+    keys: int
+    mask: Tensor
+    """[n, 1, 1, keys], 0 or -inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Neighbouring queries of a prefill that share a call."""
+
+    begin: int
+    end: int
+    first_key: int
+    """Both count from the first that the prefill has."""
+    visible: int
+    """Keys of the call that its last query sees, and those before them."""
+    keys: int
+    """With the hidden ones that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefills:
+    """Neighbours in the batch with equally many queries and equally long KV."""
+
+    start: int
+    size: int
+    query_len: int
+    keys: int
+    blocks: Tensor
+    """int32 [n * blocks]."""
+    tiles: list[Tile]
+
+
+class WindowPlan:
+    """The calls of all layers that share ``window`` (None: none).
+
+    ``allowance`` is how many padded keys of a decode cost as much as a further call.
+    """
+
+    def __init__(
+        self, window: int | None, block_size: int, dtype: torch.dtype, allowance: int
+    ) -> None:
+        self.window = window
+        self.decodes: list[Decodes] = []
+        self.prefills: list[Prefills] = []
+        self._block_size = block_size
+        self._dtype = dtype
+        self._allowance = allowance
+        self._masks: dict[int, Tensor] = {}
+        self._masked_len = 0
+        self._align, self._stride = KEYS, math.lcm(KEYS, block_size)
+        if window is None or window + QUERY_TILE + 2 * self._stride > _FP32_PIECE:
+            self._align, self._stride = _PIECE, math.lcm(_PIECE, block_size)
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Make the calls of a step."""
+        count = metadata.num_decodes
+        self.decodes = self._plan_decodes(metadata, count) if count else []
+        self.prefills = self._plan_prefills(metadata, count)
+        self._masked_len = max(
+            (tile.visible for group in self.prefills for tile in group.tiles), default=0
+        )
+
+    def causal_mask(self, share: int, like: Tensor) -> Tensor:
+        """[tile * share, longest call or more + 192], of which every tile uses a part.
+
+        The last row sees all columns but 192 (of a window, the last of them), each token before
+        it one less.
+        """
+        mask = self._masks.get(share)
+        if mask is None or mask.shape[1] < self._masked_len + MARGIN:
+            width = round_up(self._masked_len, 1024) + MARGIN
+            diagonal = width - MARGIN - QUERY_TILE
+            every = torch.ones(QUERY_TILE, width, dtype=torch.bool)
+            hidden = every.triu(diagonal + 1)
+            if self.window is not None:
+                hidden |= every.tril_(diagonal - self.window)
+            rows = hidden.repeat_interleave(share, 0)
+            mask = like.new_zeros(rows.shape).masked_fill_(rows, float("-inf"))
+            self._masks[share] = mask
+        return mask
+
+    def _first_key(self, position: int) -> int:
+        """Where a call begins whose first query stands at ``position``."""
+        return first_visible(position, self.window) // self._align * self._align
+
+    def _first_gathered(self, position: int) -> int:
+        """The same, or before it, and the first key of a block."""
+        return first_visible(position, self.window) // self._stride * self._stride
+
+    def _call_keys(self, visible: int) -> int:
+        """How many keys a call is given of which so many are seen."""
+        keys = round_up(visible, KEYS)
+        last = keys % _PIECE
+        if self._dtype == torch.float32 and _FP32_PIECE < last < 2 * _FP32_PIECE:
+            keys += 2 * _FP32_PIECE - last
+        return keys
+
+    def _plan_decodes(self, metadata: AttentionMetadata, count: int) -> list[Decodes]:
+        """Groups of similar length: one as long as padding is cheaper than another call."""
+        lengths = [
+            kv_len - self._first_gathered(kv_len - 1) for kv_len in metadata.kv_lens_host[:count]
+        ]
+        if count * max(lengths) - sum(lengths) <= self._allowance:
+            return [self._decode_group(metadata, None, lengths)]
+        order = sorted(range(count), key=lengths.__getitem__, reverse=True)
+        groups: list[list[int]] = []
+        waste = 0
+        for row in order:
+            waste += lengths[groups[-1][0]] - lengths[row] if groups else 0
+            if not groups or waste > self._allowance:
+                groups.append([])
+                waste = 0
+            groups[-1].append(row)
+        return [self._decode_group(metadata, rows, [lengths[r] for r in rows]) for rows in groups]
+
+    def _decode_group(
+        self, metadata: AttentionMetadata, rows: list[int] | None, lengths: list[int]
+    ) -> Decodes:
+        """``lengths`` are counted from where the keys of each sequence begin."""
+        size = len(lengths)
+        count = self._call_keys(max(lengths))
+        index = None if rows is None else torch.tensor(rows)
+        table = metadata.block_table
+        table = table[:size] if index is None else table.index_select(0, index)
+        kv_lens = metadata.kv_lens_host
+        ends = torch.tensor([kv_lens[row] for row in rows or range(size)])[:, None]
+        begins = ends - torch.tensor(lengths)[:, None]
+        positions = begins + torch.arange(count)
+        hidden = positions >= ends
+        first: Tensor | int = 0
+        if self.window is not None:
+            first = (ends - self.window).clamp_(min=0)
+            hidden |= positions < first
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        # What lies behind the window or beyond the end may be another's, or nobody's: read the
+        # sequence's own nearest block again.
+        columns = positions[:, :: self._block_size] // self._block_size
+        columns = columns.clamp_(max=(ends - 1) // self._block_size)
+        blocks = table.gather(1, columns.clamp_(min=first // self._block_size))
+        return Decodes(index, blocks.flatten(), size, count, mask[:, None, None, :])
+
+    def _plan_prefills(self, metadata: AttentionMetadata, first: int) -> list[Prefills]:
+        groups: list[Prefills] = []
+        query_lens, kv_lens = metadata.query_lens_host, metadata.kv_lens_host
+        row, start = first, first  # a decode is one token, so tokens and rows agree up to here
+        while row < len(query_lens):
+            query_len, kv_len = query_lens[row], kv_lens[row]
+            end = row + 1
+            while end < len(query_lens) and (query_lens[end], kv_lens[end]) == (query_len, kv_len):
+                end += 1
+            groups.append(
+                self._prefill_group(metadata.block_table[row:end], start, query_len, kv_len)
+            )
+            start += (end - row) * query_len
+            row = end
+        return groups
+
+    def _prefill_group(self, table: Tensor, start: int, query_len: int, kv_len: int) -> Prefills:
+        earlier = kv_len - query_len
+        base = self._first_gathered(earlier)
+        tiles = []
+        for begin in range(0, query_len, QUERY_TILE):
+            end = min(begin + QUERY_TILE, query_len)
+            first = self._first_key(earlier + begin)
+            visible = earlier + end - first
+            tiles.append(Tile(begin, end, first - base, visible, self._call_keys(visible)))
+        keys = max(tile.first_key + tile.keys for tile in tiles)
+        # As in a decode, what is no longer or not yet the sequence's is not read.
+        columns = torch.arange(base, base + keys, self._block_size) // self._block_size
+        columns = columns.clamp_(max=(kv_len - 1) // self._block_size)
+        columns = columns.clamp_(min=first_visible(earlier, self.window) // self._block_size)
+        return Prefills(start, len(table), query_len, keys, table[:, columns].flatten(), tiles)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below ``value``."""
+    return -(-value // multiple) * multiple
