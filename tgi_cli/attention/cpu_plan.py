@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,20 +169,20 @@ class WindowPlan:
         table = metadata.block_table
         table = table[:size] if index is None else table.index_select(0, index)
         kv_lens = metadata.kv_lens_host
-        ends = torch.tensor([kv_lens[row] for row in rows or range(size)])[:, None]
-        begins = ends - torch.tensor(lengths)[:, None]
-        positions = begins + torch.arange(count)
+        ends = np.array([kv_lens[row] for row in rows or range(size)])[:, None]
+        positions = ends - np.array(lengths)[:, None] + np.arange(count)
         hidden = positions >= ends
-        first: Tensor | int = 0
-        if self.window is not None:
-            first = (ends - self.window).clamp_(min=0)
-            hidden |= positions < first
-        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        columns = positions[:, :: self._block_size] // self._block_size
         # What lies behind the window or beyond the end may be another's, or nobody's: read the
         # sequence's own nearest block again.
-        columns = positions[:, :: self._block_size] // self._block_size
-        columns = columns.clamp_(max=(ends - 1) // self._block_size)
-        blocks = table.gather(1, columns.clamp_(min=first // self._block_size))
+        columns = np.minimum(columns, (ends - 1) // self._block_size)
+        if self.window is not None:
+            first = np.maximum(ends - self.window, 0)
+            hidden |= positions < first
+            columns = np.maximum(columns, first // self._block_size)
+        blocks = table.gather(1, torch.from_numpy(columns))
+        mask = torch.zeros(hidden.shape, dtype=self._dtype)
+        mask.masked_fill_(torch.from_numpy(hidden), float("-inf"))
         return Decodes(index, blocks.flatten(), size, count, mask[:, None, None, :])
 
     def _plan_prefills(self, metadata: AttentionMetadata, first: int) -> list[Prefills]:
@@ -211,10 +212,13 @@ class WindowPlan:
             tiles.append(Tile(begin, end, first - base, visible, self._call_keys(visible)))
         keys = max(tile.first_key + tile.keys for tile in tiles)
         # As in a decode, what is no longer or not yet the sequence's is not read.
-        columns = torch.arange(base, base + keys, self._block_size) // self._block_size
-        columns = columns.clamp_(max=(kv_len - 1) // self._block_size)
-        columns = columns.clamp_(min=first_visible(earlier, self.window) // self._block_size)
-        return Prefills(start, len(table), query_len, keys, table[:, columns].flatten(), tiles)
+        columns = np.clip(
+            np.arange(base, base + keys, self._block_size) // self._block_size,
+            first_visible(earlier, self.window) // self._block_size,
+            (kv_len - 1) // self._block_size,
+        )
+        blocks = table.index_select(1, torch.from_numpy(columns)).flatten()
+        return Prefills(start, len(table), query_len, keys, blocks, tiles)
 
 
 def round_up(value: int, multiple: int) -> int:
