@@ -9,8 +9,9 @@ A token's result does not depend on what shares its step, to the last bit: not o
 beside it, nor on how its prompt was cut into chunks, nor on whether it was computed as prompt
 or as decode. torch's kernel adds up a row the same way whatever else it computes, as long as
 it is given a multiple of 16 keys (hidden ones add zeros) and a multiple of 4 queries (its
-remainders of 1 to 3 take other code - and more time: 930 us for 3, 720 for 4). So it is on
-x86 with AVX-512; elsewhere a last bit may differ.
+remainders of 1 to 3 take other code - and more time: 930 us for 3, 720 for 4), and as long as
+long sums are cut at the same keys, which is the plan's part. So it is on x86 with AVX-512;
+elsewhere a last bit may differ.
 """
 
 from __future__ import annotations

@@ -55,12 +55,13 @@ class Tile:
 
     begin: int
     end: int
+    """Queries, of the prefill's."""
     first_key: int
-    """Both count from the first that the prefill has."""
+    """Of the gathered ones."""
     visible: int
-    """Keys of the call that its last query sees, and those before them."""
+    """Keys from there to the last that any of the queries sees."""
     keys: int
-    """With the hidden ones that follow."""
+    """The same with the hidden ones that fill the call up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Prefills:
     size: int
     query_len: int
     keys: int
+    """How many are gathered per sequence."""
     blocks: Tensor
     """int32 [n * blocks]."""
     tiles: list[Tile]
