@@ -150,10 +150,6 @@ def _resolve_dtype(asked: str | None, model: ModelFacts, device: DeviceFacts) ->
 
 def _resolve_kv_cache_dtype(asked: str, dtype: str) -> str:
     _one_of("kv-cache-dtype", asked, KV_CACHE_DTYPES)
-    if asked != "auto":
-        raise ConfigError(
-            f"--kv-cache-dtype {asked} is not available", "leave it open: the weights' dtype"
-        )
     return KV_CACHE_DTYPES[asked] or dtype
 
 

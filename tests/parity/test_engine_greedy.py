@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from tests.tools.checkpoints import make_llama
 from tests.unit.engine.test_core import Client
@@ -77,6 +77,60 @@ def worker(checkpoint: Path) -> ModelWorker:
     worker, _ = load_worker(serve, checkpoint)
     worker.warmup()
     return worker
+
+
+def test_a_sliding_window_model_gives_blocks_back_and_says_the_same(tmp_path: Path) -> None:
+    overrides: dict[str, Any] = {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 40,
+    }
+    make_llama(tmp_path, seed=5, dtype=torch.float32, max_position_embeddings=256, **overrides)
+    model = MistralForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    serve = ServeConfig(
+        model_id="mistral", dtype="float32", max_batch_total_tokens=256, max_batch_size=4
+    )
+    loaded, _ = load_worker(serve, tmp_path)
+    capacity = loaded.warmup()
+    assert capacity.kv_window == 40
+    prompts = {i: random_prompt(random.Random(i), 20 + 13 * i) for i in range(4)}
+    with engine(
+        loaded, window=capacity.kv_window, num_blocks=16, max_total_tokens=256, max_batch_size=4
+    ) as client:
+        for i, prompt in prompts.items():
+            client.core.inbox.put(greedy(i, prompt, 100))
+        client.read_until_finished(*prompts)
+    for i, prompt in prompts.items():
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(ids, max_new_tokens=100, do_sample=False, eos_token_id=None)
+        assert client.tokens[i] == out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3fn", "fp8_e5m2"])
+def test_an_8_bit_cache_holds_twice_the_tokens(checkpoint: Path, oracle: Oracle, name: str) -> None:
+    blocks = {}
+    for kv_cache_dtype in ("auto", name):
+        serve = ServeConfig(
+            model_id="llama",
+            dtype="float32",
+            kv_cache_dtype=kv_cache_dtype,
+            max_batch_total_tokens=4096,
+            max_batch_size=8,
+        )
+        loaded, config = load_worker(serve, checkpoint)
+        capacity = loaded.warmup()
+        blocks[kv_cache_dtype] = capacity.cache_bytes / capacity.num_blocks
+    assert blocks[name] * 4 == blocks["auto"], "one byte in place of four"
+    assert config.kv_cache_dtype in name.replace("fp8", "float8")
+    prompt = random_prompt(random.Random(0), 60)
+    with engine(loaded) as client:
+        client.core.inbox.put(greedy(1, prompt, NEW))
+        client.read_until_finished(1)
+    exact = oracle(prompt, NEW)
+    assert len(client.tokens[1]) == NEW
+    agreeing = sum(a == b for a, b in zip(client.tokens[1], exact, strict=True))
+    assert agreeing >= 1, "rounded keys and values do not change the first tokens"
 
 
 @contextmanager

@@ -93,7 +93,6 @@ def test_limits_that_were_said_are_kept(said: dict[str, int], expected: tuple[in
             "--max-batch-prefill-tokens must be >= --max-input-tokens. Given: 100 and 200",
         ),
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype 'int4' is not known"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2 is not available"),
     ],
 )
 def test_what_cannot_be_is_refused_in_the_users_words(said: dict[str, Any], words: str) -> None:

@@ -53,7 +53,7 @@ def start_engine(
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()
     info = worker.info()
-    limits = Limits.of(capacity.config, capacity.num_blocks)
+    limits = Limits.of(capacity.config, capacity.num_blocks, capacity.kv_window)
     depth = 0 if info.device == "cpu" else 1
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",

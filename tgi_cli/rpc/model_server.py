@@ -52,7 +52,7 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     capacity = worker.warmup()
     log_limits(serve, context, capacity)
     config = capacity.config
-    limits = Limits.of(config, capacity.num_blocks)
+    limits = Limits.of(config, capacity.num_blocks, capacity.kv_window)
     tally = Tally()
     engine = EngineCore(worker, limits, 0 if config.device == "cpu" else 1, on_statistics=tally)
     # What lives now lives for ever: the collector need not walk the model again.

@@ -31,6 +31,7 @@ class Capacity:
             ``max_input_tokens`` are lower than resolved where the user left them open and
             memory is short.
         num_blocks: KV blocks of ``config.block_size`` tokens.
+        kv_window: positions that a token sees, if every layer has a sliding window.
         cache_bytes: of all of them.
         weight_bytes: of the model.
         activation_bytes: upper bound of what a step takes beside them.
@@ -45,6 +46,7 @@ class Capacity:
     activation_bytes: int
     load_seconds: float
     warmup_seconds: float
+    kv_window: int | None = None
 
     @property
     def max_batch_total_tokens(self) -> int:

@@ -95,6 +95,7 @@ class ModelWorker:
         self._capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
+            kv_window=self._model.kv_window,
             cache_bytes=num_blocks * block_bytes,
             weight_bytes=self._model.weight_bytes,
             activation_bytes=activations,
@@ -170,6 +171,9 @@ def load_worker(
     with out_of_memory_as_error(LOAD_REMEDY):
         model = load_model(model_config, dtype, device, progress)
     give_back(device)
-    attention = create_attention(None, model.kv_specs, config.block_size, dtype, device)
+    cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
+    attention = create_attention(
+        None, model.kv_specs, config.block_size, dtype, device, cache_dtype
+    )
     seconds = time.monotonic() - began
     return ModelWorker(serve, config, facts, model, attention, seconds), config
