@@ -16,11 +16,22 @@ _ROOT = Path("/")
 """Of the file systems read here; tests put another in its place."""
 
 
-def default_threads() -> int:
-    """OMP_NUM_THREADS if it is set, else the physical cores within affinity and quota."""
+SMALL_MODEL = 32 << 20
+"""Bytes of weights below which a second thread gains nothing on a quiet machine, and on a busy
+one loses much: a step is hundreds of products of some 10 us, and each ends at a barrier that
+waits for the slower thread to get its time slice."""
+
+
+def default_threads(weight_bytes: int = SMALL_MODEL) -> int:
+    """OMP_NUM_THREADS if it is set, else the physical cores within affinity and quota.
+
+    One for a model whose weights are smaller than :data:`SMALL_MODEL`.
+    """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
+    if weight_bytes < SMALL_MODEL:
+        return 1
     cores = _physical_cores(_affinity())
     quota = _quota()
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))

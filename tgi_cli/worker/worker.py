@@ -12,7 +12,13 @@ import torch
 
 from tgi_cli.attention import PagedAttention, create_attention
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
-from tgi_cli.device import available_memory, describe, set_threads, total_memory
+from tgi_cli.device import (
+    available_memory,
+    default_threads,
+    describe,
+    set_threads,
+    total_memory,
+)
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
@@ -172,6 +178,8 @@ def load_worker(
         model = load_model(model_config, dtype, device, progress)
     give_back(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
+    if device.type == "cpu":
+        set_threads(default_threads(model.weight_bytes))
     attention = create_attention(
         None, model.kv_specs, config.block_size, dtype, device, cache_dtype
     )

@@ -184,6 +184,17 @@ def test_a_version_1_quota_and_an_unknown_topology(
     assert default_threads() == 3
 
 
+def test_a_small_model_computes_with_one_thread_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_affinity", lambda: {0, 1})
+    monkeypatch.setattr(threads, "_physical_cores", len)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert default_threads(threads.SMALL_MODEL - 1) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert default_threads(threads.SMALL_MODEL - 1) == 2
+
+
 def test_torch_computes_with_the_threads_that_are_set() -> None:
     before = torch.get_num_threads()
     try:
