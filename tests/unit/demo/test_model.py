@@ -1,5 +1,6 @@
 """The bundled checkpoint: it loads, speaks its language, and stops."""
 
+import ast
 import json
 
 import pytest
@@ -10,8 +11,8 @@ from tgi_cli.demo import heldout_text, model_path
 from tgi_cli.demo import tokenizer as tokens
 from tgi_cli.demo.train import perplexity
 
-# The card states the whole text's perplexity; its first and last pages are easier and give 11.7.
-HELDOUT_PERPLEXITY_AT_MOST = 14.0
+# The card states the whole text's perplexity; its first and last pages are easier and give 10.4.
+HELDOUT_PERPLEXITY_AT_MOST = 11.0
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +101,11 @@ def test_code_continues_as_code(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     text = tokenizer.decode(_continue(model, tokenizer, "def read_json(path):", 64))
-    assert text.startswith("\n    ")
-    assert "return" in text or "with open" in text
+    body, _, _ = text.partition("\n\n")
+    (function,) = ast.parse(f"def read_json(path):{body}").body
+    assert isinstance(function, ast.FunctionDef)
+    assert ast.get_docstring(function)
+    assert isinstance(function.body[-1], ast.Return)
 
 
 def test_prose_continues_as_documentation(
@@ -109,7 +113,9 @@ def test_prose_continues_as_documentation(
 ) -> None:
     text = tokenizer.decode(_continue(model, tokenizer, "The function returns", 24))
     assert text.startswith(" ")
-    assert sum(character.isalpha() or character == " " for character in text) > 0.7 * len(text)
+    words = text.split()
+    assert sum(word.isalpha() for word in words) > 0.4 * len(words)
+    assert len(set(words)) > 0.6 * len(words), "it does not just repeat itself"
 
 
 @pytest.mark.parametrize(
