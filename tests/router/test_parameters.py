@@ -77,6 +77,13 @@ class TestV1:
         rest = engine.tokenizer.decode(ids[4:])
         assert text == forced + rest.partition("b")[0]
 
+    async def test_a_cache_salt_reaches_the_engine(
+        self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
+    ) -> None:
+        await client.post(route, json=body | {"cache_salt": "tenant é"})
+        await client.post(route, json=body | {"cache_salt": None})
+        assert [request.cache_salt for request in engine.requests] == ["tenant é".encode(), b""]
+
     async def test_priority_is_lower_first_there_and_higher_first_here(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:

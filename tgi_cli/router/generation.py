@@ -115,6 +115,7 @@ class Generation:
             stop_token_ids=ends,
             ignore_eos=spec.ignore_eos and not only_own,
             priority=spec.priority,
+            cache_salt=spec.cache_salt,
             timeout_seconds=left,
             fork_of=None if lead is None else lead.request_id,
             # A fork's prompt is not computed, and its scores are those of the lead.

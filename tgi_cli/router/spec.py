@@ -31,6 +31,8 @@ class GenerationSpec:
             likeliest in place of each; None: do not.
         prompt_only: nothing of the continuation is wanted.
         priority: higher is served first.
+        cache_salt: only requests of the same salt share cached prefixes, so that nobody can find
+            out by timing what another tenant has sent.
     """
 
     prompt: str | tuple[int, ...]
@@ -47,3 +49,4 @@ class GenerationSpec:
     prompt_logprobs: int | None = None
     prompt_only: bool = False
     priority: int = 0
+    cache_salt: bytes = b""

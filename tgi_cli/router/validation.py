@@ -219,6 +219,7 @@ def openai_specs(
             samples=_or(request.n, 1),
             # Lower is earlier there, and higher is here.
             priority=-_or(request.priority, 0),
+            cache_salt=_or(request.cache_salt, "").encode(),
         )
         for prompt in prompts
     ]

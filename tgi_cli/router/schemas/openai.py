@@ -44,6 +44,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     priority: Signed32 | None = None
+    cache_salt: str | None = None
     prompt_logprobs: Any = None
     response_format: dict[str, Any] | None = None
 
