@@ -1,4 +1,4 @@
-"""KV blocks: who holds them, which may be reused, which hold a known prefix. No torch.
+"""KV blocks: who holds them, which may be reused, which hold a known prefix.
 
 A block is an index into the device's cache. Its state is one of
 

@@ -1,4 +1,4 @@
-"""Decides what each step computes. Pure bookkeeping: no torch.
+"""Decides what each step computes. Pure bookkeeping over numbers.
 
 One rule: *computed tokens chase known tokens under a token budget*. A sequence with one token
 to go is a decode, one with more is a prefill chunk; fresh, cached, chunked and resumed
