@@ -110,7 +110,15 @@ def test_cancel_within_a_batch(llm: LLM) -> None:
     assert 3 <= len(completions[1].token_ids) <= 4
 
 
-def test_ctrl_c_cancels_what_is_live(llm: LLM) -> None:
+@pytest.fixture
+def python_handles_ctrl_c() -> Iterator[None]:
+    """As at the start of a program, whatever an event loop or a server set before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_cancels_what_is_live(llm: LLM, python_handles_ctrl_c: None) -> None:
     watch = Watch()
 
     def interrupt() -> None:
