@@ -31,6 +31,7 @@ MAX_WAITING_TOKENS = 20
 
 BATCHINGS = ("fused", "inflight", "static")
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
+LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3fn": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """TGI's names, and the dtypes' own; auto: that of the weights."""
 
@@ -62,6 +63,15 @@ class ServeConfig:
     max_queued_tokens: int | None = None
     prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
+    sharded: bool | None = None
+    num_shard: int | None = None
+    load_format: str = "auto"
+    cross_check: bool = False
+    lora_adapters: tuple[str, ...] = ()
+    """Each ``id``, ``id@revision`` or ``name=path``; for the model server always the last."""
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
     logger_level: str = "INFO"
     json_output: bool = False
     graceful_termination_timeout: int = 90

@@ -136,12 +136,23 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write the step's KV, then attend causally over the cache.
 
         ``query`` is [T, heads, head_dim], ``key`` and ``value`` are [T, kv_heads, head_dim];
         returns [T, heads, head_dim]. Query heads that share a KV head stand together.
+
+        With ``softcap`` a score s becomes softcap * tanh(s / softcap) before it is masked
+        (Gemma 2, https://arxiv.org/abs/2408.00118). ``sinks`` [heads] are logits that take part
+        in the softmax of every query and have no value (gpt-oss).
         """
 
 

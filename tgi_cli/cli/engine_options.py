@@ -11,6 +11,9 @@ from tgi_cli.cli.parsers import ratio, whole
 _LIMITS = "Limits"
 _SCHEDULING = "Scheduling"
 _CACHE = "Cache"
+_LOADING = "Loading"
+_SHARDING = "Several devices"
+_ADAPTERS = "Adapters"
 
 MaxConcurrentRequests = Annotated[
     int,
@@ -178,3 +181,103 @@ PrefixCaching = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+LoadFormat = Annotated[
+    Literal["auto", "dummy"],
+    typer.Option(
+        metavar="FORMAT",
+        help="auto: the weights of the checkpoint; dummy: random ones of the same shapes, from "
+        "config.json alone, for benchmarks.",
+        envvar="LOAD_FORMAT",
+        show_envvar=False,
+        rich_help_panel=_LOADING,
+    ),
+]
+CrossCheck = Annotated[
+    bool,
+    typer.Option(
+        "--cross-check",
+        help="Compare greedy tokens with transformers' own before serving. Takes the memory of "
+        "a second copy of the model while it does.",
+        envvar="CROSS_CHECK",
+        show_envvar=False,
+        rich_help_panel=_LOADING,
+    ),
+]
+Sharded = Annotated[
+    bool | None,
+    typer.Option(
+        "--sharded/--no-sharded",
+        help="Spread the model over all devices that are there, or over one alone.",
+        envvar="SHARDED",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_SHARDING,
+    ),
+]
+NumShard = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Processes that share the model, one device each. Left open: 1, or all devices "
+        "with --sharded.",
+        envvar="NUM_SHARD",
+        show_envvar=False,
+        rich_help_panel=_SHARDING,
+    ),
+]
+LoraAdapters = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="LoRA adapters that requests may name: id, id@revision or name=path, with commas "
+        "between them.",
+        envvar="LORA_ADAPTERS",
+        show_envvar=False,
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+MaxLoras = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Adapters on the device at once: so many different ones share a batch. Giving it "
+        "allows adapters to be loaded over HTTP. Left open: 4 where adapters are named, else 0.",
+        envvar="MAX_LORAS",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+MaxCpuLoras = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="Adapters kept in the host's memory; others are read again when they are asked "
+        "for. Left open: 32.",
+        envvar="MAX_CPU_LORAS",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+MaxLoraRank = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=whole(1),
+        help="The largest rank an adapter may have. Left open: that of the adapters named, at "
+        "least 16.",
+        envvar="MAX_LORA_RANK",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+
+
+def adapter_list(text: str | None) -> tuple[str, ...]:
+    """The items of a list with commas between them."""
+    return tuple(item for item in (part.strip() for part in (text or "").split(",")) if item)

@@ -33,6 +33,14 @@ _ENGINE_FLAGS = (
     "max_waiting_tokens",
     "prefix_caching",
     "kv_cache_dtype",
+    "load_format",
+    "cross_check",
+    "sharded",
+    "num_shard",
+    "lora_adapters",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
     "graceful_termination_timeout",
     "json_output",
     "logger_level",
@@ -44,8 +52,8 @@ _ROUTER_FLAGS = (
     "json_output",
     "logger_level",
 )
-_NEGATIVE = {"prefix_caching": "--no-prefix-caching"}
-"""Flags that are on unless they are switched off; all others are off unless they are given."""
+_NEGATIVE = {"prefix_caching": "--no-prefix-caching", "sharded": "--no-sharded"}
+"""Flags that can be switched off, and how; all others are off unless they are given."""
 _OTHER_VARIABLES = ("MODEL_ID", "REVISION", "LOG_LEVEL", "MAX_INPUT_LENGTH", "HOSTNAME", "PORT")
 
 # -P: files in the working directory do not pass for modules.
@@ -102,10 +110,13 @@ def _flags(values: Mapping[str, object]) -> Iterable[str]:
     for name, value in values.items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
-            if value and name not in _NEGATIVE:
+            if value:
                 yield flag
-            elif not value and name in _NEGATIVE:
+            elif name in _NEGATIVE:
                 yield _NEGATIVE[name]
+        elif isinstance(value, tuple):
+            if value:
+                yield f"{flag}={','.join(map(str, value))}"
         elif value is not None:
             yield f"{flag}={value}"
 
