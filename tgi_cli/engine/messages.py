@@ -1,7 +1,8 @@
 """What goes into the engine and what comes out: frozen, one type per arrow, no torch.
 
-The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel` and
-:class:`Shutdown`; its outbox gives one :class:`StepOutputs` per step that produced anything.
+The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
+:class:`LoadAdapter`, :class:`UnloadAdapter` and :class:`Shutdown`; its outbox gives one
+:class:`StepOutputs` per step that produced anything.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class GenerationRequest:
         client_id: handed to the logits processors.
         return_context_logits, return_generation_logits: hand out raw logits, of every prompt
             position or of every generated token; in the engine's own process only.
-        fork_of: id of a live request with the same prompt and salt (another sample of it): the
-            prompt's KV is computed once and shared, copied only where the two write.
+        fork_of: id of a live request with the same prompt, salt and adapter (another sample of
+            it): the prompt's KV is computed once and shared, copied only where the two write.
+        adapter_id: of a loaded LoRA adapter; 0: the base model.
     """
 
     request_id: int
@@ -83,6 +85,7 @@ class GenerationRequest:
     priority: int = 0
     timeout_seconds: float | None = None
     fork_of: int | None = None
+    adapter_id: int = 0
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None
@@ -95,6 +98,43 @@ class Cancel:
     """Stop a request at the next step. One that is unknown or has ended is ignored."""
 
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read a LoRA adapter and check that it fits the model; answered by an AdapterAnswer.
+
+    Attributes:
+        adapter_id: above 0, chosen by the caller and never used again, not even after an error
+            or an unloading: what is cached of one adapter can so never serve another.
+        name: for messages.
+        path: its folder, in PEFT's form, on the machine of the model.
+    """
+
+    adapter_id: int
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Forget an adapter: new requests for it are refused from now on, live ones run to their end.
+
+    Answered by an AdapterAnswer once no live request uses it.
+    """
+
+    adapter_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterAnswer:
+    """A LoadAdapter or an UnloadAdapter is done. The answers for one adapter come in order.
+
+    ``error`` is the cause in one line, with the remedy where there is one; empty: all is well.
+    """
+
+    adapter_id: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +207,7 @@ class StepOutputs:
     finished: list[Finished] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
+    adapters: list[AdapterAnswer] = field(default_factory=list)
     queued: int = 0
     running: int = 0
     used_blocks: int = 0
@@ -175,7 +216,12 @@ class StepOutputs:
     def __bool__(self) -> bool:
         """Whether there is anything for a client in it."""
         return bool(
-            self.request_ids or self.started or self.finished or self.prompt_logprobs or self.logits
+            self.request_ids
+            or self.started
+            or self.finished
+            or self.prompt_logprobs
+            or self.logits
+            or self.adapters
         )
 
 
