@@ -7,6 +7,7 @@ state); a :class:`Step` carries only what changed since the last one and what to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ class NewRow:
     ``token_ids`` is all that is known of it, prompt first; ``prompt_tokens`` says how many of
     them are the prompt (a resumed sequence brings its generated tokens along).
     ``block_ids`` is its whole block table so far, cached prefix blocks included.
+    ``adapter_slot`` holds its LoRA adapter for as long as it keeps the row; -1: none.
     """
 
     row: int
@@ -46,6 +48,7 @@ class NewRow:
     block_ids: list[int]
     sampling: SamplingParams
     extras: RowExtras = NO_EXTRAS
+    adapter_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Step:
     for it before the host has seen it.
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
-    destination) blocks to be copied before the forward (copy-on-write).
+    destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
+    (slot, adapter id) to be put on the device before it; whoever used such a slot has ended.
     """
 
     step_id: int
@@ -76,6 +80,7 @@ class Step:
     new: list[NewRow] = field(default_factory=list)
     appended: list[BlockAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -133,7 +138,23 @@ class PendingResult(Protocol):
         ...
 
 
-class Worker(Protocol):
+class AdapterStore(Protocol):
+    """The host memory for LoRA adapters. Which of them it holds is the engine's decision."""
+
+    def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
+        """Read an adapter's folder and check it, on a thread; returns at once.
+
+        Once the future is done without an error, the adapter is held and steps may put it on
+        the device. Its error is a :class:`tgi_cli.errors.TgiError` that says what does not fit.
+        """
+        ...
+
+    def forget_adapter(self, adapter_id: int) -> None:
+        """Hold it no longer; what stands in a slot of the device stays there."""
+        ...
+
+
+class Worker(AdapterStore, Protocol):
     """Runs steps, in the order of the calls. One ``launch`` is followed by its ``sample``.
 
     Raises:
