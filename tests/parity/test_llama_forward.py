@@ -55,6 +55,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": YARN
         | {"beta_fast": 8, "beta_slow": 2, "attention_factor": 1.1, "truncate": False}
     },
+    "longrope": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "long_factor": [1.0 + i / 4 for i in range(8)],
+            "short_factor": [1.0] * 8,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "gelu": {"hidden_act": "gelu"},
     "mistral": {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",

@@ -2,22 +2,33 @@
 
 from tgi_cli.layers.attention import Attention
 from tgi_cli.layers.base import Build, Loadable, WeightSlot
-from tgi_cli.layers.embedding import Embedding, LMHead
-from tgi_cli.layers.linear import Linear, MergedLinear
-from tgi_cli.layers.mlp import GatedMLP
-from tgi_cli.layers.norm import RMSNorm
+from tgi_cli.layers.embedding import Embedding, LMHead, PositionEmbedding
+from tgi_cli.layers.linear import (
+    ColumnParallelLinear,
+    Part,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from tgi_cli.layers.mlp import MLP, GatedMLP
+from tgi_cli.layers.norm import LayerNorm, RMSNorm, WideRMSNorm
 from tgi_cli.layers.rotary import RotaryEmbedding
 
 __all__ = [
+    "MLP",
     "Attention",
     "Build",
+    "ColumnParallelLinear",
     "Embedding",
     "GatedMLP",
     "LMHead",
-    "Linear",
+    "LayerNorm",
     "Loadable",
-    "MergedLinear",
+    "Part",
+    "PositionEmbedding",
     "RMSNorm",
+    "ReplicatedLinear",
     "RotaryEmbedding",
+    "RowParallelLinear",
     "WeightSlot",
+    "WideRMSNorm",
 ]

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
-from tgi_cli.attention import PagedAttention
-from tgi_cli.layers.base import Build
-from tgi_cli.layers.linear import Linear, MergedLinear
-from tgi_cli.layers.rotary import rotate_
+from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.layers import ops
+from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
+from tgi_cli.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from tgi_cli.layers.norm import LayerNorm, RMSNorm, WideRMSNorm
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and signed sines of a step's positions, [T, 1, rotated dimensions] each."""
+
+
+class Sinks(Loadable):
+    """A logit per head that takes part in every softmax and has no value (gpt-oss)."""
+
+    def __init__(self, build: Build, num_heads: int) -> None:
+        super().__init__()
+        self.own = build.shard.share(num_heads)
+        self.num_heads = num_heads
+        self.weight = empty_parameter(self.own.stop - self.own.start, dtype=build.dtype)
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(
+            path, (self.num_heads,), lambda tensor: self.weight.copy_(tensor[self.own])
+        )
 
 
 class Attention(nn.Module):
     """Multi-head, grouped-query or multi-query attention: hidden [T, H] -> [T, H].
 
-    ``bias`` is on all four projections or on none.
+    Args:
+        build: dtype, quantization, shard.
+        layer: index of its KV cache.
+        hidden_size: H.
+        num_heads, num_kv_heads: over all shards; each shard has its share of the heads, and
+            several have the same KV head where there are fewer of them.
+        head_dim: of queries, keys and values.
+        bias: on the projections of queries, keys and values.
+        output_bias: on that of the output.
+        scale: of the scores; None: 1 / sqrt(head_dim).
+        window: how many positions a query sees, its own included; None: all.
+        softcap: of the scores; see :class:`~tgi_cli.attention.PagedAttention`.
+        sinks: whether heads have one.
+        q_norm, k_norm: of queries and keys before they are rotated, per head [.., head_dim] or
+            over all heads at once [T, heads * head_dim] (:class:`WideRMSNorm`).
     """
 
     def __init__(
@@ -24,32 +59,60 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        bias: bool,
+        *,
+        bias: bool = False,
+        output_bias: bool = False,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        q_norm: RMSNorm | LayerNorm | None = None,
+        k_norm: RMSNorm | LayerNorm | None = None,
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.heads = [num_heads, num_kv_heads, num_kv_heads]
         self.head_dim = head_dim
-        self.scale = head_dim**-0.5
-        self.qkv_proj = MergedLinear(
-            build,
-            hidden_size,
-            {
-                "q_proj": num_heads * head_dim,
-                "k_proj": num_kv_heads * head_dim,
-                "v_proj": num_kv_heads * head_dim,
-            },
-            bias,
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        parts = {
+            "q_proj": Part(num_heads * head_dim, num_heads),
+            "k_proj": Part(num_kv_heads * head_dim, num_kv_heads),
+            "v_proj": Part(num_kv_heads * head_dim, num_kv_heads),
+        }
+        self.qkv_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
+        self.heads = [(own.stop - own.start) // head_dim for _, own in self.qkv_proj.parts.values()]
+        self.o_proj = RowParallelLinear(
+            build, num_heads * head_dim, hidden_size, output_bias, units=num_heads
         )
-        self.o_proj = Linear(build, num_heads * head_dim, hidden_size, bias)
+        self.sinks = Sinks(build, num_heads) if sinks else None
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.kv_spec = KVSpec(self.heads[1], head_dim, window)
 
     def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: PagedAttention
+        self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
-        tokens = hidden.shape[0]
-        qkv = self.qkv_proj(hidden).view(tokens, -1, self.head_dim)
-        rotate_(qkv[:, : self.heads[0] + self.heads[1]], *rotation)
-        query, key, value = qkv.split(self.heads, dim=1)
-        attended = attention(self.layer, query, key, value, self.scale)
+        """``rotation`` is None where positions are not rotated."""
+        qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        if self.q_norm is None:
+            if rotation is not None:
+                ops.rotate_(qkv[:, : self.heads[0] + self.heads[1]], *rotation)
+            query, key, value = qkv.split(self.heads, dim=1)
+        else:
+            query, key, value = qkv.split(self.heads, dim=1)
+            query, key = _normed(self.q_norm, query), _normed(self.k_norm, key)
+            if rotation is not None:
+                ops.rotate_(query, *rotation)
+                ops.rotate_(key, *rotation)
+        sinks = None if self.sinks is None else self.sinks.weight
+        extras = {"softcap": self.softcap, "sinks": sinks} if self.softcap or self.sinks else {}
+        attended = attention(self.layer, query, key, value, self.scale, **extras)
         output: Tensor = self.o_proj(attended.flatten(1))
         return output
+
+
+def _normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
+    assert norm is not None
+    wide = isinstance(norm, WideRMSNorm)
+    normed: Tensor = norm(heads.flatten(1)).view(heads.shape) if wide else norm(heads)
+    return normed

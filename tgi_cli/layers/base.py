@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.quantization import QuantizationMethod
+
+if TYPE_CHECKING:
+    from tgi_cli.layers.lora import LoraTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +22,21 @@ class Build:
 
     dtype: torch.dtype
     quantization: QuantizationMethod
+    shard: Shard = ALONE
+    """Which share of the weights is this process's."""
+    lora: LoraTable | None = None
+    """Where the adapters of a step stand; None: there are none."""
+    max_positions: int | None = None
+    """The context that is served; None: the model's."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """A tensor of the checkpoint that a layer wants.
+    """A tensor that a layer wants.
 
-    ``fill`` takes it, in the checkpoint's dtype and on the CPU, and copies it into place.
+    ``name`` is the model's for it, ``shape`` that of the whole, whatever share of it this
+    process keeps. ``fill`` takes it whole, on the CPU and in any dtype, and copies that share
+    into place: of a tensor in a mapped file the rest is never read.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors to logits."""
+"""Token ids to vectors, and vectors to logits; the vocabulary is shared out to the shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.layers.linear import Linear
+from tgi_cli.layers.linear import _Linear
+
+
+def _own_rows(build: Build, vocab_size: int) -> tuple[int, int, int]:
+    """Rows of a table per shard, and this shard's: from, to. The last shard's are padded."""
+    rows = -(-vocab_size // build.shard.size)
+    start = min(rows * build.shard.rank, vocab_size)
+    return rows, start, min(start + rows, vocab_size)
+
+
+def _fill_rows(table: Tensor, whole: Tensor, start: int, end: int) -> None:
+    table[: end - start].copy_(whole[start:end])
+    table[end - start :].zero_()
 
 
 class Embedding(Loadable):
@@ -16,19 +28,44 @@ class Embedding(Loadable):
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = empty_parameter(vocab_size, hidden_size, dtype=build.dtype)
+        self.shard = build.shard
+        self.vocab_size = vocab_size
+        self.rows, self.start, self.end = _own_rows(build, vocab_size)
+        self.weight = empty_parameter(self.rows, hidden_size, dtype=build.dtype)
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        def fill(tensor: Tensor) -> None:
+            _fill_rows(self.weight, tensor, self.start, self.end)
+
+        yield WeightSlot(f"{path}.weight", (self.vocab_size, self.weight.shape[1]), fill)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.shard.size == 1:
+            return self.weight.index_select(0, ids)
+        local = ids - self.start
+        foreign = (local < 0) | (local >= self.end - self.start)
+        vectors = self.weight.index_select(0, local.masked_fill_(foreign, 0))
+        return self.shard.all_reduce(vectors.masked_fill_(foreign[:, None], 0))
+
+
+class PositionEmbedding(Loadable):
+    """The table of learned position vectors, whole on every shard: int64 [T] -> [T, hidden]."""
+
+    def __init__(self, build: Build, positions: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(positions, hidden_size, dtype=build.dtype)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         yield WeightSlot(
             f"{path}.weight", tuple(self.weight.shape), lambda tensor: self.weight.copy_(tensor)
         )
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.weight.index_select(0, ids)
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.weight.index_select(0, positions)
 
 
-class LMHead(Linear):
-    """Hidden states [N, hidden] to float32 logits [N, vocab].
+class LMHead(_Linear):
+    """Hidden states [N, hidden] to float32 logits [N, vocab], the same on every shard.
 
     A tied head takes its weight from the embedding. Where weights are packed it keeps a packed
     copy beside the table: 57 MB for a vocabulary of 49152 and a width of 576, against a head
@@ -36,17 +73,35 @@ class LMHead(Linear):
     """
 
     def __init__(
-        self, build: Build, hidden_size: int, vocab_size: int, tied: Embedding | None
+        self,
+        build: Build,
+        hidden_size: int,
+        vocab_size: int,
+        tied: Embedding | None,
+        bias: bool = False,
     ) -> None:
-        super().__init__(build, hidden_size, vocab_size, bias=False)
+        rows, self.start, self.end = _own_rows(build, vocab_size)
+        super().__init__(build, hidden_size, rows, bias)
+        self.shard = build.shard
+        self.vocab_size = vocab_size
         self._tied = (tied,)  # in a tuple, so that it does not become a submodule
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        return iter(()) if self._tied[0] is not None else super().slots(path)
+        def fill(parameter: str, tensor: Tensor) -> None:
+            _fill_rows(getattr(self, parameter), tensor, self.start, self.end)
+
+        if self._tied[0] is None:
+            shape = (self.vocab_size, self.in_features)
+            yield WeightSlot(f"{path}.weight", shape, lambda tensor: fill("weight", tensor))
+        if self.bias is not None:
+            yield WeightSlot(
+                f"{path}.bias", (self.vocab_size,), lambda tensor: fill("bias", tensor)
+            )
 
     def materialize(self, device: torch.device) -> None:
-        if self._tied[0] is None:
-            super().materialize(device)
+        if self._tied[0] is not None:
+            self.weight = None  # its memory is the embedding's
+        super().materialize(device)
 
     def finish(self) -> None:
         if self._tied[0] is not None:
@@ -54,4 +109,7 @@ class LMHead(Linear):
         super().finish()
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).float()
+        logits = self.shard.all_gather(super().forward(x))
+        if logits.shape[-1] > self.vocab_size:
+            logits = logits[:, : self.vocab_size]
+        return logits.float()

@@ -1,55 +1,43 @@
-"""Linear layers: one, or several that share their input merged into one product.
+"""Linear layers, whole or shared out: by their outputs (column) or by their inputs (row).
 
-Merging q, k and v (and gate and up) saves a third of their time at one token, where each
-product pays about 10 us besides reading its weight.
+A column-parallel layer followed by a row-parallel one needs a single sum over the shards
+(Megatron-LM, https://arxiv.org/abs/1909.08053).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 
 
-class MergedLinear(Loadable):
-    """Linear layers over one input, computed as one.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Outputs of a merged layer that have a name of their own."""
 
-    ``shards`` maps the checkpoint's names (``q_proj``) to output features, in the order in
-    which the outputs stand side by side: x [T, in_features] -> [T, sum of the shards].
-    """
+    size: int
+    """Over all shards."""
+    units: int | None = None
+    """Pieces that stay whole on a shard (attention heads); None: single outputs."""
+
+
+class _Linear(Loadable):
+    """A weight [out, in] of this shard, kept and applied by the model's quantization method."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(
-        self, build: Build, in_features: int, shards: Mapping[str, int], bias: bool
-    ) -> None:
+    def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
         self.in_features = in_features
-        self.shards = dict(shards)
+        self.out_features = out_features
         self.method = build.quantization
-        total = sum(self.shards.values())
-        self.method.create_weights(self, total, in_features, build.dtype)
-        self.bias = empty_parameter(total, dtype=build.dtype) if bias else None
-
-    def slots(self, path: str) -> Iterator[WeightSlot]:
-        parent = path.rpartition(".")[0]
-        start = 0
-        for name, size in self.shards.items():
-            yield from self._shard_slots(f"{parent}.{name}" if parent else name, start, size)
-            start += size
-
-    def _shard_slots(self, name: str, start: int, size: int) -> Iterator[WeightSlot]:
-        def fill(parameter: str, tensor: Tensor) -> None:
-            getattr(self, parameter)[start : start + size].copy_(tensor)
-
-        yield WeightSlot(
-            f"{name}.weight", (size, self.in_features), lambda tensor: fill("weight", tensor)
-        )
-        if self.bias is not None:
-            yield WeightSlot(f"{name}.bias", (size,), lambda tensor: fill("bias", tensor))
+        self.method.create_weights(self, out_features, in_features, build.dtype)
+        self.bias = empty_parameter(out_features, dtype=build.dtype) if bias else None
 
     def finish(self) -> None:
         self.method.process_after_loading(self)
@@ -58,11 +46,88 @@ class MergedLinear(Loadable):
         return self.method.apply(self, x, self.bias)
 
 
-class Linear(MergedLinear):
-    """A linear layer of its own: x [T, in_features] -> [T, out_features]."""
+class ColumnParallelLinear(_Linear):
+    """Linear layers over one input, computed as one; each shard has some outputs of each.
 
-    def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(build, in_features, {"": out_features}, bias)
+    Merging q, k and v (and gate and up) saves a third of their time at one token, where each
+    product pays about 10 us besides reading its weight.
+
+    ``parts`` maps names beside the layer's own (``q_proj`` beside ``qkv_proj``) to outputs, in
+    the order in which these stand side by side: x [T, in_features] -> [T, this shard's outputs].
+    A part named "" is the layer itself.
+    """
+
+    def __init__(
+        self, build: Build, in_features: int, parts: Mapping[str, Part], bias: bool
+    ) -> None:
+        self.parts = {
+            name: (part, build.shard.share(part.size, part.units)) for name, part in parts.items()
+        }
+        total = sum(own.stop - own.start for _, own in self.parts.values())
+        super().__init__(build, in_features, total, bias)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield from self._shard_slots(path, 0, self.shards[""])
+        parent = path.rpartition(".")[0]
+        start = 0
+        for name, (part, own) in self.parts.items():
+            full = ".".join(filter(None, (parent, name))) if name else path
+            place = slice(start, start + own.stop - own.start)
+            yield self._slot(full, "weight", (part.size, self.in_features), place, own)
+            if self.bias is not None:
+                yield self._slot(full, "bias", (part.size,), place, own)
+            start = place.stop
+
+    def _slot(
+        self, path: str, parameter: str, shape: tuple[int, ...], place: slice, own: slice
+    ) -> WeightSlot:
+        def fill(tensor: Tensor) -> None:
+            getattr(self, parameter)[place].copy_(tensor[own])
+
+        return WeightSlot(f"{path}.{parameter}", shape, fill)
+
+
+class RowParallelLinear(_Linear):
+    """A linear layer whose inputs are shared out: x [T, this shard's inputs] -> [T, out_features].
+
+    The shards' products are summed up, the bias is added by the first. ``units``: pieces of the
+    input that stay whole, as the column-parallel layer before it has them.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        units: int | None = None,
+    ) -> None:
+        self.own = build.shard.share(in_features, units)
+        self.full_in_features = in_features
+        super().__init__(build, self.own.stop - self.own.start, out_features, bias)
+        self.shard: Shard = build.shard
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        shape = (self.out_features, self.full_in_features)
+        yield WeightSlot(f"{path}.weight", shape, self._fill_weight)
+        if self.bias is not None:
+            yield WeightSlot(f"{path}.bias", (self.out_features,), self._fill_bias)
+
+    def _fill_weight(self, tensor: Tensor) -> None:
+        assert self.weight is not None
+        self.weight.copy_(tensor[:, self.own])
+
+    def _fill_bias(self, tensor: Tensor) -> None:
+        assert self.bias is not None
+        self.bias.copy_(tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias if self.shard.rank == 0 else None
+        return self.shard.all_reduce(self.method.apply(self, x, bias))
+
+
+class ReplicatedLinear(ColumnParallelLinear):
+    """A linear layer that every shard has whole: x [T, in_features] -> [T, out_features]."""
+
+    def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
+        whole = Build(build.dtype, build.quantization, ALONE, build.lora, build.max_positions)
+        super().__init__(whole, in_features, {"": Part(out_features)}, bias)

@@ -1,24 +1,52 @@
-"""The gated feed-forward block (https://arxiv.org/abs/2002.05202)."""
+"""The feed-forward blocks: hidden [T, H] -> [T, H]."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
+from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build
-from tgi_cli.layers.linear import Linear, MergedLinear
+from tgi_cli.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)): hidden [T, H] -> [T, H]."""
+    """down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202)."""
 
-    def __init__(self, build: Build, hidden_size: int, intermediate_size: int, bias: bool) -> None:
+    def __init__(
+        self,
+        build: Build,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        activation: str = "silu",
+    ) -> None:
         super().__init__()
-        shards = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self.gate_up_proj = MergedLinear(build, hidden_size, shards, bias)
-        self.down_proj = Linear(build, intermediate_size, hidden_size, bias)
+        parts = {"gate_proj": Part(intermediate_size), "up_proj": Part(intermediate_size)}
+        self.activation = activation
+        self.gate_up_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
+        self.down_proj = RowParallelLinear(build, intermediate_size, hidden_size, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        output: Tensor = self.down_proj(silu(gate).mul_(up))
+        output: Tensor = self.down_proj(ops.gated(self.gate_up_proj(hidden), self.activation))
+        return output
+
+
+class MLP(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(
+        self,
+        build: Build,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        activation: str,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up_proj = ColumnParallelLinear(build, hidden_size, {"": Part(intermediate_size)}, bias)
+        self.down_proj = RowParallelLinear(build, intermediate_size, hidden_size, bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(ops.activate(self.up_proj(hidden), self.activation))
         return output

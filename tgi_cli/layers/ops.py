@@ -8,20 +8,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside.
 
-    https://arxiv.org/abs/1910.07467
+    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight.
     """
+    if one_plus:
+        normed = F.rms_norm(x.float(), (x.shape[-1],), None, eps)
+        return normed.mul_(1.0 + weight.float()).to(x.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, one_plus: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``x + residual``, and that sum; ``residual`` is overwritten by it."""
     residual = x if residual is None else residual.add_(x)
-    return rms_norm(residual, weight, eps), residual
+    return rms_norm(residual, weight, eps, one_plus), residual
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """As :func:`add_rms_norm`."""
+    residual = x if residual is None else residual.add_(x)
+    return layer_norm(residual, weight, bias, eps), residual
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -20,6 +20,14 @@ from tgi_cli.errors import ModelError, UnsupportedModelError
 class RotaryEmbedding(nn.Module):
     """The angles of a step, computed once and used by all layers.
 
+    Args:
+        dims: leading dimensions of a head that are rotated.
+        parameters: kind of scaling, base and what the kind takes.
+        max_positions: the model's context.
+        dtype: of the results.
+        device: of positions and results.
+        served_positions: the context that is served; None: the model's.
+
     Raises:
         UnsupportedModelError: a kind of scaling that is not implemented.
         ModelError: a parameter that the kind needs is missing or not a number.
@@ -27,11 +35,12 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(
         self,
-        head_dim: int,
+        dims: int,
         parameters: Mapping[str, Any],
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        served_positions: int | None = None,
     ) -> None:
         super().__init__()
         kind = parameters.get("rope_type") or parameters.get("type") or "default"
@@ -42,11 +51,16 @@ class RotaryEmbedding(nn.Module):
             )
         try:
             base = float(parameters["rope_theta"])
-            frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+            frequencies = 1.0 / base ** (torch.arange(0, dims, 2).float() / dims)
             frequencies, self.magnitude = _KINDS[kind](
                 frequencies,
                 base,
-                {"original_max_position_embeddings": max_positions, **parameters},
+                {
+                    "original_max_position_embeddings": max_positions,
+                    "max_position_embeddings": max_positions,
+                    "served_positions": served_positions or max_positions,
+                    **parameters,
+                },
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
@@ -56,7 +70,7 @@ class RotaryEmbedding(nn.Module):
         self.frequencies = frequencies.to(device)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions int64 [T] to cosines and signed sines, [T, 1, head_dim] each."""
+        """Positions int64 [T] to cosines and signed sines, [T, 1, dims] each."""
         # Computed per step rather than read from a table: 20 us for all layers together, where
         # the table for a context of 131072 would take 67 MB.
         angles = positions[:, None].float() * self.frequencies
@@ -65,16 +79,6 @@ class RotaryEmbedding(nn.Module):
             cos, sin = cos.mul_(self.magnitude), sin.mul_(self.magnitude)
         cosines = torch.cat((cos, cos), dim=-1)[:, None].to(self.dtype)
         return cosines, torch.cat((-sin, sin), dim=-1)[:, None].to(self.dtype)
-
-
-def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Rotate queries and keys [T, heads, head_dim] in place, in pairs half a head apart.
-
-    The first half's sine is negative: (a, b) -> (a cos - b sin, b cos + a sin).
-    """
-    # Three calls, 9 us for one token of 12 heads of 64; with sliced halves it takes 18.
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    heads.mul_(cosines).addcmul_(swapped, sines)
 
 
 _Scaled = tuple[Tensor, float]
@@ -135,10 +139,33 @@ def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
     return magnitude(float(over)) / magnitude(float(under)) if over and under else magnitude(1.0)
 
 
+def _longrope(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
+    """LongRoPE (https://arxiv.org/abs/2402.13753): a factor per frequency.
+
+    There is a set for texts within the original context and one for longer ones. The served
+    context chooses, since a text's early tokens are cached before its length is known: who
+    serves no more than the original context gets the short set.
+    """
+    original = float(parameters["original_max_position_embeddings"])
+    long = float(parameters["served_positions"]) > original
+    factors = torch.tensor(parameters["long_factor" if long else "short_factor"])
+    if factors.shape != frequencies.shape:
+        raise ValueError(f"{len(factors)} factors for {len(frequencies)} frequencies")
+    scale = parameters.get("factor")
+    if scale is None:
+        scale = float(parameters["max_position_embeddings"]) / original
+    magnitude = parameters.get("attention_factor")
+    if magnitude is None:
+        magnitude = 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))
+    return frequencies / factors.float(), float(magnitude)
+
+
 _KINDS: dict[str, Callable[[Tensor, float, Mapping[str, Any]], _Scaled]] = {
     "default": _default,
     "dynamic": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "longrope": _longrope,
+    "su": _longrope,
     "yarn": _yarn,
 }

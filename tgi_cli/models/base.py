@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention
-from tgi_cli.layers import Build, Loadable
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.layers import Loadable
+from tgi_cli.models.source import Source
 
 
 class CausalLM(nn.Module):
@@ -20,9 +19,12 @@ class CausalLM(nn.Module):
     """
 
     kv_specs: list[KVSpec]
+    ignored: tuple[str, ...] = ()
+    """Regular expressions for whole names of tensors that a checkpoint may carry in vain."""
 
-    def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
-        super().__init__()
+    def source(self, name: str) -> Source:
+        """Where the checkpoint has the tensor that the model calls ``name``."""
+        return Source((name,))
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:

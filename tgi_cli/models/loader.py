@@ -9,27 +9,51 @@ https://huggingface.co/docs/safetensors/index#format
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import CheckpointError
 from tgi_cli.layers import Build, Loadable, WeightSlot
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.registry import model_class
+from tgi_cli.models.decoder import DecoderForCausalLM
+from tgi_cli.models.dummy import random_tensor
+from tgi_cli.models.registry import decoder_spec
+from tgi_cli.models.source import Source
 from tgi_cli.quantization import Unquantized
+
+if TYPE_CHECKING:
+    from tgi_cli.layers.lora import LoraTable
 
 _MAPPED_BYTES = 16 << 20
 """Read from a mapping before it is dropped."""
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of the dtypes that are cast to the model's on the way."""
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+}
+
+_PREFIXES = ("model.", "transformer.", "gpt_neox.")
+"""Of base models, which some checkpoints leave out."""
+
+_HARMLESS = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
+"""Tensors that some checkpoints carry and no model needs: rotary frequencies are computed; a head
+that is tied repeats the embedding (an untied one is wanted)."""
 
 _SHOWN = 5
 """Names in an error message; the others are counted."""
@@ -39,13 +63,25 @@ _SHOWN = 5
 class _Stored:
     """A tensor of the checkpoint, known from its file's header."""
 
+    name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
 
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A slot, and the stored tensors that it is filled from."""
+
+    slot: WeightSlot
+    source: Source
+    stored: tuple[_Stored, ...]
+
     @property
     def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * _ITEM_BYTES.get(self.dtype, 1)
+        """Of the slot's own share of what is stored."""
+        size = torch.Size(self.slot.shape).numel()
+        return size * _ITEM_BYTES.get(self.stored[0].dtype, 1) if self.stored else 0
 
 
 def load_model(
@@ -53,10 +89,23 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    shard: Shard = ALONE,
+    lora: LoraTable | None = None,
+    load_format: str = "auto",
+    max_positions: int | None = None,
 ) -> CausalLM:
     """Build the model that ``config`` names and fill it from the files beside it.
 
-    ``progress`` is called with (bytes read, bytes in all) as layers are completed.
+    Args:
+        config: of the checkpoint.
+        dtype: of the weights in memory.
+        device: where they go.
+        progress: called with (bytes read, bytes in all) as layers are completed.
+        shard: which share of the weights is loaded.
+        lora: given where adapters may be applied.
+        load_format: ``dummy`` fills the model with random numbers and reads no weights.
+        max_positions: the context that will be served; None: the model's.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -64,34 +113,46 @@ def load_model(
             unexpected, of another shape or not floating-point. The message names them.
     """
     with torch.inference_mode():
-        model = model_class(config)(config, Build(dtype, Unquantized()), device)
+        build = Build(dtype, Unquantized(), shard, lora, max_positions)
+        model = DecoderForCausalLM(decoder_spec(config), build, device)
         layers = [
             (layer, list(layer.slots(path)))
             for path, layer in model.named_modules()
             if isinstance(layer, Loadable)
         ]
-        stored = _read_headers(config.path)
-        _check([slot for _, slots in layers for slot in slots], stored)
-        _fill(layers, stored, device, progress)
+        if load_format == "dummy":
+            _fill_dummies(layers, device)
+        else:
+            stored = _read_headers(config.path)
+            fillings = _resolve(model, [slot for _, slots in layers for slot in slots], stored)
+            _fill(layers, fillings, device, progress)
     return model.eval()
+
+
+def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch.device) -> None:
+    for layer, slots in layers:
+        layer.materialize(device)
+        for slot in slots:
+            slot.fill(random_tensor(slot.name, slot.shape))
+        layer.finish()
 
 
 def _fill(
     layers: list[tuple[Loadable, list[WeightSlot]]],
-    stored: dict[str, _Stored],
+    fillings: dict[str, _Filling],
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    total = sum(stored[slot.name].num_bytes for _, slots in layers for slot in slots)
+    total = sum(filling.num_bytes for filling in fillings.values())
     done = 0
     mapped = _MappedFiles()
     try:
         for layer, slots in layers:
             layer.materialize(device)
             for slot in slots:
-                source = stored[slot.name]
-                mapped.fill(slot, source)
-                done += source.num_bytes
+                filling = fillings[slot.name]
+                mapped.fill(filling)
+                done += filling.num_bytes
             layer.finish()
             if progress is not None:
                 progress(done, total)
@@ -107,17 +168,21 @@ class _MappedFiles:
         self._stack = ExitStack()
         self._read = 0
 
-    def fill(self, slot: WeightSlot, source: _Stored) -> None:
+    def fill(self, filling: _Filling) -> None:
         if self._read >= _MAPPED_BYTES:
             self.close()
+        filling.slot.fill(filling.source.view(*map(self._tensor, filling.stored)))
+        self._read += filling.num_bytes
+
+    def _tensor(self, stored: _Stored) -> torch.Tensor:
         try:
-            if source.file not in self._open:
-                tensors = safe_open(source.file, framework="pt")
-                self._open[source.file] = self._stack.enter_context(tensors)
-            slot.fill(self._open[source.file].get_tensor(slot.name))
+            if stored.file not in self._open:
+                tensors = safe_open(stored.file, framework="pt")
+                self._open[stored.file] = self._stack.enter_context(tensors)
+            tensor: torch.Tensor = self._open[stored.file].get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
-            raise _unreadable(source.file, error) from error
-        self._read += source.num_bytes
+            raise _unreadable(stored.file, error) from error
+        return tensor
 
     def close(self) -> None:
         self._open.clear()
@@ -133,7 +198,7 @@ def _read_headers(path: Path) -> dict[str, _Stored]:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys() if names is None else names:
                     view = tensors.get_slice(name)
-                    stored[name] = _Stored(file, tuple(view.get_shape()), view.get_dtype())
+                    stored[name] = _Stored(name, file, tuple(view.get_shape()), view.get_dtype())
         except (SafetensorError, OSError) as error:
             raise _unreadable(file, error) from error
     return stored
@@ -167,23 +232,32 @@ def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
         )
 
 
-def _check(wanted: list[WeightSlot], stored: dict[str, _Stored]) -> None:
-    """Compare what the model wants with what the checkpoint has, before reading any of it."""
-    names = {slot.name for slot in wanted}
-    missing = [slot.name for slot in wanted if slot.name not in stored]
-    unexpected = [name for name in stored if name not in names and not _harmless(name)]
-    misshaped = [
-        f"{slot.name} {list(stored[slot.name].shape)} instead of {list(slot.shape)}"
-        for slot in wanted
-        if slot.name in stored and stored[slot.name].shape != slot.shape
-    ]
-    foreign = [
-        f"{slot.name} ({stored[slot.name].dtype})"
-        for slot in wanted
-        if slot.name in stored and stored[slot.name].dtype not in _ITEM_BYTES
-    ]
+def _resolve(
+    model: CausalLM, wanted: list[WeightSlot], stored: dict[str, _Stored]
+) -> dict[str, _Filling]:
+    """What fills each slot, by its name; compared with the checkpoint before any of it is read."""
+    names = _present(stored)
+    fillings: dict[str, _Filling] = {}
+    missing: dict[str, None] = {}  # an ordered set: parts of a packed tensor name it once each
+    misshaped, foreign = [], []
+    for slot in wanted:
+        source = model.source(slot.name)
+        absent = [name for name in source.names if name not in names]
+        if absent:
+            missing |= dict.fromkeys(absent)
+            continue
+        found = tuple(names[name] for name in source.names)
+        fillings[slot.name] = _Filling(slot, source, found)
+        if source.join is None and found[0].dtype not in _ITEM_BYTES:
+            foreign.append(f"{found[0].name} ({found[0].dtype})")
+        elif not _fits(source, found, slot.shape):
+            shapes = " and ".join(str(list(each.shape)) for each in found)
+            misshaped.append(f"{found[0].name} {shapes} instead of {list(slot.shape)}")
+    used = {each.name for filling in fillings.values() for each in filling.stored}
+    ignored = re.compile("|".join((*_HARMLESS, *model.ignored)))
+    unexpected = [name for name in stored if name not in used and not ignored.fullmatch(name)]
     problems = [
-        f"{len(found)} {what}: {_some(found)}"
+        f"{len(found)} {what}: {_some(list(found))}"
         for what, found in (
             ("missing", missing),
             ("unexpected", unexpected),
@@ -197,15 +271,29 @@ def _check(wanted: list[WeightSlot], stored: dict[str, _Stored]) -> None:
             f"the checkpoint's tensors do not fit its config.json: {'; '.join(problems)}",
             "download the model again, or correct its config.json",
         )
+    return fillings
 
 
-def _harmless(name: str) -> bool:
-    """Tensors that some checkpoints carry and no model needs.
+def _present(stored: dict[str, _Stored]) -> dict[str, _Stored]:
+    """What is stored, by name; names without the model's own prefix (``transformer.``) count."""
+    names = dict(stored)
+    for prefix in _PREFIXES:
+        if not any(name.startswith(prefix) for name in stored):
+            names |= {prefix + name: each for name, each in stored.items()}
+    return names
 
-    Rotary frequencies are computed; a head that is tied repeats the embedding (an untied one
-    is wanted, and never asked for here).
-    """
-    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
+
+def _fits(source: Source, found: tuple[_Stored, ...], shape: tuple[int, ...]) -> bool:
+    """Whether the source's view of such tensors is of that shape."""
+    if source.join is None and source.rows is None and not source.transposed:
+        return found[0].shape == shape
+    try:
+        view = source.view(
+            *(torch.empty(each.shape, dtype=_DTYPES[each.dtype], device="meta") for each in found)
+        )
+    except (KeyError, RuntimeError, IndexError):  # of another number of dimensions or heads
+        return False
+    return tuple(view.shape) == shape
 
 
 def _some(names: list[str]) -> str:

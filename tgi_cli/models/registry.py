@@ -1,32 +1,29 @@
-"""Architecture names to the classes that implement them.
+"""Architecture names to the families that implement them.
 
-The names are those of ``architectures`` in config.json. Classes are imported when they are
-asked for: knowing what is supported takes no torch.
+The names are those of ``architectures`` in config.json. Families are torch-free readers of it:
+knowing what is supported, and a model's facts, takes no torch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.shape import DecoderShape
+from tgi_cli.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from tgi_cli.models.base import CausalLM
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": "tgi_cli.models.llama:LlamaForCausalLM",
-    "MinistralForCausalLM": "tgi_cli.models.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "tgi_cli.models.llama:LlamaForCausalLM",
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MinistralForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
 }
+"""Architectures to modules of :mod:`tgi_cli.models.families`."""
 
 
 def supported() -> str:
     """One line for the remedy of an error."""
-    return f"supported: {', '.join(sorted(ARCHITECTURES))}"
+    return f"supported: {', '.join(sorted(FAMILIES))}"
 
 
 def check_supported(config: ModelConfig) -> None:
@@ -35,7 +32,7 @@ def check_supported(config: ModelConfig) -> None:
     Raises:
         UnsupportedModelError: the architecture, or a quantization of its weights.
     """
-    if config.architecture not in ARCHITECTURES:
+    if config.architecture not in FAMILIES:
         if "auto_map" in config.raw:
             even = ", which is not run even with --trust-remote-code"
             raise UnsupportedModelError(
@@ -55,29 +52,29 @@ def check_supported(config: ModelConfig) -> None:
         )
 
 
-def model_class(config: ModelConfig) -> type[CausalLM]:
-    """The class that implements the architecture. Raises UnsupportedModelError."""
-    check_supported(config)
-    module, _, name = ARCHITECTURES[config.architecture].partition(":")
-    found: type[CausalLM] = getattr(import_module(module), name)
-    return found
-
-
-def model_facts(config: ModelConfig) -> ModelFacts:
-    """What the engine must know of a checkpoint before it loads it.
+def decoder_spec(config: ModelConfig) -> DecoderSpec:
+    """What the family reads from the configuration.
 
     Raises:
         UnsupportedModelError: it cannot be run; the message names the architecture or option.
         ModelError: config.json lacks a value or has one that cannot be.
     """
     check_supported(config)
-    shape = DecoderShape.read(config)
+    family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
+    spec: DecoderSpec = family.read(config)
+    return spec
+
+
+def model_facts(config: ModelConfig) -> ModelFacts:
+    """What the engine must know of a checkpoint before it loads it. Raises as decoder_spec."""
+    spec = decoder_spec(config)
+    attentions = [layer.attention for layer in spec.layers]
     return ModelFacts(
         architecture=config.architecture,
         model_type=config.get("model_type", str, ""),
         dtype=config.dtype,
-        vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.max_position_embeddings,
+        vocab_size=spec.vocab_size,
+        max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids,
-        kv_bytes_per_token=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+        kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
     )

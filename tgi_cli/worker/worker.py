@@ -175,7 +175,14 @@ def load_worker(
     if device.type == "cpu":
         set_threads()
     with out_of_memory_as_error(LOAD_REMEDY):
-        model = load_model(model_config, dtype, device, progress)
+        model = load_model(
+            model_config,
+            dtype,
+            device,
+            progress,
+            load_format=serve.load_format,
+            max_positions=config.max_total_tokens,
+        )
     give_back(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":

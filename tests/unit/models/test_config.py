@@ -110,8 +110,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
             UnsupportedModelError,
             "quantized with gptq",
         ),
-        ({"hidden_act": "gelu"}, UnsupportedModelError, "activation 'gelu'"),
-        ({"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor 0.5"),
+        ({"hidden_act": "xielu"}, UnsupportedModelError, "activation 'xielu'"),
+        ({"partial_rotary_factor": 0.2}, ModelError, "even head_dim, not 3"),
         ({"model_type": "mistral", "sliding_window": 0}, ModelError, "'sliding_window' is 0"),
         ({"model_type": "mistral", "sliding_window": "8"}, ModelError, "'sliding_window' is '8'"),
         (

@@ -1,0 +1,119 @@
+"""Readings of config.json that families share: heads, windows, rotary parameters. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tgi_cli.errors import ModelError, UnsupportedModelError
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.spec import RopeSpec
+
+ACTIVATIONS = (
+    "silu",
+    "swish",
+    "relu",
+    "gelu",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_pytorch_tanh",
+)
+"""Those that :mod:`tgi_cli.layers.ops` has."""
+
+
+def activation(config: ModelConfig, key: str = "hidden_act", default: str = "silu") -> str:
+    """The activation that config.json names. Raises UnsupportedModelError."""
+    name = config.get(key, str, default)
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"activation {name!r} is not supported for {config.architecture}",
+            f"supported: {', '.join(sorted(ACTIVATIONS))}",
+        )
+    return name
+
+
+def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, int, int]:
+    """Attention heads, key-value heads and head_dim.
+
+    ``num_kv_heads`` is what an absent key means (None: as many as attention heads).
+
+    Raises:
+        ModelError: they do not go together.
+    """
+    hidden_size = config.positive("hidden_size")
+    num_heads = config.positive("num_attention_heads")
+    num_kv_heads = config.positive("num_key_value_heads", num_kv_heads or num_heads)
+    head_dim = config.positive("head_dim", max(hidden_size // num_heads, 1))
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{config.path / 'config.json'}: {num_heads} attention heads cannot share "
+            f"{num_kv_heads} key-value heads"
+        )
+    return num_heads, num_kv_heads, head_dim
+
+
+def rope_parameters(config: ModelConfig, theta: float = 10000.0) -> dict[str, Any]:
+    """One form for both spellings: transformers 5's, and ``rope_theta`` with ``rope_scaling``.
+
+    ``theta`` is what an absent base means.
+    """
+    parameters = {
+        **config.get("rope_parameters", dict, {}),
+        **config.get("rope_scaling", dict, {}),
+    }
+    parameters.setdefault("rope_theta", config.get("rope_theta", float, theta))
+    for key in ("original_max_position_embeddings", "partial_rotary_factor"):
+        if config.raw.get(key) is not None:
+            parameters.setdefault(key, config.raw[key])
+    return parameters
+
+
+def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.0) -> RopeSpec:
+    """The rotary angles of a model all of whose layers share them."""
+    parameters = rope_parameters(config, theta)
+    partial = parameters.get("partial_rotary_factor")
+    dims = head_dim if partial is None else int(head_dim * float(partial))
+    return rope_spec(config, dims, context, parameters)
+
+
+def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
+    """Raises ModelError for an odd number of dimensions: they are rotated in pairs."""
+    if dims % 2 or dims <= 0:
+        raise ModelError(
+            f"{config.path / 'config.json'}: rotary embedding needs an even head_dim, not {dims}"
+        )
+    return RopeSpec(dims, context, parameters)
+
+
+def windows(
+    config: ModelConfig,
+    num_layers: int,
+    context: int,
+    default: int | None = None,
+    kinds: list[str] | None = None,
+) -> tuple[int | None, ...]:
+    """The window of each layer: positions that a token sees, its own included; None: all.
+
+    Args:
+        config: with ``sliding_window`` and perhaps ``layer_types``.
+        num_layers: of the model.
+        context: windows that are no shorter are none.
+        default: what an absent ``sliding_window`` means. (A null switches windows off.)
+        kinds: what absent ``layer_types`` mean; None: all sliding.
+    """
+    stated = config.raw.get("sliding_window", default)
+    window = None if stated is None else config.positive("sliding_window", default)
+    if window is not None and window >= context:
+        window = None
+    kinds = config.get("layer_types", list, kinds or ["sliding_attention"] * num_layers)
+    if len(kinds) != num_layers:
+        raise ModelError(
+            f"{config.path / 'config.json'}: 'layer_types' names {len(kinds)} of "
+            f"{num_layers} layers"
+        )
+    for kind in kinds:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise UnsupportedModelError(
+                f"layer type {kind!r} is not supported for {config.architecture}",
+                "supported: full_attention, sliding_attention",
+            )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,0 +1,125 @@
+"""What a decoder is made of, declared. Families write it, one skeleton builds it. No torch.
+
+Sizes are those of the whole model, whatever share of it a process has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tgi_cli.models.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """An RMS norm, or a layer norm with mean and (unless ``bias`` is False) bias."""
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    one_plus: bool = False
+    """The factor of an RMS norm is 1 + weight."""
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary angles that layers share. ``parameters`` as transformers' ``rope_parameters``."""
+
+    dims: int
+    """Leading dimensions of a head that are rotated."""
+    max_positions: int
+    """The model's context."""
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """See :class:`tgi_cli.layers.Attention`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: int | None = 0
+    """Index into :attr:`DecoderSpec.ropes`; None: positions are not rotated."""
+    bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    qk_norm: NormSpec | None = None
+    wide_qk_norm: bool = False
+    """It runs over all heads together (OLMo 2), not over each (Qwen 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPSpec:
+    """A feed-forward block: gated, or with a single projection up."""
+
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """A mixture of experts; see :class:`tgi_cli.layers.moe.MoE`."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    activation: str = "silu"
+    router: Literal["softmax_topk", "topk_softmax"] = "softmax_topk"
+    normalize: bool = True
+    """The weights of the chosen add up to 1 (softmax_topk)."""
+    router_bias: bool = False
+    expert_bias: bool = False
+    shared_intermediate_size: int | None = None
+    """Of an expert that every token passes; None: there is none."""
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One decoder layer. What is None is not there.
+
+    Sequential: ``x += output_norm(attention(norm(x))); x += output_norm(mlp(norm(x)))``.
+    Parallel: ``x += attention(norm(x)) + mlp(norm(x))``, where an ``mlp_norm`` of None means that
+    both are given what ``input_norm`` computed.
+    """
+
+    attention: AttentionSpec
+    mlp: MLPSpec | MoESpec
+    input_norm: NormSpec | None = None
+    attention_output_norm: NormSpec | None = None
+    mlp_norm: NormSpec | None = None
+    mlp_output_norm: NormSpec | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0
+    """Of what attention and MLP add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A whole model."""
+
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    ropes: tuple[RopeSpec, ...] = ()
+    learned_positions: int | None = None
+    """Rows of a table of position vectors that are added to the tokens'."""
+    tie_word_embeddings: bool = False
+    head_bias: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    source: Callable[[str], Source]
+    """Where the checkpoint has a tensor, by the model's name for it."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions for whole names of tensors that a checkpoint may carry in vain."""
