@@ -31,11 +31,15 @@ _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output_projection)\.weight$")
 def convert(source: Path, target: Path) -> None:
     """Write every .bin shard of ``source`` as safetensors into ``target``, with an index.
 
-    ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-of-00002.safetensors``. Tensors
-    keep their dtype; of several names for one tensor one is kept. The files appear in ``target``
-    all at once at the end.
+    ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-of-00002.safetensors``, an
+    adapter's ``adapter_model.bin`` becomes ``adapter_model.safetensors``. Tensors keep their
+    dtype; of several names for one tensor one is kept. The files appear in ``target`` all at once
+    at the end.
     """
-    shards, _ = files.weight_files(names_in(source), ".bin")
+    names = names_in(source)
+    shards, _ = files.weight_files(names, ".bin")
+    if files.is_adapter(names):
+        shards = [name for name in files.ADAPTER_WEIGHTS if name.endswith(".bin")]
     tied = functools.cache(lambda: names_tied_by_class(source))
     weight_map: dict[str, str] = {}
     total = 0
