@@ -29,6 +29,18 @@ WAITING_SERVED_RATIO = 0.3
 MAX_WAITING_TOKENS = 20
 """The defaults of TGI's launcher."""
 
+DEFAULT_LORAS = 4
+"""Adapters in one step, where any are named."""
+
+DEFAULT_CPU_LORAS = 32
+"""Adapters that are kept on the host."""
+
+DEFAULT_LORA_RANK = 64
+"""What slots are made for where no adapter is named; one of rank 16 fills a quarter of it."""
+
+LEAST_LORA_RANK = 16
+"""What they are made for at least."""
+
 BATCHINGS = ("fused", "inflight", "static")
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
 LOAD_FORMATS = ("auto", "dummy")
@@ -136,6 +148,12 @@ class EngineConfig:
     """Prompt tokens that may wait; ``None``: no bound."""
     kv_cache_dtype: str = "auto"
     """Of the cache's elements; from :func:`resolve` always a dtype's name."""
+    max_loras: int = 0
+    """LoRA adapters in one step: slots on the device; 0: none can be loaded."""
+    max_cpu_loras: int = DEFAULT_CPU_LORAS
+    """Adapters that are kept on the host."""
+    max_lora_rank: int = DEFAULT_LORA_RANK
+    """Of the slots."""
 
 
 _DTYPES = {
@@ -163,6 +181,17 @@ def _resolve_kv_cache_dtype(asked: str, dtype: str) -> str:
     return KV_CACHE_DTYPES[asked] or dtype
 
 
+def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
+    if serve.max_lora_rank is None:
+        return max(largest, LEAST_LORA_RANK) if largest else DEFAULT_LORA_RANK
+    if largest > serve.max_lora_rank:
+        raise ConfigError(
+            f"--max-lora-rank {serve.max_lora_rank} is less than the rank {largest} of an adapter",
+            f"make it {largest}, or leave it open",
+        )
+    return serve.max_lora_rank
+
+
 def _one_of(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise ConfigError(f"--{name} {value!r} is not known", f"one of: {', '.join(choices)}")
@@ -174,9 +203,15 @@ def _positive(name: str, value: int | None) -> None:
 
 
 def resolve(
-    serve: ServeConfig, model: ModelFacts, device: DeviceFacts, model_path: Path
+    serve: ServeConfig,
+    model: ModelFacts,
+    device: DeviceFacts,
+    model_path: Path,
+    lora_rank: int = 0,
 ) -> EngineConfig:
     """Fill in everything the user left open; check everything the user said.
+
+    ``lora_rank`` is the largest rank of the adapters that ``serve`` names, 0 if there are none.
 
     Raises:
         ConfigError: limits that contradict each other or the model, in TGI's terms.
@@ -190,6 +225,8 @@ def resolve(
         "max-concurrent-requests",
         "max-queued-requests",
         "max-queued-tokens",
+        "max-cpu-loras",
+        "max-lora-rank",
     ):
         _positive(name, getattr(serve, name.replace("-", "_")))
     _one_of("batching", serve.batching, BATCHINGS)
@@ -253,6 +290,14 @@ def resolve(
                 f"--max-input-tokens. Given: {prefill} and {max_input}",
                 "raise the former, lower the latter, or leave one of them open",
             )
+    loras = serve.max_loras
+    if loras is None:
+        loras = DEFAULT_LORAS if serve.lora_adapters else 0
+    if loras < 0 or (serve.lora_adapters and not loras):
+        raise ConfigError(
+            f"--max-loras {loras} leaves no room for adapters",
+            "make it 1 or more, or leave it open",
+        )
     dtype = _resolve_dtype(serve.dtype, model, device)
     return EngineConfig(
         model_path=model_path,
@@ -274,4 +319,7 @@ def resolve(
         max_queued_requests=serve.max_queued_requests,
         max_queued_tokens=serve.max_queued_tokens,
         kv_cache_dtype=_resolve_kv_cache_dtype(serve.kv_cache_dtype, dtype),
+        max_loras=loras,
+        max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
+        max_lora_rank=_resolve_lora_rank(serve, lora_rank),
     )

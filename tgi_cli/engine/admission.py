@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 
+from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.batching import BatchingRule
 from tgi_cli.engine.extras import extras_of
 from tgi_cli.engine.kv_cache import KVCache
@@ -17,9 +18,12 @@ from tgi_cli.engine.waiting import WaitingQueue
 MAX_LOOKAHEAD = 32
 """How many that do not fit are looked at in one step: bounds the cost of a long queue."""
 
+MAX_PASSED = 1024
+"""The same for those whose adapter, or whose parent, is not there yet: that is seen at once."""
+
 
 class Admission:
-    """Takes sequences from the queue as batching rule, token budget, rows and blocks allow.
+    """Takes sequences from the queue as batching rule, budget, rows, blocks and adapters allow.
 
     Attributes:
         free_rows: of the worker.
@@ -30,6 +34,7 @@ class Admission:
         self,
         limits: Limits,
         cache: KVCache,
+        adapters: Adapters,
         waiting: WaitingQueue,
         live: Mapping[int, Sequence],
         rule: BatchingRule,
@@ -39,6 +44,7 @@ class Admission:
         self.prompt_tokens = 0
         self._limits = limits
         self._cache = cache
+        self._adapters = adapters
         self._waiting = waiting
         self._live = live
         self._rule = rule
@@ -64,18 +70,23 @@ class Admission:
             Each with the number of its tokens that the step is to compute.
         """
         rule = self._rule
-        skipped = 0
+        skipped = misfits = 0
         fewest, most = rule.window(len(running))
         if fewest > 1 and self._fitting(budget) < fewest:
             return
-        while most and self.free_rows and skipped < len(self._waiting):
+        while most and self.free_rows and skipped < min(len(self._waiting), MAX_PASSED):
             if budget == 0 and not rule.gathers:
                 break
             starved = self._waiting.starved()
-            if starved and self._forks_later(starved, step):
+            if starved and self._comes_later(starved, step):
                 starved = None
             sequence = starved or self._waiting.ranked(skipped)
-            if self._forks_later(sequence, step):
+            if self._comes_later(sequence, step):
+                skipped += 1
+                continue
+            if not self._adapters.has_slot(sequence.request.adapter_id):
+                if starved:
+                    break
                 skipped += 1
                 continue
             parent = self._parent(sequence)
@@ -86,8 +97,9 @@ class Admission:
             # A whole prompt must fit the budget, but one that never would may be split.
             too_long = rule.strict and pending > budget and not alone
             if too_long or not self._place(step, sequence, cached, parent, running):
-                if starved or rule.strict or skipped == MAX_LOOKAHEAD:
+                if starved or rule.strict or misfits == MAX_LOOKAHEAD:
                     break
+                misfits += 1
                 skipped += 1
                 continue
             count = min(sequence.num_tokens - sequence.num_computed, budget)
@@ -106,22 +118,32 @@ class Admission:
         parent = None if source is None or sequence.attempt else self._live.get(source)
         return None if parent is None or parent.attempt or parent.num_left else parent
 
-    def _forks_later(self, sequence: Sequence, step: Step) -> bool:
-        """Whether the prompt that it forks from will be computed by this step or a later one."""
+    def _comes_later(self, sequence: Sequence, step: Step) -> bool:
+        """Whether something is under way for it that no room in this step can replace.
+
+        Its adapter is being read, or the prompt that it forks from is computed by this step or a
+        later one.
+        """
+        if not self._adapters.is_ready(sequence.request.adapter_id):
+            return True
         parent = self._parent(sequence)
         return parent is not None and parent.prompt_step in (-1, step.step_id)
 
     def _fitting(self, budget: int) -> int:
         """How many of the waiting, strictly in order, fit budget and pool together."""
         blocks = self._cache.pool.num_available
-        for count in range(len(self._waiting)):
-            sequence = self._waiting.ranked(count)
+        count = 0
+        for index in range(len(self._waiting)):
+            sequence = self._waiting.ranked(index)
+            if not self._adapters.is_ready(sequence.request.adapter_id):
+                continue
             cached = len(self._cache.match(sequence))
             budget -= sequence.num_tokens - cached * self._limits.block_size
             blocks -= self._cache.demand(sequence) - cached
             if budget < 0 or blocks < 0:
                 return count
-        return len(self._waiting)
+            count += 1
+        return count
 
     def _place(
         self,
@@ -153,6 +175,7 @@ class Admission:
                 block_ids=list(sequence.block_ids),
                 sampling=sequence.request.sampling,
                 extras=extras_of(sequence.request),
+                adapter_slot=self._adapters.enter(sequence.request.adapter_id, step),
             )
         )
         if not sequence.started:

@@ -21,8 +21,10 @@ from tgi_cli.engine.messages import (
     Cancel,
     Finished,
     GenerationRequest,
+    LoadAdapter,
     Shutdown,
     StepOutputs,
+    UnloadAdapter,
 )
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.statistics import StepStatistics
@@ -30,10 +32,13 @@ from tgi_cli.engine.step import PendingResult, Step, Worker
 
 log = logging.getLogger(__name__)
 
-Inbound = GenerationRequest | Cancel | Shutdown
+Inbound = GenerationRequest | Cancel | LoadAdapter | UnloadAdapter | Shutdown
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failing steps in a row after which the device is taken to be lost."""
+
+READING_SECONDS = 0.005
+"""Between two looks at adapters that are being read, while there is nothing else to do."""
 
 
 class EngineCore:
@@ -46,7 +51,7 @@ class EngineCore:
         on_statistics: told of every step as it is launched, on the loop's thread: keep it quick.
 
     Attributes:
-        inbox: put requests, cancels and the shutdown here, from any thread.
+        inbox: put messages here, from any thread.
         outbox: yields a StepOutputs per step with news, and None after the loop has ended.
         steps: how many steps have run; grows while a healthy engine has work.
     """
@@ -62,11 +67,12 @@ class EngineCore:
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.steps = 0
         self._worker = worker
-        self._scheduler = Scheduler(limits)
+        self._scheduler = Scheduler(limits, worker if limits.max_loras else None)
         self._depth = depth
         self._on_statistics = on_statistics
         self._pending: deque[PendingResult] = deque()
         self._failures = 0
+        self._stalled = False
 
     @property
     def live_requests(self) -> int:
@@ -90,10 +96,12 @@ class EngineCore:
         """Take in all messages; wait for one when there is nothing else to do."""
         news: list[Finished] = []
         running = True
-        idle = not self._scheduler.num_live and not self._pending
+        adapters = self._scheduler.adapters
+        idle = not self._pending and (self._stalled or not self._scheduler.num_live)
+        patience = READING_SECONDS if adapters.reading else None
         while running:
             try:
-                message = self.inbox.get(block=idle)
+                message = self.inbox.get(block=idle, timeout=patience)
             except Empty:
                 break
             idle = False
@@ -105,9 +113,14 @@ class EngineCore:
                 ended = self._scheduler.cancel(message.request_id)
                 if ended is not None:
                     news.append(ended)
+            elif isinstance(message, LoadAdapter):
+                adapters.load(message)
+            elif isinstance(message, UnloadAdapter):
+                adapters.unload(message.adapter_id)
             else:
                 running = False
         news.extend(self._scheduler.expire())
+        news.extend(self._scheduler.collect_adapters())
         self._emit(news)
         return running
 
@@ -123,7 +136,9 @@ class EngineCore:
                     self._collect()
                 self._fail(error)
             self._tell(step)
-        elif not self._pending and self._scheduler.num_live:
+        self._scheduler.adapters.read_wanted()
+        self._stalled = step is None and not self._pending and self._scheduler.num_live > 0
+        if self._stalled and not self._scheduler.adapters.reading:
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
             self._collect()
@@ -163,7 +178,7 @@ class EngineCore:
             raise RuntimeError(f"{self._failures} steps failed in a row") from error
 
     def _emit(self, finished: list[Finished]) -> None:
-        if finished:
+        if finished or self._scheduler.adapters.answers:
             outputs = StepOutputs(finished=finished)
             self._scheduler.describe(outputs)
             self.outbox.put(outputs)

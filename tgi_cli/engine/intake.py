@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest
 from tgi_cli.engine.sequence import Sequence
@@ -15,9 +16,10 @@ def refuse(
     limits: Limits,
     live: Mapping[int, Sequence],
     waiting: WaitingQueue,
+    adapters: Adapters,
 ) -> Finished | None:
     """The end of a request that can never run (ERROR) or finds the queue full (OVERLOADED)."""
-    cause = _impossible(request, limits, live)
+    cause = _impossible(request, limits, live) or adapters.refusal(request)
     if cause:
         return Finished(request.request_id, FinishReason.ERROR, cause)
     most_requests, most_tokens = limits.max_queued_requests, limits.max_queued_tokens
@@ -48,4 +50,6 @@ def _impossible(request: GenerationRequest, limits: Limits, live: Mapping[int, S
         or parent.request.cache_salt != request.cache_salt
     ):
         return f"fork_of {request.fork_of} is a request of another prompt"
+    if parent is not None and parent.request.adapter_id != request.adapter_id:
+        return f"fork_of {request.fork_of} is a request of another adapter"
     return ""

@@ -1,7 +1,7 @@
 """Which KV each sequence holds, may reuse and was promised: block tables over a BlockPool.
 
 Reuse follows a chain of hashes over full blocks: the hash of a block covers its tokens and all
-before it, beginning with the request's salt, so equal hashes mean equal KV. Prompt and
+before it, beginning with the request's adapter and salt, so equal hashes mean equal KV. Prompt and
 generated tokens are indexed alike. The hash is cryptographic (BLAKE2b, 128 bits): prompts come
 from strangers, and a forged collision would show one tenant another's context.
 """
@@ -126,10 +126,15 @@ class KVCache:
         """Hash the full blocks not hashed yet; each is hashed once in a sequence's life."""
         size = self.block_size
         hashes = sequence.block_hashes
-        parent = hashes[-1] if hashes else sequence.request.cache_salt
+        request = sequence.request
+        parent = hashes[-1] if hashes else request.cache_salt
+        first = b"salt"
+        if request.adapter_id and not hashes:
+            # Of fixed length, so that no salt can pose as another adapter's id.
+            parent, first = request.adapter_id.to_bytes(8, "little") + parent, b"adapter"
         for i in range(len(hashes), num_tokens // size):
             tokens = array("I", sequence.token_ids[i * size : (i + 1) * size])
-            # A key length apart for the salt keeps a salt from posing as a parent's hash.
-            key = b"block" if hashes else b"salt"
+            # A name apart for the first keeps a salt from posing as a parent's hash.
+            key = b"block" if hashes else first
             parent = blake2b(parent + tokens.tobytes(), digest_size=16, person=key).digest()
             hashes.append(parent)

@@ -43,6 +43,8 @@ class Limits:
         waiting_served_ratio: with ``inflight``, a batch may be interrupted for a prefill when
             the waiting that fit are at least this share of the running.
         max_waiting_tokens: with ``inflight``, decode steps after which they go in regardless.
+        max_loras: LoRA adapters that may be used in one step: slots on the device; 0: none.
+        max_cpu_loras: adapters that are kept on the host.
         max_queued_requests, max_queued_tokens: more waiting requests, or waiting prompt
             tokens, than this and a new request is refused; None: no bound.
     """
@@ -60,6 +62,8 @@ class Limits:
     max_waiting_tokens: int = 20
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    max_loras: int = 0
+    max_cpu_loras: int = 32
 
     @classmethod
     def of(cls, config: EngineConfig, num_blocks: int, window: int | None = None) -> Limits:
@@ -78,4 +82,6 @@ class Limits:
             max_waiting_tokens=config.max_waiting_tokens,
             max_queued_requests=config.max_queued_requests,
             max_queued_tokens=config.max_queued_tokens,
+            max_loras=config.max_loras,
+            max_cpu_loras=config.max_cpu_loras,
         )

@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
+from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.admission import Admission
 from tgi_cli.engine.batching import batching_rule
 from tgi_cli.engine.extras import report_context
@@ -35,7 +36,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.statistics import StepStatistics
-from tgi_cli.engine.step import BlockAppend, Step, StepResult
+from tgi_cli.engine.step import AdapterStore, BlockAppend, Step, StepResult
 from tgi_cli.engine.waiting import WaitingQueue
 
 
@@ -56,18 +57,25 @@ class Scheduler:
 
     Call :meth:`schedule` for a step, run it, and give its result to :meth:`update`, in order;
     up to two steps may be in flight, since no token's value is needed to schedule the next.
+
+    Args:
+        limits: what a step and a request may not exceed.
+        store: holds adapters; None where the limits give them no slots.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, store: AdapterStore | None = None) -> None:
         self.limits = limits
         self.cache = KVCache(limits)
         self.pool = self.cache.pool
+        self.adapters = Adapters(limits, store)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by rank
         self.preemptions = 0
         self._live: dict[int, Sequence] = {}
         self._rule = batching_rule(limits)
-        self._admission = Admission(limits, self.cache, self.waiting, self._live, self._rule)
+        self._admission = Admission(
+            limits, self.cache, self.adapters, self.waiting, self._live, self._rule
+        )
         self._freed: list[int] = []
         self._in_flight: deque[list[_Entry]] = deque()
         self._step_id = 0
@@ -85,13 +93,14 @@ class Scheduler:
         So is one whose id is live already: the answer then carries that id, and who submits
         from several places keeps ids apart (the wire's server does).
         """
-        refusal = refuse(request, self.limits, self._live, self.waiting)
+        refusal = refuse(request, self.limits, self._live, self.waiting, self.adapters)
         if refusal is not None:
             return refusal
         self._arrivals += 1
         sequence = Sequence(request, self._arrivals)
         self._live[request.request_id] = sequence
         self.waiting.push(sequence)
+        self.adapters.joined(request.adapter_id)
         if request.timeout_seconds is not None:
             deadline = sequence.arrival_ns + int(request.timeout_seconds * 1e9)
             heapq.heappush(self._deadlines, (deadline, self._arrivals, sequence))
@@ -105,6 +114,14 @@ class Scheduler:
             if sequence.status is not Status.FINISHED:
                 cause = f"not done within {sequence.request.timeout_seconds:g} s"
                 ended.append(self._finish(sequence, FinishReason.TIMEOUT, cause))
+        return ended
+
+    def collect_adapters(self) -> list[Finished]:
+        """Take in the adapters that were read; the requests of those that failed end."""
+        ended = []
+        for adapter_id, error in self.adapters.collect() if self.adapters.reading else ():
+            for sequence in [s for s in self._live.values() if s.request.adapter_id == adapter_id]:
+                ended.append(self._finish(sequence, FinishReason.ERROR, error))
         return ended
 
     def cancel(self, request_id: int) -> Finished | None:
@@ -254,6 +271,7 @@ class Scheduler:
         self._freed.append(sequence.row)
         self._admission.free_rows.append(sequence.row)
         self.cache.release(sequence)
+        self.adapters.leave(sequence.request.adapter_id)
 
     # ------------------------------------------------------------------ results
 
@@ -283,6 +301,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
+        self.adapters.ended(sequence.request.adapter_id)
         del self._live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
 
@@ -310,6 +329,7 @@ class Scheduler:
 
     def describe(self, outputs: StepOutputs) -> None:
         outputs.started = self._admission.take_started()
+        outputs.adapters = self.adapters.take_answers()
         outputs.queued = len(self.waiting)
         outputs.running = len(self.running)
         outputs.used_blocks = self.pool.num_used
