@@ -31,6 +31,17 @@ def activation(config: ModelConfig, key: str = "hidden_act", default: str = "sil
     return name
 
 
+def stated(config: ModelConfig, *keys: str) -> str:
+    """The first of ``keys`` that config.json has: older and newer names of one thing."""
+    return next((key for key in keys if config.raw.get(key) is not None), keys[0])
+
+
+def refuse(config: ModelConfig, key: str, default: bool = False) -> None:
+    """Raises UnsupportedModelError where the option ``key`` is on."""
+    if config.get(key, bool, default):
+        raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
+
+
 def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, int, int]:
     """Attention heads, key-value heads and head_dim.
 

@@ -14,6 +14,11 @@ from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import DecoderSpec
 
 FAMILIES = {
+    "Starcoder2ForCausalLM": "starcoder2",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "GPTBigCodeForCausalLM": "gpt2",
+    "GPT2LMHeadModel": "gpt2",
+    "FalconForCausalLM": "falcon",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
