@@ -100,6 +100,7 @@ class Adapters:
             self._spent.add(adapter_id)
             self._known[adapter_id] = _Adapter(message)
             self._wanted[adapter_id] = None
+            self.read_wanted()
 
     def unload(self, adapter_id: int) -> None:
         """Refuse new requests for it; the answer follows once the last of the others has ended."""
@@ -109,7 +110,7 @@ class Adapters:
             self.answers.append(AdapterAnswer(adapter_id, error))
             return
         adapter.leaving = adapter.unloading = True
-        if not adapter.answered and adapter.reading is None:
+        if not adapter.answered and not adapter.live and adapter.reading is None:
             adapter.answered = True
             self.answers.append(AdapterAnswer(adapter_id, "it was unloaded before it was read"))
         self._drop_if_left(adapter)
@@ -129,7 +130,8 @@ class Adapters:
     def read_wanted(self) -> None:
         """Start to read what was asked for, in that order, as far as the host has room.
 
-        To be called after a step was launched: what is given up for it the step may still need.
+        Not to be called between scheduling a step and its launch: the step may still need what
+        is given up.
         """
         if not self._wanted:
             return

@@ -4,12 +4,14 @@ The "KV" of a position is a digest of all tokens up to it, stored in the block t
 table names. A step reads its context back through the table and compares it with what the row's
 tokens say, so a wrong block, a stale cached prefix or a lost difference is an assertion, not
 just another output. The next token is a function of that digest: preemption, chunks, cached
-prefixes and batch mates must not change it.
+prefixes and batch mates must not change it. A row's digests begin with the adapter that stands
+in its slot, and an adapter must be held when a step puts it there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -24,9 +26,16 @@ def next_token(context: bytes, vocab_size: int) -> int:
     return int.from_bytes(context, "little") % vocab_size
 
 
-def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
+def root(adapter_id: int) -> bytes:
+    """Of the digests of a sequence."""
+    return str(adapter_id).encode() if adapter_id else b""
+
+
+def continuation(
+    prompt: Sequence[int], count: int, vocab_size: int, adapter_id: int = 0
+) -> list[int]:
     """What the fake model answers to a prompt, computed alone."""
-    context = b""
+    context = root(adapter_id)
     for token in prompt:
         context = digest(context, token)
     answer: list[int] = []
@@ -41,6 +50,7 @@ class _Row:
     request_id: int
     tokens: dict[int, int]
     blocks: list[int]
+    adapter_slot: int
 
 
 @dataclass
@@ -61,6 +71,34 @@ class FakeWorker:
     steps: list[Step] = field(default_factory=list)
     fail_when: Callable[[Step], Exception | None] = lambda step: None
     poison: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+    slots: dict[int, int] = field(default_factory=dict)
+    read: list[int] = field(default_factory=list)
+    """Adapters, in the order in which they were read."""
+    slow: bool = False
+    """Readings end when ``finish_reading`` is called, not at once."""
+    readings: dict[int, Future[None]] = field(default_factory=dict)
+    broken: dict[int, Exception] = field(default_factory=dict)
+    """What reading an adapter raises."""
+
+    def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
+        assert adapter_id not in self.held | set(self.readings), "it is there, or on its way"
+        self.read.append(adapter_id)
+        self.readings[adapter_id] = future = Future[None]()
+        if not self.slow:
+            self.finish_reading(adapter_id)
+        return future
+
+    def finish_reading(self, adapter_id: int) -> None:
+        future = self.readings.pop(adapter_id)
+        if adapter_id in self.broken:
+            future.set_exception(self.broken[adapter_id])
+        else:
+            self.held.add(adapter_id)
+            future.set_result(None)
+
+    def forget_adapter(self, adapter_id: int) -> None:
+        self.held.remove(adapter_id)
 
     def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
         self.steps.append(step)
@@ -70,7 +108,11 @@ class FakeWorker:
         for new in step.new:
             assert new.row not in self.rows, "a row was given away twice"
             tokens = dict(enumerate(new.token_ids))
-            self.rows[new.row] = _Row(new.request_id, tokens, list(new.block_ids))
+            blocks = list(new.block_ids)
+            self.rows[new.row] = _Row(new.request_id, tokens, blocks, new.adapter_slot)
+        for slot, adapter_id in step.adapters:
+            assert adapter_id in self.held, "an adapter is used that the host has given up"
+            self.slots[slot] = adapter_id
         for more in step.appended:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
@@ -92,7 +134,7 @@ class FakeWorker:
             step.rows, step.starts, step.counts, step.samples, strict=True
         ):
             row = self.rows[row_id]
-            expected = b""
+            expected = root(self.slots[row.adapter_slot] if row.adapter_slot >= 0 else 0)
             visible = 0 if self.window is None else start - self.window + 1
             for position in range(start):
                 expected = digest(expected, row.tokens[position])

@@ -1,7 +1,8 @@
 """Whatever is asked of the engine, in whatever order: the invariants hold.
 
-Hypothesis plays clients (add, fork, cancel) and the loop (launch a step, take in a result, up
-to two in flight, a step that breaks) against a plain model: what each request must answer.
+Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
+step, take in a result, up to two in flight, a step that breaks, an adapter that is read late)
+against a plain model: what each request must answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.limits import Batching, CapacityPolicy
-from tgi_cli.engine.messages import Finished, FinishReason, StepOutputs
+from tgi_cli.engine.messages import Finished, FinishReason, LoadAdapter, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.step import PendingResult
@@ -36,6 +37,8 @@ class Engine(RuleBasedStateMachine):
         window=st.sampled_from([None, None, 6]),
         batching=st.sampled_from([Batching.FUSED, *Batching]),
         policy=st.sampled_from([CapacityPolicy.MAX_UTILIZATION, *CapacityPolicy]),
+        loras=st.sampled_from([0, 1, 2]),
+        cpu_loras=st.sampled_from([1, 2, 9]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -50,9 +53,13 @@ class Engine(RuleBasedStateMachine):
             window=more["window"],
             batching=more["batching"],
             capacity_policy=more["policy"],
+            max_loras=more["loras"],
+            max_cpu_loras=more["cpu_loras"],
         )
-        self.scheduler = Scheduler(bounds)
-        self.worker = FakeWorker(block_size, window=more["window"])
+        self.worker = FakeWorker(block_size, window=more["window"], slow=True)
+        self.scheduler = Scheduler(bounds, self.worker)
+        self.adapters: list[int] = []
+        self.used_adapters: dict[int, int] = {}
         self.pending: deque[PendingResult] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -67,20 +74,26 @@ class Engine(RuleBasedStateMachine):
         length=st.integers(1, 16),
         new=st.integers(1, 32),
         priority=st.integers(-1, 1),
+        data=st.data(),
     )
-    def add(self, family: int, length: int, new: int, priority: int) -> None:
-        self._add([family * 100 + i for i in range(length)], new, priority=priority)
+    def add(self, family: int, length: int, new: int, priority: int, data: st.DataObject) -> None:
+        adapter_id = data.draw(st.sampled_from([0, *self.adapters])) if self.adapters else 0
+        prompt = [family * 100 + i for i in range(length)]
+        self._add(prompt, new, priority=priority, adapter_id=adapter_id)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), new=st.integers(1, 32))
     def fork(self, data: st.DataObject, new: int) -> None:
         source = data.draw(st.sampled_from(sorted(self.live)))
-        self._add(self.prompts[source], new, fork_of=source)
+        adapter_id = self.used_adapters[source]
+        if not adapter_id or adapter_id in self.adapters:
+            self._add(self.prompts[source], new, fork_of=source, adapter_id=adapter_id)
 
     def _add(self, prompt: list[int], new: int, **more: Any) -> None:
         request_id = len(self.expected)
         assert self.scheduler.add(request(request_id, prompt, new, **more)) is None
-        self.expected[request_id] = continuation(prompt, new, 1000)
+        self.used_adapters[request_id] = adapter_id = more["adapter_id"]
+        self.expected[request_id] = continuation(prompt, new, 1000, adapter_id)
         self.prompts[request_id] = prompt
         self.told[request_id] = []
 
@@ -92,14 +105,36 @@ class Engine(RuleBasedStateMachine):
         assert ended is not None
         self._end(ended)
 
+    @precondition(lambda self: self.scheduler.limits.max_loras and len(self.adapters) < 4)
+    @rule()
+    def load(self) -> None:
+        self.loads = getattr(self, "loads", 0) + 1
+        self.scheduler.adapters.load(LoadAdapter(self.loads, str(self.loads), ""))
+        self.adapters.append(self.loads)
+
+    @precondition(lambda self: self.adapters)
+    @rule(data=st.data())
+    def unload(self, data: st.DataObject) -> None:
+        adapter_id = data.draw(st.sampled_from(self.adapters))
+        self.adapters.remove(adapter_id)
+        self.scheduler.adapters.unload(adapter_id)
+
     # ------------------------------------------------------------------ the loop
+
+    @precondition(lambda self: self.worker.readings)
+    @rule()
+    def read(self) -> None:
+        self.worker.finish_reading(next(iter(self.worker.readings)))
+        assert not self.scheduler.collect_adapters()
+        self.scheduler.adapters.read_wanted()
 
     @precondition(lambda self: len(self.pending) < 2)
     @rule(breaks=st.integers(0, 30))
     def launch(self, breaks: int) -> None:
         step = self.scheduler.schedule()
         if step is None:
-            self.idle_steps += bool(self.live) and not self.pending
+            self.scheduler.adapters.read_wanted()
+            self.idle_steps += bool(self.live) and not self.pending and not self.worker.readings
             assert not self.idle_steps, "requests wait and nothing is scheduled"
             return
         self.idle_steps = 0
@@ -110,6 +145,7 @@ class Engine(RuleBasedStateMachine):
         except RuntimeError:
             self._take(self.scheduler.fail("broke"))
         self.worker.fail_when = lambda step: None
+        self.scheduler.adapters.read_wanted()
 
     @precondition(lambda self: self.pending)
     @rule()
@@ -153,6 +189,15 @@ class Engine(RuleBasedStateMachine):
         assert len(set(rows)) == len(rows)
         assert self.scheduler.num_live == len(self.live)
 
+    @invariant()
+    def adapters_add_up(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        bounds = self.scheduler.limits
+        running = {s.request.adapter_id for s in self.scheduler.running} - {0}
+        assert len(running) <= bounds.max_loras
+        assert len(self.worker.held) + len(self.worker.readings) <= bounds.max_cpu_loras
+
     def _check(self, sequence: Sequence) -> None:
         assert sequence.status is Status.RUNNING
         assert sequence.num_computed <= sequence.num_tokens
@@ -172,6 +217,8 @@ class Engine(RuleBasedStateMachine):
                 self.launch(1)
             if self.pending:
                 self.collect()
+            if self.worker.readings:
+                self.read()
         assert not self.live, "no progress"
         self.answers_are_right_so_far()
         assert self.scheduler.pool.num_used == 0
