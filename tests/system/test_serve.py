@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.system.conftest import ServerProcess, StartServer, is_gone, poll
+from tests.tools.checkpoints import make_llama
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -182,3 +183,19 @@ def test_an_architecture_that_is_not_known_is_named(
     assert server.wait() == ExitCode.MODEL_UNUSABLE
     assert any("NoSuchForCausalLM" in line or "nosuch" in line for line in errors_in(server.log))
     assert "Traceback" not in server.log
+
+
+def test_dummy_weights_are_served_from_a_configuration_alone(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    make_llama(tmp_path / "model", tokenizer=demo.model_path(), vocab_size=4096)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    server = start_server(str(tmp_path / "model"), "--load-format", "dummy")
+    server.wait_ready()
+    answer = httpx.post(
+        f"{server.url}/generate",
+        json={"inputs": "def", "parameters": {"max_new_tokens": 5}},
+        timeout=60,
+    )
+    assert answer.status_code == 200
+    assert answer.json()["generated_text"]

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
@@ -41,6 +41,7 @@ class _Wishes:
     extension: str
     auto_convert: bool
     merge_lora: bool
+    weights: bool
     progress: Progress
 
 
@@ -52,6 +53,7 @@ def resolve_model(
     extension: str = SAFETENSORS,
     auto_convert: bool = True,
     merge_lora: bool = False,
+    weights: bool = True,
     progress: Progress | None = None,
 ) -> LocalModel:
     """The folder of ``model_id``, downloaded, converted or merged first where that is needed.
@@ -60,8 +62,8 @@ def resolve_model(
     that serving needs are fetched at ``revision`` (a branch, tag, commit or ``refs/pr/N``), code
     only with ``trust_remote_code``. Weights that are pickles only are converted to safetensors
     unless ``auto_convert`` is off; a PEFT adapter is added to its base with ``merge_lora``, and
-    else returned as the adapter it is. When the hub cannot be reached, a snapshot that is
-    complete in the cache is used.
+    else returned as the adapter it is. Without ``weights`` the configuration and the tokenizer
+    are enough. When the hub cannot be reached, a snapshot that is complete in the cache is used.
 
     Raises:
         HubError: it cannot be had (ModelNotFoundError, GatedModelError, OfflineError,
@@ -73,6 +75,7 @@ def resolve_model(
         extension if extension.startswith(".") else f".{extension}",
         auto_convert,
         merge_lora,
+        weights,
         progress or Progress(),
     )
     folder = Path(model_id).expanduser()
@@ -98,6 +101,9 @@ def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
             "name a folder with config.json and weights; if you mean a model of the hub, "
             "run this elsewhere or move the folder away",
         )
+    if not wishes.weights:
+        local.read_json(folder / "config.json")
+        return folder
     if files.is_adapter(names):
         commit = hashlib.sha256(local.check_adapter(folder).read_bytes()).hexdigest()
         return _adapter(folder, folder.resolve().name, commit, wishes)
@@ -135,6 +141,8 @@ def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path
     """Download a model, by way of its pickles where it has nothing else."""
     names = list(repository.files)
     chosen = files.select(names, wishes.extension, wishes.trust_remote_code)
+    if not wishes.weights:
+        return _download(repository, replace(chosen, weights=()), hub, wishes)
     if chosen.weights:
         folder = _download(repository, chosen, hub, wishes)
         local.check(folder, wishes.extension)
@@ -176,7 +184,9 @@ def _from_cache(
     names = local.names_in(folder)
     if files.is_adapter(names):
         return LocalModel(_adapter(folder, model_id, commit, wishes), model_id, commit)
-    if local.is_complete(folder, wishes.extension):
+    if local.is_complete(folder, wishes.extension) or (
+        not wishes.weights and "config.json" in names
+    ):
         return LocalModel(folder, model_id, commit)
     if (
         wishes.extension == SAFETENSORS

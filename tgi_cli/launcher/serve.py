@@ -79,6 +79,7 @@ def _resolve(config: ServeConfig) -> LocalModel:
         config.model_id,
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
+        weights=config.load_format != "dummy",
         progress=hub.pick_progress(json_output=config.json_output),
     )
 

@@ -46,6 +46,19 @@ def blobs(tmp_path: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.iterdir()}
 
 
+def test_without_weights_configuration_and_tokenizer_are_enough(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/m", model())
+    found = resolve_model("org/m", weights=False)
+    assert (found.path / "config.json").is_file()
+    assert not (found.path / WEIGHTS).exists()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert resolve_model("org/m", weights=False).path == found.path
+    with pytest.raises(OfflineError):
+        resolve_model("org/m")
+
+
 def test_only_what_serving_needs_is_fetched(hub: HubServer) -> None:
     commit = hub.add(
         "org/m",
