@@ -27,9 +27,9 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import codec, engine_pb2_grpc, options
+from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, options
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import EngineLoad, TokenBatch
+from tgi_cli.rpc.interface import Adapters, EngineLoad, TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ STOPPING = "the model server is shutting down"
 
 _PATIENCE_SECONDS = 10.0
 """Between two words about waiting."""
+_LIST_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -99,6 +100,7 @@ class GrpcEngineClient:
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._info: EngineInfo | None = None
         self._load = EngineLoad()
+        self._adapters = Adapters()
         self._connected = False
         self._streams: dict[int, _Stream] = {}
         self._request_ids = itertools.count(1)
@@ -181,10 +183,29 @@ class GrpcEngineClient:
             return True
         return now - self._seen[1] < self._stall_seconds
 
-    def submit(self, request: GenerationRequest) -> _Stream:
+    @property
+    def adapters(self) -> Adapters:
+        return self._adapters
+
+    async def list_adapters(self) -> Adapters:
+        method, seconds = self._stub.ListAdapters, _LIST_SECONDS
+        self._adapters = await adapter_calls.call(method, pb.ListAdaptersRequest(), seconds)
+        return self._adapters
+
+    async def load_adapter(self, name: str, source: str, in_place: bool = False) -> Adapters:
+        message = pb.LoadAdapterRequest(name=name, source=source, in_place=in_place)
+        self._adapters = await adapter_calls.call(self._stub.LoadAdapter, message)
+        return self._adapters
+
+    async def unload_adapter(self, name: str) -> Adapters:
+        message = pb.UnloadAdapterRequest(name=name)
+        self._adapters = await adapter_calls.call(self._stub.UnloadAdapter, message)
+        return self._adapters
+
+    def submit(self, request: GenerationRequest, adapter: str = "") -> _Stream:
         if not self._connected:
             raise ShardError(GONE, "see its log")
-        message = codec.encode_submit(request)
+        message = codec.encode_submit(request, adapter)
         stream = _Stream(self, request.request_id)
         self._streams[request.request_id] = stream
         self._outgoing.put_nowait(message)
@@ -213,6 +234,7 @@ class GrpcEngineClient:
                 try:
                     await call.initial_metadata()
                     self._info = codec.decode_info(answer)
+                    self._adapters = codec.decode_adapters(answer.adapters)
                     self._outgoing = asyncio.Queue()
                     self._seen = None
                     self._connected = True

@@ -20,7 +20,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import EngineLoad
+from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
 from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
@@ -44,12 +44,13 @@ _SAMPLING_SCALARS = (
     "watermark_delta",
 )
 NO_TOTALS = Totals()
+NO_ADAPTERS = Adapters()
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 
-def encode_submit(request: GenerationRequest) -> pb.ClientMessage:
-    """A request as a client's message.
+def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMessage:
+    """A request, and the name of its adapter, as a client's message.
 
     Raises:
         ValueError: numbers that the wire cannot hold, or what only the engine's own process can
@@ -70,6 +71,7 @@ def encode_submit(request: GenerationRequest) -> pb.ClientMessage:
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt,
         priority=request.priority,
+        adapter=adapter,
     )
     for name in _OPTIONAL:
         value = getattr(request, name)
@@ -79,7 +81,10 @@ def encode_submit(request: GenerationRequest) -> pb.ClientMessage:
 
 
 def decode_submit(message: pb.Submit) -> GenerationRequest:
-    """The request of a message. Raises ValueError for sampling values outside their range."""
+    """The request of a message, its adapter's id left open.
+
+    Raises ValueError for sampling values outside their range.
+    """
     given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     return GenerationRequest(
         request_id=message.request_id,
@@ -237,13 +242,29 @@ def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
     first.preemptions = second.preemptions
 
 
-def encode_info(info: EngineInfo) -> pb.InfoResponse:
+def encode_info(info: EngineInfo, adapters: Adapters = NO_ADAPTERS) -> pb.InfoResponse:
     """What a client must know of the engine, as a message."""
-    return pb.InfoResponse(**{name: getattr(info, name) for name in _INFO_FIELDS})
+    return pb.InfoResponse(
+        **{name: getattr(info, name) for name in _INFO_FIELDS}, adapters=encode_adapters(adapters)
+    )
 
 
 def decode_info(message: pb.InfoResponse) -> EngineInfo:
-    """What a client must know of the engine."""
+    """What a client must know of the engine; its adapters are decoded by themselves."""
     fields = {name: getattr(message, name) for name in _INFO_FIELDS}
     fields["eos_token_ids"] = tuple(message.eos_token_ids)
     return EngineInfo(**fields)
+
+
+def encode_adapters(adapters: Adapters) -> pb.Adapters:
+    """What is loaded, as a message."""
+    loaded = [pb.Adapter(name=adapter.name, path=adapter.path) for adapter in adapters.loaded]
+    return pb.Adapters(max_loras=adapters.max_loras, loaded=loaded)
+
+
+def decode_adapters(message: pb.Adapters) -> Adapters:
+    """What is loaded."""
+    return Adapters(
+        message.max_loras,
+        tuple(Adapter(adapter.name, adapter.path) for adapter in message.loaded),
+    )

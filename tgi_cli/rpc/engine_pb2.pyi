@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds")
+    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class InfoResponse(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     model_type: str
@@ -42,7 +43,44 @@ class InfoResponse(_message.Message):
     block_size: int
     weight_bytes: int
     load_seconds: float
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ...) -> None: ...
+    adapters: Adapters
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
+
+class Adapters(_message.Message):
+    __slots__ = ("max_loras", "loaded")
+    MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    max_loras: int
+    loaded: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, max_loras: _Optional[int] = ..., loaded: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "source", "in_place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    in_place: bool
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., in_place: bool = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()
@@ -65,7 +103,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id")
+    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +116,7 @@ class Submit(_message.Message):
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -90,7 +129,8 @@ class Submit(_message.Message):
     fork_of: int
     prompt_logprobs: int
     client_id: int
-    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "top_logprobs", "relative_frequency_penalty", "bias_ids", "biases", "bad_word_ids", "bad_word_lengths", "min_new_tokens", "watermark", "watermark_gamma", "watermark_delta")

@@ -49,6 +49,21 @@ class EngineStub(object):
                 request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.ClientMessage.SerializeToString,
                 response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.StepMessage.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/tgi.engine.v1.Engine/LoadAdapter',
+                request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.Adapters.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/tgi.engine.v1.Engine/UnloadAdapter',
+                request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.Adapters.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/tgi.engine.v1.Engine/ListAdapters',
+                request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.Adapters.FromString,
+                _registered_method=True)
 
 
 class EngineServicer(object):
@@ -74,6 +89,26 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """LoRA adapters by name. Loading ends when requests may use it, unloading when new ones may
+        not; both answer with what is loaded then. Status codes: see tgi_cli/rpc/adapter_service.py.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +126,21 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.ClientMessage.FromString,
                     response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.StepMessage.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.Adapters.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.Adapters.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.Adapters.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +224,87 @@ class Engine(object):
             '/tgi.engine.v1.Engine/Session',
             tgi__cli_dot_rpc_dot_engine__pb2.ClientMessage.SerializeToString,
             tgi__cli_dot_rpc_dot_engine__pb2.StepMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tgi.engine.v1.Engine/LoadAdapter',
+            tgi__cli_dot_rpc_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            tgi__cli_dot_rpc_dot_engine__pb2.Adapters.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tgi.engine.v1.Engine/UnloadAdapter',
+            tgi__cli_dot_rpc_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            tgi__cli_dot_rpc_dot_engine__pb2.Adapters.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tgi.engine.v1.Engine/ListAdapters',
+            tgi__cli_dot_rpc_dot_engine__pb2.ListAdaptersRequest.SerializeToString,
+            tgi__cli_dot_rpc_dot_engine__pb2.Adapters.FromString,
             options,
             channel_credentials,
             insecure,

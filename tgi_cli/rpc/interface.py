@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from tgi_cli.engine.messages import (
@@ -17,6 +18,52 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
 )
+from tgi_cli.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that requests may name; ``path`` is its folder where the engine runs."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """What is loaded, in order; so many different ones share a batch (0: none can be loaded)."""
+
+    max_loras: int = 0
+    loaded: tuple[Adapter, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [adapter.name for adapter in self.loaded]
+
+
+class AdapterFault(Enum):
+    """Why an adapter could not be loaded or unloaded."""
+
+    UNUSABLE = "unusable"
+    """Its name, its files, or what they say."""
+    TAKEN = "taken"
+    """One of this name is loaded."""
+    UNKNOWN = "unknown"
+    """None of this name is loaded, or there is nothing where it is said to be."""
+    OFF = "off"
+    """The engine takes none."""
+    BUSY = "busy"
+    """Too many are being loaded at this moment."""
+
+
+class AdapterError(ModelError):
+    """An adapter could not be loaded or unloaded; ``fault`` says of which kind the cause is."""
+
+    def __init__(
+        self, cause: str, remedy: str = "", fault: AdapterFault = AdapterFault.UNUSABLE
+    ) -> None:
+        super().__init__(cause, remedy)
+        self.fault = fault
 
 
 @dataclass(slots=True)
@@ -96,12 +143,47 @@ class EngineClient(Protocol):
         """Ask the engine; False when it is gone, or stands still while requests wait."""
         ...
 
-    def submit(self, request: GenerationRequest) -> TokenStream:
-        """Queue a request.
+    def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:
+        """Queue a request; ``adapter`` names the loaded one to use, empty: the base model.
+
+        The request's own ``adapter_id`` is not looked at: those are the engine's.
 
         Raises:
             ShardError: the engine is gone.
             ValueError: it asks for what does not leave the engine's process.
+        """
+        ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """What is loaded, as last heard: other clients may have changed it since."""
+        ...
+
+    async def list_adapters(self) -> Adapters:
+        """Ask the engine what is loaded. Raises ShardError."""
+        ...
+
+    async def load_adapter(self, name: str, source: str, in_place: bool = False) -> Adapters:
+        """Load an adapter; returns when requests may name it.
+
+        Args:
+            name: for requests to use.
+            source: an absolute path on the engine's machine, or a hub's ``id`` or
+                ``id@revision``.
+            in_place: take the place of one that has the name.
+
+        Raises:
+            AdapterError: it cannot be.
+            ShardError: the engine is gone.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> Adapters:
+        """Refuse new requests for an adapter; live ones run to their end.
+
+        Raises:
+            AdapterError: it cannot be.
+            ShardError: the engine is gone.
         """
         ...
 

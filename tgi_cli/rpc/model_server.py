@@ -22,6 +22,7 @@ from tgi_cli.engine.messages import Shutdown
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import socket_path
 from tgi_cli.rpc.limits import log_limits
+from tgi_cli.rpc.opening import Opening
 from tgi_cli.rpc.progress import LoadProgress
 from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.signals import delivered
@@ -58,7 +59,7 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     # What lives now lives for ever: the collector need not walk the model again.
     gc.collect()
     gc.freeze()
-    server = EngineServer(engine, worker.info(), tally)
+    server = EngineServer(engine, worker.info(), tally, config.max_loras)
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,
@@ -66,9 +67,8 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
         name="shutdown",
         daemon=True,
     ).start()
-    cause = ""
-    with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
-        server.start(uds_path)
+
+    def opened() -> None:
         log.info(
             "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
             config.model_id,
@@ -78,13 +78,22 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
             capacity.load_seconds,
             capacity.warmup_seconds,
         )
+
+    cause = ""
+    with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
+        opening = Opening(
+            server, serve.lora_adapters, uds_path, opened, lambda: engine.inbox.put(Shutdown())
+        )
         try:
             engine.run()
         except RuntimeError as error:
             cause = f"the engine failed: {error}"
             raise ShardError(cause, "its log above says why each step failed") from error
         finally:
+            opening.join()
             server.stop(cause or "the model server has stopped")
+        if opening.error is not None:
+            raise opening.error
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -25,18 +25,20 @@ from typing import NamedTuple, Protocol
 
 import grpc
 
+from tgi_cli.engine.core import Inbound
 from tgi_cli.engine.messages import (
     Cancel,
     EngineInfo,
     Finished,
     FinishReason,
     GenerationRequest,
-    Shutdown,
     StepOutputs,
 )
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.adapter_calls import AdapterServicer
+from tgi_cli.rpc.adapters import AdapterRegistry, unknown
 from tgi_cli.rpc.totals import Tally
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ _UNARY_THREADS = 8
 class Engine(Protocol):
     """What the server needs of :class:`tgi_cli.engine.core.EngineCore`."""
 
-    inbox: SimpleQueue[GenerationRequest | Cancel | Shutdown]
+    inbox: SimpleQueue[Inbound]
     outbox: SimpleQueue[StepOutputs | None]
     steps: int
 
@@ -75,20 +77,23 @@ class _Route(NamedTuple):
     client_id: int
 
 
-class EngineServer(engine_pb2_grpc.EngineServicer):
+class EngineServer(AdapterServicer):
     """Serves one engine on a unix socket. Each client's ids are its own.
 
     Args:
         engine: its loop runs elsewhere.
         info: what clients are told of it.
         tally: of its statistics.
+        max_loras: adapters that share a batch; 0: none can be loaded.
     """
 
-    def __init__(self, engine: Engine, info: EngineInfo, tally: Tally | None = None) -> None:
+    def __init__(
+        self, engine: Engine, info: EngineInfo, tally: Tally | None = None, max_loras: int = 0
+    ) -> None:
+        super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
         self._engine = engine
         self._tally = tally or Tally()
         self._info = info
-        self._encoded_info = codec.encode_info(info)
         self._engine_ids = itertools.count(1)
         self._lock = threading.Lock()
         """Guards ``_sessions``, ``_routes`` and the sessions' fields; token look-ups go without."""
@@ -100,6 +105,10 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatch", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------
+
+    def listen_to_engine(self) -> None:
+        """Take in what the engine puts out from now on, before anybody can connect."""
+        self._dispatcher.start()
 
     def start(self, path: Path) -> None:
         """Bind the socket and serve, in threads.
@@ -118,7 +127,8 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
             path.chmod(0o600)
         except (RuntimeError, OSError) as error:
             raise AddressInUseError(f"cannot listen on {path}: {error}") from error
-        self._dispatcher.start()
+        if not self._dispatcher.is_alive():
+            self.listen_to_engine()
         server.start()
         self._server = server
 
@@ -146,7 +156,7 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
     # -- rpcs ---------------------------------------------------------------------------------
 
     def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoResponse:
-        return self._encoded_info
+        return codec.encode_info(self._info, self.adapters.now)
 
     def Health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthResponse:
         engine = self._engine
@@ -212,7 +222,10 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
         client_id = message.request_id
         try:
             request = codec.decode_submit(message)
+            adapter_id = self.adapters.id_of(message.adapter)
             problem = self._problem(request)
+            if adapter_id is None:
+                problem = unknown(message.adapter, self.adapters.now.names)
         except ValueError as error:
             problem = str(error)
         with self._lock:
@@ -230,7 +243,9 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
             fork_of = None if request.fork_of is None else session.live.get(request.fork_of)
             session.live[client_id] = engine_id
             self._routes[engine_id] = _Route(session, client_id)
-        self._engine.inbox.put(replace(request, request_id=engine_id, fork_of=fork_of))
+        self._engine.inbox.put(
+            replace(request, request_id=engine_id, fork_of=fork_of, adapter_id=adapter_id or 0)
+        )
 
     def _problem(self, request: GenerationRequest) -> str:
         """Why the engine must not get this request; empty if it may."""
@@ -280,7 +295,9 @@ class EngineServer(engine_pb2_grpc.EngineServicer):
     def _dispatch(self) -> None:
         while (outputs := self._engine.outbox.get()) is not None:
             self._gauges = outputs
+            self.adapters.take(outputs.adapters)
             self._split(outputs)
+        self.adapters.end()
 
     def _split(self, outputs: StepOutputs) -> None:
         """Give each session its part under its own ids; drop what nobody waits for any more."""

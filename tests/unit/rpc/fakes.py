@@ -7,13 +7,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from tgi_cli.engine.messages import (
-    Cancel,
-    EngineInfo,
-    GenerationRequest,
-    Shutdown,
-    StepOutputs,
-)
+from tgi_cli.engine.core import Inbound
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest, StepOutputs
 from tgi_cli.sampling.params import SamplingParams
 
 INFO = EngineInfo(
@@ -39,12 +34,12 @@ class ScriptedEngine:
     """The queues and counters that a server wants of an engine, moved by hand."""
 
     def __init__(self) -> None:
-        self.inbox: SimpleQueue[GenerationRequest | Cancel | Shutdown] = SimpleQueue()
+        self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.steps = 0
         self.live_requests = 0
 
-    async def taken(self) -> GenerationRequest | Cancel | Shutdown:
+    async def taken(self) -> Inbound:
         """The next message in the inbox; waits for it in a thread."""
         return await asyncio.to_thread(self.inbox.get, True, 10)
 

@@ -19,7 +19,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import EngineLoad
+from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
 from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
@@ -64,6 +64,8 @@ REQUEST = {
     "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
 }
 GAUGES = ("queued", "running", "used_blocks", "preemptions")
+ELSEWHERE = {"adapter_id"}
+"""Sent as the adapter's name."""
 IN_PROCESS = {"logits_processors", "return_context_logits", "return_generation_logits"}
 requests = st.builds(GenerationRequest, **REQUEST)
 
@@ -106,10 +108,10 @@ def steps(draw: st.DrawFn) -> StepOutputs:
 def test_every_field_of_the_contracts_is_carried() -> None:
     sampling = {name for name, f in SamplingParams.__dataclass_fields__.items() if f.init}
     assert sampling == set(SAMPLING)
-    assert set(GenerationRequest.__dataclass_fields__) == set(REQUEST) | IN_PROCESS
+    assert set(GenerationRequest.__dataclass_fields__) == set(REQUEST) | IN_PROCESS | ELSEWHERE
     outputs = set(StepOutputs.__dataclass_fields__)
     sent = {field.name for field in pb.StepMessage.DESCRIPTOR.fields}
-    assert outputs - sent == {"logits"}
+    assert outputs - sent == {"logits", "adapters"}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,25 @@ def test_a_request_survives_the_wire(sent: GenerationRequest) -> None:
     message = pb.ClientMessage.FromString(data)
     assert message.WhichOneof("kind") == "submit"
     assert codec.decode_submit(message.submit) == sent
+
+
+@given(requests, st.text())
+def test_an_adapters_name_survives_the_wire(sent: GenerationRequest, name: str) -> None:
+    data = codec.encode_submit(sent, name).SerializeToString()
+    assert pb.ClientMessage.FromString(data).submit.adapter == name
+
+
+adapters = st.builds(
+    Adapters, uint32, st.lists(st.builds(Adapter, st.text(), st.text()), max_size=3).map(tuple)
+)
+
+
+@given(adapters)
+def test_the_adapters_survive_the_wire(sent: Adapters) -> None:
+    data = codec.encode_info(INFO, sent).SerializeToString()
+    message = pb.InfoResponse.FromString(data)
+    assert codec.decode_adapters(message.adapters) == sent
+    assert codec.decode_info(message) == INFO
 
 
 @given(steps())

@@ -1,0 +1,107 @@
+"""Loading, unloading and listing adapters over the wire: both ends of it, and its status codes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tgi_cli.errors import ModelNotFoundError, ShardError, TgiError
+from tgi_cli.hub.adapters import resolve_adapter, split_revision
+from tgi_cli.rpc import codec, engine_pb2_grpc
+from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.adapters import AdapterRegistry, EngineEndedError
+from tgi_cli.rpc.interface import AdapterError, AdapterFault, Adapters
+
+MAX_CALLS = 4
+"""Adapters that are fetched and loaded at once; each holds a thread that other calls need."""
+
+_CODES = {
+    AdapterFault.UNUSABLE: grpc.StatusCode.INVALID_ARGUMENT,
+    AdapterFault.TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    AdapterFault.UNKNOWN: grpc.StatusCode.NOT_FOUND,
+    AdapterFault.OFF: grpc.StatusCode.FAILED_PRECONDITION,
+    AdapterFault.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_FAULTS = {code: fault for fault, code in _CODES.items()}
+
+
+class AdapterServicer(engine_pb2_grpc.EngineServicer):
+    """The calls of the service that are about adapters."""
+
+    def __init__(self, adapters: AdapterRegistry) -> None:
+        self.adapters = adapters
+        self._places = threading.BoundedSemaphore(MAX_CALLS)
+
+    def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.Adapters:
+        source, revision = split_revision(request.source)
+
+        def find() -> Path:
+            return resolve_adapter(source, revision, absolute=True)
+
+        return self._done(context, lambda: self.adapters.load(request.name, find, request.in_place))
+
+    def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.Adapters:
+        return self._done(context, lambda: self.adapters.unload(request.name))
+
+    def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: grpc.ServicerContext
+    ) -> pb.Adapters:
+        return codec.encode_adapters(self.adapters.now)
+
+    def _done(self, context: grpc.ServicerContext, work: Callable[[], None]) -> pb.Adapters:
+        """Do it; what goes wrong becomes the call's status."""
+        if not self._places.acquire(blocking=False):
+            busy = f"{MAX_CALLS} adapters are being loaded already; try again"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        try:
+            work()
+        except EngineEndedError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, error.cause)
+        except TgiError as error:
+            context.abort(_CODES[_fault(error)], one_line(error))
+        finally:
+            self._places.release()
+        return codec.encode_adapters(self.adapters.now)
+
+
+def _fault(error: TgiError) -> AdapterFault:
+    if isinstance(error, AdapterError):
+        return error.fault
+    missing = isinstance(error, ModelNotFoundError)
+    return AdapterFault.UNKNOWN if missing else AdapterFault.UNUSABLE
+
+
+def one_line(error: TgiError) -> str:
+    """Cause and remedy."""
+    return f"{error.cause}; {error.remedy}" if error.remedy else error.cause
+
+
+async def call(method: Any, message: object, timeout: float | None = None) -> Adapters:  # noqa: ASYNC109
+    """The client's end of any of the calls.
+
+    Args:
+        method: of the stub.
+        message: its request.
+        timeout: seconds; None: as long as it takes.
+
+    Raises:
+        AdapterError: the engine's side said no.
+        ShardError: it is gone.
+    """
+    try:
+        return codec.decode_adapters(await method(message, timeout=timeout))
+    except grpc.aio.AioRpcError as error:
+        details = error.details() or str(error.code())
+        fault = _FAULTS.get(error.code())
+        if fault is None:
+            raise ShardError(f"the model server did not answer: {details}") from error
+        raise AdapterError(details, fault=fault) from error
