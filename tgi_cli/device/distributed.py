@@ -8,6 +8,9 @@ places where they meet. https://docs.pytorch.org/docs/stable/distributed.html
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,49 +18,101 @@ from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
 
+_LOOPBACK = "127.0.0.1"
+_CPU = torch.device("cpu")
 
-@dataclass(frozen=True, slots=True)
+
+class Group(Protocol):
+    """What is used of torch's process groups (``ProcessGroupGloo``, ``ProcessGroupNCCL``)."""
+
+    def allreduce(self, tensors: list[Tensor], op: Any = ..., /) -> dist.Work: ...
+
+    def broadcast(self, tensor: Tensor, root: int, /) -> dist.Work: ...
+
+    def _allgather_base(self, output: Tensor, tensor: Tensor, /) -> dist.Work: ...
+
+    def _set_default_timeout(self, timeout: timedelta, /) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
 class Shard:
     """Process ``rank`` of ``size``. Of one alone, every operation is free.
 
-    Every process of the group has to call the collectives in the same order, with the same
-    shapes. They raise RuntimeError where a process of the group is gone, or silent for longer
-    than the group's timeout.
+    What part of the model it holds is known at once; the operations between processes want
+    :meth:`connect` first. Every process of the group has to call them in the same order, with
+    the same shapes. They raise RuntimeError where a process of the group is gone, or silent for
+    longer than the group's timeout.
+
+    The group is of this object alone: torch's default group is neither used nor made, so that a
+    program may hold several models, and a group of its own.
     """
 
     rank: int = 0
     size: int = 1
-    group: dist.ProcessGroup | None = None
+    device: torch.device = _CPU
+    group: Group | None = None
+
+    def connect(self, folder: Path, timeout: float) -> None:
+        """Meet the other processes, over NCCL on CUDA devices and gloo on a CPU.
+
+        Blocks until all of them have called it.
+
+        Args:
+            folder: of this group alone, and that no other user may enter: what is in it says
+                where the processes listen (on the loopback interface).
+            timeout: seconds that an operation may take.
+        """
+        if self.size == 1:
+            return
+        store = torch._C._distributed_c10d.FileStore(str(folder / "rendezvous"), self.size)
+        make = _nccl if self.device.type == "cuda" else _gloo
+        self.group = make(store, self.rank, self.size, timedelta(seconds=timeout))
+        # NCCL meets at the first operation.
+        self.group.allreduce([torch.zeros(1, device=self.device)]).wait()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let this process wait so long in an operation from now on."""
+        if self.group is not None:
+            self.group._set_default_timeout(timedelta(seconds=seconds))
+
+    def abort(self) -> None:
+        """Let operations that wait on a CUDA device fail now; from any thread, and for good.
+
+        Those on a CPU fail by themselves when a process of the group has ended.
+        """
+        if self.group is not None and self.device.type == "cuda":
+            self.group.abort()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all processes' ``x``, in its place."""
         if self.size > 1:
-            dist.all_reduce(x, group=self.group)
+            self._group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[N, W] of each process to [N, size * W], in order of the ranks."""
         if self.size == 1:
             return x
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, dim=-1)
+        rows, width = x.shape
+        parts = x.new_empty(self.size * rows, width)
+        self._group._allgather_base(parts, x.contiguous()).wait()
+        return parts.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's ``x``, in its place."""
         if self.size > 1:
-            dist.broadcast(x, src=0, group=self.group)
+            self._group.broadcast(x, 0).wait()
         return x
 
     def smallest(self, value: int) -> int:
         """The least of all processes' values."""
-        if self.size == 1:
-            return value
-        box = torch.tensor([value], dtype=torch.int64)
-        if dist.get_backend(self.group) == "nccl":
-            box = box.cuda()
-        dist.all_reduce(box, dist.ReduceOp.MIN, group=self.group)
-        return int(box)
+        return self._reduce(value, dist.ReduceOp.MIN)
+
+    def total(self, value: int) -> int:
+        """The sum of all processes' values."""
+        return self._reduce(value, dist.ReduceOp.SUM)
 
     def share(self, count: int, units: int | None = None) -> slice:
         """This process's part of ``count`` outputs that consist of ``units`` (None: count).
@@ -81,6 +136,46 @@ class Shard:
             "choose --num-shard so that it divides them",
         )
 
+    def _reduce(self, value: int, operation: Any) -> int:
+        if self.size == 1:
+            return value
+        box = torch.tensor([value], dtype=torch.int64, device=self.device)
+        self._group.allreduce([box], operation).wait()
+        return int(box)
+
+    @property
+    def _group(self) -> Group:
+        if self.group is None:
+            raise RuntimeError("the shards have not met yet")
+        return self.group
+
 
 ALONE = Shard()
 """The only process."""
+
+
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    options._timeout = timeout
+    group: Group = gloo(store, rank, size, options)
+    return group
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
+    nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined, unused-ignore]
+    options = nccl.Options()
+    options._timeout = timeout
+    group: Group = nccl(store, rank, size, options)
+    return group
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    """Where a process computes: a CUDA device of its own (and from now on this thread's), or
+    the CPU."""
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device(kind, rank)
+    torch.cuda.set_device(device)
+    return device
