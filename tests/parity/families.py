@@ -1,0 +1,281 @@
+"""Every native family against transformers' own implementation of it, in float32.
+
+A case is a miniature configuration. transformers makes a model of it with random weights, which
+is written as a checkpoint; what transformers then computes from that checkpoint is compared with
+
+- the logits of our model, fed in chunks that divide blocks and windows oddly, then token by
+  token, and mixed with other sequences in one batch, on both of the CPU's attention backends;
+- the tokens of the whole engine under greedy sampling, with a budget smaller than the prompts,
+  with prefix reuse, and with a pool so small that it preempts.
+
+``python -m tests.parity.families`` prints the table of docs/models.md.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from tests.parity.cases import CASES, Case
+from tests.tools.paged import PagedRun
+from tests.unit.engine.test_core import Client
+from tgi_cli.config import BLOCK_SIZE, ServeConfig
+from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.models import load_model, read_config
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.worker import load_worker
+
+TOLERANCE = 1e-4
+"""Of logits."""
+
+SERVED = 192
+"""Tokens that a sequence may have in all."""
+
+CHUNK = 24
+"""Tokens of a prefill step of the engine; windows are longer, prompts longer still."""
+
+NUM_BLOCKS = 9
+"""Of the engine's pool: its requests together want three times as many."""
+
+NEW = 32
+"""Tokens asked for per request."""
+
+_BACKENDS = ("torch", "cpu")
+
+_SHARPER = ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn", "W_pack")
+"""Within the names of what makes queries and keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a case came to."""
+
+    max_logit_difference: float
+    """Over every token of every sequence, both backends."""
+    compared: int
+    """Greedy tokens."""
+    identical: int
+    preemptions: int
+    distinct: int
+    """Of the greedy tokens: a model that repeats itself would show little."""
+
+
+def make_checkpoint(case: Case, path: Path, seed: int = 0) -> Path:
+    """Write the random model of ``case`` into ``path`` as transformers does, and return it."""
+    config = getattr(transformers, case.config)(**case.values)
+    torch.manual_seed(seed)
+    kind = _model_class(case)
+    model = (kind if case.model else kind.from_config)(config).float()
+    _randomize(model, case, seed)
+    model.save_pretrained(path)
+    file = path / "config.json"
+    stored = json.loads(file.read_text()) | {"dtype": "float32"} | dict(case.stored)
+    file.write_text(json.dumps({k: v for k, v in stored.items() if v is not ...}))
+    return path
+
+
+def _model_class(case: Case) -> Any:
+    return getattr(transformers, case.model or "AutoModelForCausalLM")
+
+
+def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
+    """Weights such that activations keep their size and attention is not uniform.
+
+    The rows of the embedding are short beside what the layers add, so that a tied head does not
+    simply repeat the last token; queries and keys are longer than a trained model would start
+    with, so that some positions matter more than others. Norms are off what they start at, be
+    it one or zero, and biases off zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for name, parameter in model.named_parameters():
+        noise = torch.empty(parameter.shape).normal_(generator=generator)
+        if id(parameter) in tables:
+            value = noise * case.embedding_std
+        elif parameter.ndim == 1:
+            sharper = name.endswith(("q_norm.weight", "k_norm.weight"))
+            value = parameter + (0.5 if sharper else 0.0) + 0.2 * noise
+        else:
+            transposed = type(model.get_submodule(name.rpartition(".")[0])).__name__ == "Conv1D"
+            gain = 2.0 if any(part in name for part in _SHARPER) else 1.0
+            value = noise * gain / parameter.shape[0 if transposed else -1] ** 0.5
+        with torch.no_grad():
+            parameter.copy_(value)
+
+
+class Oracle:
+    """transformers' model of a checkpoint."""
+
+    def __init__(self, path: Path, case: Case) -> None:
+        self.model = (
+            _model_class(case)
+            .from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+            .eval()
+        )
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """[n, vocab] of a text."""
+        with torch.inference_mode():
+            logits: Tensor = self.model(torch.tensor([ids])).logits[0]
+            return logits
+
+    def greedy(self, prompt: list[int], new: int) -> list[int]:
+        """The continuation of a prompt."""
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        continuation: list[int] = out[0, len(prompt) :].tolist()
+        return continuation
+
+
+def check(case: Case, path: Path) -> Result:
+    """Compare our model of the checkpoint that ``make_checkpoint`` wrote with transformers'."""
+    oracle = Oracle(path, case)
+    difference = max(_logit_difference(case, path, oracle, backend) for backend in _BACKENDS)
+    prompts = _prompts(case)
+    wanted = [oracle.greedy(prompt, NEW) for prompt in prompts]
+    got, preemptions = _generate(path, prompts)
+    pairs = [
+        (a, b)
+        for ours, theirs in zip(got, wanted, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return Result(
+        max_logit_difference=difference,
+        compared=len(pairs),
+        identical=sum(a == b for a, b in pairs),
+        preemptions=preemptions,
+        distinct=len({b for _, b in pairs}),
+    )
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    """Token ids of the cases' vocabulary, none of them special."""
+    return random.Random(seed).choices(range(5, 250), k=count)
+
+
+def _logit_difference(case: Case, path: Path, oracle: Oracle, backend: str) -> float:
+    model = load_model(read_config(path), torch.float32, torch.device("cpu"), max_positions=SERVED)
+    lengths = {"a": 1, "b": 16, "c": 150, "d": 97, "e": 33}
+    sequences = {
+        name: random_ids(max(length, case.shortest), seed)
+        for seed, (name, length) in enumerate(lengths.items())
+    }
+    run = PagedRun(model, torch.float32, backend)
+    choose = random.Random(5)
+    done = dict.fromkeys(sequences, 0)
+    got: dict[str, list[Tensor]] = {name: [] for name in sequences}
+    while any(done[name] < len(ids) for name, ids in sequences.items()):
+        step = {}
+        for name, ids in sequences.items():
+            if done[name] < len(ids) and choose.random() < 0.8:
+                ending = len(ids) - done[name] <= 6
+                size = 1 if ending else choose.choice((1, 1, 7, 30, 61))
+                step[name] = ids[done[name] : done[name] + size]
+                done[name] += len(step[name])
+        for name, logits in run.step(step).items() if step else ():
+            got[name].append(logits)
+    return max(
+        (torch.cat(got[name]) - oracle.logits(ids)).abs().max().item()
+        for name, ids in sequences.items()
+    )
+
+
+def _prompts(case: Case) -> list[list[int]]:
+    """Some share beginnings: shorter and longer than a block, a chunk and a window."""
+    shared = random_ids(70, seed=9)
+    return [
+        shared[: max(length, case.shortest)] + random_ids(tail, seed=length + tail)
+        for length, tail in ((0, 5), (16, 1), (20, 17), (70, 3), (70, 30), (33, 60))
+    ]
+
+
+def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
+    """The engine's continuations, and how often it preempted."""
+    serve = ServeConfig(
+        model_id="miniature",
+        dtype="float32",
+        max_total_tokens=SERVED,
+        max_batch_prefill_tokens=CHUNK,
+        max_batch_total_tokens=1024,
+        max_batch_size=8,
+    )
+    worker, _ = load_worker(serve, path)
+    capacity = worker.warmup()
+    limits = Limits(
+        max_total_tokens=SERVED,
+        max_batch_prefill_tokens=CHUNK,
+        max_batch_size=8,
+        block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
+        window=capacity.kv_window,
+    )
+    with _running(EngineCore(worker, limits)) as client:
+        for i, prompt in enumerate(prompts):
+            client.core.inbox.put(
+                GenerationRequest(
+                    request_id=i,
+                    prompt_ids=tuple(prompt),
+                    sampling=SamplingParams(temperature=0.0),
+                    max_new_tokens=NEW,
+                )
+            )
+        client.read_until_finished(*range(len(prompts)))
+        preemptions = client.core._scheduler.preemptions
+    return [client.tokens[i] for i in range(len(prompts))], preemptions
+
+
+@contextmanager
+def _running(core: EngineCore) -> Iterator[Client]:
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    client = Client(core)
+    try:
+        yield client
+    finally:
+        core.inbox.put(Shutdown())
+        while client.read() is not None:
+            pass
+        thread.join(timeout=60)
+
+
+def table() -> Iterator[str]:
+    """The rows of the parity table, in Markdown."""
+    yield "| Model | Largest difference of a logit | Greedy tokens compared | Identical |"
+    yield "|---|---|---|---|"
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            result = check(case, make_checkpoint(case, Path(folder)))
+        yield (
+            f"| {name} | {result.max_logit_difference:.1e} | {result.compared} "
+            f"| {result.identical} |"
+        )
+
+
+def main() -> None:
+    for row in table():
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

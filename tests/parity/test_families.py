@@ -1,0 +1,20 @@
+"""Every native family computes and says what transformers' implementation of it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.parity.cases import CASES
+from tests.parity.families import TOLERANCE, check, make_checkpoint
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    result = check(case, make_checkpoint(case, tmp_path / "model"))
+    assert result.max_logit_difference < TOLERANCE
+    assert result.identical == result.compared
+    assert result.preemptions > 0, "the pool is to be too small"
+    assert result.distinct > result.compared / 8, "a model that repeats itself shows little"
