@@ -115,6 +115,8 @@ class DeviceFacts:
     """Bytes; on a CPU what the system (or the control group) has."""
     native_bfloat16: bool
     """Whether bf16 matrix products run in hardware; else fp32 is the better default."""
+    count: int = 1
+    """Devices of this kind that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,8 @@ class EngineConfig:
     """Adapters that are kept on the host."""
     max_lora_rank: int = DEFAULT_LORA_RANK
     """Of the slots."""
+    num_shard: int = 1
+    """Processes that share the model's weights and compute every step together."""
 
 
 _DTYPES = {
@@ -190,6 +194,37 @@ def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
             f"make it {largest}, or leave it open",
         )
     return serve.max_lora_rank
+
+
+def _resolve_num_shard(serve: ServeConfig, device: DeviceFacts) -> int:
+    asked, sharded = serve.num_shard, serve.sharded
+    _positive("num-shard", asked)
+    if sharded is False:
+        if asked is not None and asked > 1:
+            raise ConfigError(
+                f"--num-shard {asked} and --no-sharded contradict each other", "leave one off"
+            )
+        return 1
+    if sharded and asked == 1:
+        raise ConfigError("--sharded and --num-shard 1 contradict each other", "leave one off")
+    if device.kind != "cuda":
+        if sharded and asked is None:
+            raise ConfigError(
+                "--sharded spreads the model over all GPUs, and this machine has none for torch",
+                "say --num-shard N to spread it over N processes on the CPU",
+            )
+        return asked or 1
+    if sharded and asked is None and device.count < 2:
+        raise ConfigError(
+            "--sharded spreads the model over all GPUs, and there is one alone", "leave it off"
+        )
+    shards = asked or (device.count if sharded else 1)
+    if shards > device.count:
+        raise ConfigError(
+            f"--num-shard {shards} is more than the GPUs that there are ({device.count})",
+            f"ask for at most {device.count}; CUDA_VISIBLE_DEVICES says which are seen",
+        )
+    return shards
 
 
 def _one_of(name: str, value: str, choices: Iterable[str]) -> None:
@@ -322,4 +357,5 @@ def resolve(
         max_loras=loras,
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
+        num_shard=_resolve_num_shard(serve, device),
     )

@@ -44,6 +44,7 @@ def describe(kind: str | None) -> DeviceFacts:
             name=torch.cuda.get_device_name(),
             total_memory=total_memory(torch.device("cuda")),
             native_bfloat16=torch.cuda.is_bf16_supported(including_emulation=False),
+            count=torch.cuda.device_count(),
         )
     raise ConfigError(f"device {kind!r} is not known", "one of: cpu, cuda")
 
