@@ -54,11 +54,11 @@ class Adapter:
         adapter = cls(read_json(folder / files.ADAPTER_CONFIG))
         kind = adapter.config.get("peft_type")
         if kind != "LORA":
-            raise UnsupportedModelError(f"{folder}: a {kind} adapter cannot be merged", _ELSEWHERE)
+            raise UnsupportedModelError(f"{folder}: a {kind} adapter is not supported", _ELSEWHERE)
         for key, name in _REFUSED.items():
             if adapter.config.get(key):
                 raise UnsupportedModelError(
-                    f"{folder}: {name} ({key}) cannot be merged", _ELSEWHERE
+                    f"{folder}: {name} ({key}) is not supported", _ELSEWHERE
                 )
         for key, tensor in _read(check_adapter(folder)).items():
             adapter._take(key, tensor)
@@ -73,7 +73,7 @@ class Adapter:
             (self.a if match[2] == "A" else self.b)[match[1]] = tensor
         elif "lora_" in name:
             kind = "LoRA of embeddings" if "embedding" in name else "not plain LoRA"
-            raise UnsupportedModelError(f"{key} cannot be merged: {kind}", _ELSEWHERE)
+            raise UnsupportedModelError(f"{key} is not supported: {kind}", _ELSEWHERE)
         else:
             # bias="all", modules_to_save and resized embeddings are whole tensors.
             self.replaced[re.sub(r"\.modules_to_save(\.default)?|\.base_layer", "", name)] = tensor

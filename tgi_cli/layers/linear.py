@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
+
+if TYPE_CHECKING:
+    from tgi_cli.layers.lora import LoraLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class _Linear(Loadable):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    lora: LoraLayer | None = None
+    """What adapters add to it; None where none may."""
 
     def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
@@ -43,7 +49,13 @@ class _Linear(Loadable):
         self.method.process_after_loading(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.method.apply(self, x, self.bias)
+        return self._product(x, self.bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = self.method.apply(self, x, bias)
+        if self.lora is not None:
+            self.lora.add_(y, x)
+        return y
 
 
 class ColumnParallelLinear(_Linear):
@@ -65,6 +77,9 @@ class ColumnParallelLinear(_Linear):
         }
         total = sum(own.stop - own.start for _, own in self.parts.values())
         super().__init__(build, in_features, total, bias)
+        if build.lora is not None:
+            outputs = {name: (part.size, own) for name, (part, own) in self.parts.items()}
+            self.lora = build.lora.layer(in_features, slice(0, in_features), outputs)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         parent = path.rpartition(".")[0]
@@ -105,6 +120,9 @@ class RowParallelLinear(_Linear):
         self.full_in_features = in_features
         super().__init__(build, self.own.stop - self.own.start, out_features, bias)
         self.shard: Shard = build.shard
+        if build.lora is not None:
+            outputs = {"": (out_features, slice(0, out_features))}
+            self.lora = build.lora.layer(in_features, self.own, outputs)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         shape = (self.out_features, self.full_in_features)
@@ -122,7 +140,7 @@ class RowParallelLinear(_Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.shard.rank == 0 else None
-        return self.shard.all_reduce(self.method.apply(self, x, bias))
+        return self.shard.all_reduce(self._product(x, bias))
 
 
 class ReplicatedLinear(ColumnParallelLinear):

@@ -1,0 +1,171 @@
+"""A PEFT adapter's folder onto the layers of a model.
+
+An adapter names the modules of the checkpoint that it was trained on. Which parts of which
+layers these have become, and how their outputs are arranged, the model's sources know
+(:meth:`tgi_cli.models.CausalLM.source`): where a module holds several parts (queries, keys and
+values), its A is all of theirs, and each gets its own rows of B.
+https://huggingface.co/docs/peft/developer_guides/checkpoint
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tgi_cli.errors import CheckpointError, UnsupportedModelError
+from tgi_cli.hub.lora import Adapter
+from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
+from tgi_cli.models.base import CausalLM
+from tgi_cli.models.source import Rows
+
+_MERGE = "merge it into its base (tgi download-weights --merge-lora), and serve the result"
+_OTHER_BASE = "the adapter belongs to another base; see base_model_name_or_path in its config"
+_PREFIXES = ("model.", "transformer.")
+"""Of base models, which adapters trained without the head leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A part of a layer that a module of the checkpoint holds, and which of its outputs it is."""
+
+    layer: LoraLayer
+    part: int
+    rows: Rows | None
+
+    @property
+    def size(self) -> int:
+        """Outputs, over all shards."""
+        return self.layer.parts[self.part].size
+
+
+Targets = Mapping[str, list[Target]]
+"""What adapters may change, by the checkpoint's names of modules."""
+
+
+def lora_targets(model: CausalLM) -> Targets:
+    """Those of a model that was built with a table of slots."""
+    targets: defaultdict[str, list[Target]] = defaultdict(list)
+    for path, module in model.named_modules():
+        layer = getattr(module, "lora", None)
+        if not isinstance(layer, LoraLayer):
+            continue
+        parent = path.rpartition(".")[0]
+        for index, part in enumerate(layer.parts):
+            name = ".".join(filter(None, (parent, part.name))) if part.name else path
+            source = model.source(f"{name}.weight")
+            targets[source.names[0].removesuffix(".weight")].append(
+                Target(layer, index, source.rows)
+            )
+    return targets
+
+
+def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) -> list[LoraPair]:
+    """Read an adapter, check that it fits, and bring it into the form that slots take.
+
+    ``pin``: into memory from which a CUDA device copies without waiting.
+
+    Raises:
+        UnsupportedModelError: it is not plain LoRA, changes what cannot be changed in one
+            request alone, or is of a higher rank than the slots.
+        CheckpointError: files that cannot be read; modules or shapes that the model does not
+            have; numbers that are not finite. The message names the module.
+        ModelError: the folder holds no adapter.
+    """
+    adapter = Adapter.load(folder)
+    if adapter.replaced:
+        name = min(adapter.replaced)
+        raise UnsupportedModelError(
+            f"the adapter replaces {name} (modules_to_save or bias): that cannot be done for "
+            "some requests alone",
+            _MERGE,
+        )
+    if not adapter.a:
+        raise CheckpointError(f"{folder} changes nothing: it has no lora_A")
+    pairs = []
+    for module in adapter.a:
+        found = _find(module, targets)
+        a, b = adapter.a[module].float(), adapter.b[module].float() * adapter.scale(module)
+        _check(module, a, b, found, table)
+        a = _ready(a, table.dtype)
+        for target in found:
+            layer, part = target.layer, target.layer.parts[target.part]
+            outputs = b if target.rows is None else target.rows(b)
+            own_a = a[:, layer.inputs].contiguous()
+            own_b = _ready(outputs[part.own].T.contiguous(), table.dtype)
+            for tensor in (own_a, own_b):
+                if not bool(torch.isfinite(tensor).all()):
+                    raise CheckpointError(
+                        f"the adapter's {module} holds NaN, or numbers too large for {table.dtype}",
+                        "fetch or train it again",
+                    )
+            if pin:
+                own_a, own_b = own_a.pin_memory(), own_b.pin_memory()
+            pairs.append(LoraPair(layer, target.part, own_a, own_b))
+    return pairs
+
+
+def adapter_rank(folder: Path) -> int:
+    """The largest rank that an adapter's configuration states. Reads no weights.
+
+    Raises:
+        CorruptFileError: the configuration cannot be read.
+        CheckpointError: it states none.
+    """
+    from tgi_cli.hub import files
+    from tgi_cli.hub.local import read_json
+
+    path = folder / files.ADAPTER_CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no {files.ADAPTER_CONFIG}: it is no adapter")
+    config = read_json(path)
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        raise CheckpointError(f"{path} states no rank (r)")
+    return max(ranks)
+
+
+def _find(module: str, targets: Targets) -> list[Target]:
+    candidates = [module, module.partition(".")[2], *(prefix + module for prefix in _PREFIXES)]
+    for candidate in candidates:
+        if candidate in targets:
+            return targets[candidate]
+    last = module.rpartition(".")[2]
+    if ".experts." in module or last == "experts":
+        what = "experts, one by one"
+    elif last in ("lm_head", "embed_out"):
+        what = "the output head"
+    elif "emb" in last or last in ("wte", "wpe"):
+        what = "embeddings"
+    else:
+        raise CheckpointError(
+            f"the adapter changes {module}, which is no linear layer of this model", _OTHER_BASE
+        )
+    raise UnsupportedModelError(
+        f"the adapter changes {module}: adapters of {what} are not supported", _MERGE
+    )
+
+
+def _check(module: str, a: Tensor, b: Tensor, found: list[Target], table: LoraTable) -> None:
+    """Whether an adapter's matrices, A [r, in] and B [out, r], fit the module."""
+    shape = (sum(target.size for target in found), found[0].layer.in_features)
+    if (len(b), a.shape[-1]) != shape or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        raise CheckpointError(
+            f"the adapter's {module} has A {list(a.shape)} and B {list(b.shape)}, which do not "
+            f"fit a layer of {shape[1]} inputs and {shape[0]} outputs",
+            _OTHER_BASE,
+        )
+    if len(a) > table.rank:
+        raise UnsupportedModelError(
+            f"the adapter's {module} has rank {len(a)}, and there is room for {table.rank}",
+            f"start the server with --max-lora-rank {len(a)}",
+        )
+
+
+def _ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the table's dtype; a copy, so that the file it came from can be closed."""
+    return tensor.to(dtype, copy=True)
