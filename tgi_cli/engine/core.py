@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
+    Fail,
     Finished,
     GenerationRequest,
     LoadAdapter,
@@ -29,10 +30,11 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.statistics import StepStatistics
 from tgi_cli.engine.step import PendingResult, Step, Worker
+from tgi_cli.errors import ShardError
 
 log = logging.getLogger(__name__)
 
-Inbound = GenerationRequest | Cancel | LoadAdapter | UnloadAdapter | Shutdown
+Inbound = GenerationRequest | Cancel | LoadAdapter | UnloadAdapter | Fail | Shutdown
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failing steps in a row after which the device is taken to be lost."""
@@ -84,10 +86,14 @@ class EngineCore:
 
         Raises:
             RuntimeError: several steps in a row failed; every live request was ended first.
+            ShardError: the worker is lost; every live request was ended with that cause.
         """
         try:
             while self._drain_inbox():
                 self._advance()
+        except ShardError as error:
+            self._emit(self._scheduler.fail_all(error.cause))
+            raise
         finally:
             self._emit(self._scheduler.cancel_all())
             self.outbox.put(None)
@@ -96,6 +102,7 @@ class EngineCore:
         """Take in all messages; wait for one when there is nothing else to do."""
         news: list[Finished] = []
         running = True
+        lost: Fail | None = None
         adapters = self._scheduler.adapters
         idle = not self._pending and (self._stalled or not self._scheduler.num_live)
         patience = READING_SECONDS if adapters.reading else None
@@ -117,11 +124,15 @@ class EngineCore:
                 adapters.load(message)
             elif isinstance(message, UnloadAdapter):
                 adapters.unload(message.adapter_id)
+            elif isinstance(message, Fail):
+                lost, running = message, False
             else:
                 running = False
         news.extend(self._scheduler.expire())
         news.extend(self._scheduler.collect_adapters())
         self._emit(news)
+        if lost is not None:
+            raise ShardError(lost.cause, lost.remedy)
         return running
 
     def _advance(self) -> None:
@@ -131,6 +142,8 @@ class EngineCore:
             try:
                 handle = self._worker.launch(step)
                 self._pending.append(self._worker.sample(handle))
+            except ShardError:  # nothing that was launched will arrive
+                raise
             except Exception as error:  # a step's failure, whatever it is, ends its requests only
                 while self._pending:
                     self._collect()
@@ -148,6 +161,8 @@ class EngineCore:
         pending = self._pending.popleft()
         try:
             result = pending.wait()
+        except ShardError:
+            raise
         except Exception as error:  # as above: asynchronous failures surface here
             self._fail(error)
             return

@@ -1,8 +1,8 @@
 """What goes into the engine and what comes out: frozen, one type per arrow, no torch.
 
 The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
-:class:`LoadAdapter`, :class:`UnloadAdapter` and :class:`Shutdown`; its outbox gives one
-:class:`StepOutputs` per step that produced anything.
+:class:`LoadAdapter`, :class:`UnloadAdapter`, :class:`Fail` and :class:`Shutdown`; its outbox
+gives one :class:`StepOutputs` per step that produced anything.
 """
 
 from __future__ import annotations
@@ -135,6 +135,14 @@ class AdapterAnswer:
 
     adapter_id: int
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The worker is lost: end the loop at once; live requests end with the cause."""
+
+    cause: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,10 @@ class Scheduler:
         """End every live request."""
         return [self._finish(s, FinishReason.CANCELLED) for s in list(self._live.values())]
 
+    def fail_all(self, cause: str) -> list[Finished]:
+        """End every live request because of ``cause``."""
+        return [self._finish(s, FinishReason.ERROR, cause) for s in list(self._live.values())]
+
     def schedule(self) -> Step | None:
         """The next step, or None when nothing can be computed now.
 

@@ -160,6 +160,8 @@ class Worker(AdapterStore, Protocol):
     Raises:
         tgi_cli.errors.OutOfMemoryError: the device ran out of memory in the step.
         RuntimeError: the step failed for another reason; all rows in it are lost.
+        tgi_cli.errors.ShardError: a process that computes the model is lost, and no step can be
+            run any more.
     """
 
     def launch(self, step: Step) -> object:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
-from tgi_cli.engine.messages import Cancel, FinishReason, Shutdown, StepOutputs
+from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
 from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.step import Step, StepResult
+from tgi_cli.errors import ShardError
 
 
 class Client:
@@ -160,3 +163,69 @@ def test_every_step_is_told_to_whoever_asked() -> None:
     assert [s.iteration for s in told] == [1, 2, 3, 4, 5]
     assert [s.context_tokens for s in told] == [8, 0, 0, 0, 0]
     assert [s.generation_requests for s in told] == [0, 1, 1, 1, 1]
+
+
+class _Lost(FakeWorker):
+    """Loses a shard in its third step, at launch or when the result is awaited."""
+
+    at_launch = True
+
+    def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
+        if self.at_launch and len(self.steps) == 2:
+            raise ShardError("shard 1 was killed", "see its log")
+        return super().launch(step)
+
+    def sample(self, handle: object, masks: object = None) -> Any:
+        pending = super().sample(handle, masks)
+        if not self.at_launch and len(self.steps) == 3:
+
+            def wait() -> StepResult:
+                raise ShardError("shard 1 was killed", "see its log")
+
+            pending.wait = wait  # type: ignore[method-assign]
+        return pending
+
+
+def _run_to_its_end(core: EngineCore) -> tuple[Client, BaseException]:
+    """What clients saw of a loop that fails, and how it failed."""
+    client, failures = Client(core), []
+
+    def run() -> None:
+        try:
+            core.run()
+        except ShardError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while client.read() is not None:
+        pass
+    thread.join(timeout=20)
+    return client, failures[0]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("at_launch", [True, False])
+def test_a_lost_shard_ends_all_requests_and_the_loop_at_once(at_launch: bool, depth: int) -> None:
+    worker = _Lost(4)
+    worker.at_launch = at_launch
+    core = EngineCore(worker, limits(max_batch_size=2), depth)
+    for i in range(3):  # two run, one waits
+        core.inbox.put(request(i, [i], 50))
+    client, failure = _run_to_its_end(core)
+    cause = "shard 1 was killed"
+    assert client.finished == dict.fromkeys(range(3), (FinishReason.ERROR, cause))
+    assert isinstance(failure, ShardError)
+    assert (failure.cause, failure.remedy) == (cause, "see its log")
+
+
+def test_what_is_told_to_fail_fails_though_it_is_idle() -> None:
+    core = EngineCore(FakeWorker(4), limits())
+    core.inbox.put(request(1, [1], 50))
+    core.inbox.put(request(2, [1], 50))
+    core.inbox.put(Cancel(2))
+    core.inbox.put(Fail("shard 2 has not answered", "it hangs"))
+    client, failure = _run_to_its_end(core)
+    assert client.finished[1] == (FinishReason.ERROR, "shard 2 has not answered")
+    assert client.finished[2][0] is FinishReason.CANCELLED, "what ended before is told as it was"
+    assert str(failure) == "shard 2 has not answered"
