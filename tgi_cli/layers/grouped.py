@@ -1,0 +1,91 @@
+"""Matrix products in groups: rows sorted by expert, each group times its expert's weight.
+
+Where a group begins is known to the device alone. Nothing here waits for it, and no shape
+depends on it, so that a CUDA graph can hold the whole mixture of experts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The P = T * k pairs of a token and one of its experts, sorted by expert.
+
+    Pairs of one expert stand in the order of their tokens.
+    """
+
+    experts: Tensor
+    """int64 [P]: the expert of each pair, ascending."""
+    ends: Tensor
+    """int32 [E]: where each expert's pairs end; they begin where its predecessor's end."""
+    pairs: Tensor
+    """int64 [P]: which pair stands here, as an index of the flattened [T, k]."""
+    tokens: Tensor
+    """int64 [P]: and which token."""
+
+    @classmethod
+    def sort(cls, chosen: Tensor, num_experts: int) -> Groups:
+        """Of the experts int64 [T, k] that each token chose."""
+        experts, pairs = chosen.flatten().sort(stable=True)
+        # Not bincount: on CUDA it waits for the device to learn how many bins there are.
+        every = torch.arange(num_experts, device=chosen.device)
+        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
+        return cls(experts, ends, pairs, pairs.div(chosen.shape[1], rounding_mode="floor"))
+
+
+def looped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups) -> Tensor:
+    """The reference: one product per expert, and the host waits to learn their sizes.
+
+    ``x`` [P, in] is sorted like ``groups``, ``weight`` is [E, out, in], ``bias`` [E, out].
+    Returns [P, out], sorted likewise.
+    """
+    product = x.new_empty(x.shape[0], weight.shape[1])
+    start = 0
+    for expert, end in enumerate(groups.ends.tolist()):
+        if end > start:
+            own = None if bias is None else bias[expert]
+            product[start:end] = linear(x[start:end], weight[expert], own)
+        start = end
+    return product
+
+
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups) -> Tensor:
+    """What :func:`looped_linear` computes, by the kernel that the device has for it.
+
+    The host waits for the device only where there is neither torch's kernel nor Triton.
+    """
+    if _torch_has_kernel(x, weight):
+        # https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.grouped_mm.html
+        # (its bias is not implemented; 2.11 has it under the private name only)
+        product = torch._grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
+        return product if bias is None else product.add_(bias.index_select(0, groups.experts))
+    if x.is_cuda and _has_triton():
+        from tgi_cli.layers.triton_grouped import triton_grouped_linear
+
+        return triton_grouped_linear(x, weight, bias, groups.ends)
+    return looped_linear(x, weight, bias, groups)
+
+
+def _torch_has_kernel(x: Tensor, weight: Tensor) -> bool:
+    """Elsewhere torch computes the same in a loop on the host, which a graph cannot hold."""
+    return (
+        x.is_cuda
+        and torch.version.hip is None
+        and x.dtype == weight.dtype == torch.bfloat16
+        and x.shape[1] % 8 == 0  # rows begin on 16 bytes
+        and weight.shape[1] % 8 == 0
+        and torch.cuda.get_device_capability(x.device) in ((9, 0), (10, 0))
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,283 @@
+"""Mixture of experts: a router chooses a few of many feed-forward blocks for each token.
+
+After "Outrageously Large Neural Networks" (https://arxiv.org/abs/1701.06538) and Mixtral
+(https://arxiv.org/abs/2401.04088); the shared expert is Qwen2-MoE's
+(https://huggingface.co/docs/transformers/main/en/model_doc/qwen2_moe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.device.distributed import Shard
+from tgi_cli.layers import ops
+from tgi_cli.layers.base import Build, Loadable, WeightSlot
+from tgi_cli.layers.grouped import Groups, grouped_linear
+from tgi_cli.layers.linear import (
+    ColumnParallelLinear,
+    Part,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from tgi_cli.layers.mlp import GatedMLP
+from tgi_cli.quantization import Unquantized
+
+CLAMPED_SWIGLU = "clamped_swiglu"
+"""The activation of gpt-oss, see :func:`clamped_swiglu`."""
+
+
+Router = Literal["softmax_topk", "topk_softmax"]
+
+
+def clamped_swiglu(gate_up: Tensor) -> Tensor:
+    """gate * sigmoid(1.702 gate) * (up + 1) of [T, 2 I], gate first: [T, I].
+
+    Gates are cut at 7 above, ups at 7 on both sides.
+    https://huggingface.co/docs/transformers/main/en/model_doc/gpt_oss
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return torch.sigmoid(gate * 1.702).mul_(gate).mul_(up.add_(1.0))
+
+
+def route(logits: Tensor, top_k: int, router: Router, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Router logits [T, E] to weights float32 [T, k] and experts int64 [T, k], best first.
+
+    ``softmax_topk``: the best of all experts' probabilities, made to add up to 1 if
+    ``normalize``. ``topk_softmax``: probabilities among the best alone.
+    """
+    if router == "topk_softmax":
+        best, experts = logits.float().topk(top_k, dim=-1)
+        return best.softmax(-1), experts
+    best, experts = logits.softmax(-1, dtype=torch.float32).topk(top_k, dim=-1)
+    return (best / best.sum(-1, keepdim=True) if normalize else best), experts
+
+
+class _Placed(Loadable):
+    """A layer that keeps the memory it was given before it asked for some."""
+
+    def materialize(self, device: torch.device) -> None:
+        if any(parameter.is_meta for parameter in self.parameters(recurse=False)):
+            super().materialize(device)
+
+
+class _GateUp(_Placed, ColumnParallelLinear):
+    pass
+
+
+class _Down(_Placed, RowParallelLinear):
+    pass
+
+
+class Expert(nn.Module):
+    """One feed-forward block: [n, H] to this shard's summand of [n, H]."""
+
+    def __init__(
+        self, build: Build, hidden_size: int, size: int, bias: bool, activation: str
+    ) -> None:
+        super().__init__()
+        parts = {"gate_proj": Part(size), "up_proj": Part(size)}
+        self.activation = activation
+        self.gate_up_proj = _GateUp(build, hidden_size, parts, bias)
+        self.down_proj = _Down(build, size, hidden_size, bias)
+        _leave_sum(self.down_proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(_gated(self.gate_up_proj(x), self.activation))
+        return output
+
+
+class Experts(Loadable):
+    """All experts of a layer, each with the weights of a layer of its own.
+
+    On a CPU they are computed one by one, as the host knows who has tokens, by whatever kernel
+    the quantization method has for one. Elsewhere dense weights stand in one stack per
+    projection, of which the experts' own parameters are views, and are multiplied in groups.
+    (A loader completes a module before those inside it: the stacks are there when the experts
+    ask for memory.)
+
+    Milliseconds of one core, bf16, for 128 experts, 8 per token, H 2048, I 768 (Qwen3-30B-A3B)
+    and for 8, 2 per token, H 1024, I 3584 (a small Mixtral); ``python -m tests.benchmarks.moe``:
+
+    ================  =====  =====  =====  =====  =====  =====  =====  =====
+    tokens            1      8      32     512    1      8      32     512
+    ================  =====  =====  =====  =====  =====  =====  =====  =====
+    packed, a loop    6.2    40     77     294    3.3    12     17     126
+    plain, a loop     8.1    50     107    422    5.0    18     27     149
+    grouped_mm        9.6    47     102    377    4.7    20     23     135
+    ================  =====  =====  =====  =====  =====  =====  =====  =====
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        num_experts: int,
+        hidden_size: int,
+        size: int,
+        bias: bool,
+        activation: str,
+    ) -> None:
+        super().__init__()
+        build = replace(build, lora=None)  # no adapter is published for experts one by one
+        self.dense = isinstance(build.quantization, Unquantized)
+        self.activation = activation
+        self.every = [
+            Expert(build, hidden_size, size, bias, activation) for _ in range(num_experts)
+        ]
+        for index, expert in enumerate(self.every):
+            self.add_module(str(index), expert)
+        self.gate_up: _Stack | None = None
+        self.down: _Stack | None = None
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        return iter(())  # the experts name their own
+
+    def materialize(self, device: torch.device) -> None:
+        if self.dense and device.type != "cpu":
+            self.stack(device)
+
+    def stack(self, device: torch.device) -> None:
+        """Give all experts' parameters memory in common."""
+        self.gate_up = _Stack.of([expert.gate_up_proj for expert in self.every], device)
+        self.down = _Stack.of([expert.down_proj for expert in self.every], device)
+
+    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The weighted sum of the experts that each token chose, this shard's summand of it.
+
+        ``hidden`` [T, H], ``weights`` float32 [T, k], ``chosen`` int64 [T, k].
+        """
+        groups = Groups.sort(chosen, len(self.every))
+        rows = hidden.index_select(0, groups.tokens)
+        weights = weights.to(hidden.dtype)
+        if self.gate_up is None:
+            scales = weights.flatten().index_select(0, groups.pairs)[:, None]
+            return self._one_by_one(torch.zeros_like(hidden), rows, scales, groups)
+        outputs = self._stacked(rows, groups)
+        # Back into the order of the tokens: index_add_ sums up in any order on CUDA.
+        ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
+        return torch.bmm(weights[:, None], ordered.view(*chosen.shape, -1)).squeeze(1)
+
+    def _one_by_one(self, sums: Tensor, rows: Tensor, scales: Tensor, groups: Groups) -> Tensor:
+        start = 0
+        for expert, end in zip(self.every, groups.ends.tolist(), strict=True):
+            if end > start:
+                here = slice(start, end)
+                # A token's experts are added up in their own order, whatever else is in the
+                # batch. (Of 512 tokens in bf16 all sums take 4.4 ms, with bmm 7.0.)
+                sums.index_add_(0, groups.tokens[here], expert(rows[here]).mul_(scales[here]))
+            start = end
+        return sums
+
+    def _stacked(self, rows: Tensor, groups: Groups) -> Tensor:
+        assert self.gate_up is not None
+        assert self.down is not None
+        inner = _gated(
+            grouped_linear(rows, self.gate_up.weight, self.gate_up.bias, groups), self.activation
+        )
+        first = self.every[0].down_proj.shard.rank == 0
+        return grouped_linear(inner, self.down.weight, self.down.bias if first else None, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """One projection of all experts."""
+
+    weight: Tensor
+    """[E, out, in]."""
+    bias: Tensor | None
+    """[E, out]."""
+
+    @classmethod
+    def of(cls, layers: Sequence[_GateUp | _Down], device: torch.device) -> _Stack:
+        """Memory for the layers' parameters, which become views of it."""
+
+        def memory(name: str) -> Tensor:
+            like = getattr(layers[0], name)
+            stack = torch.empty((len(layers), *like.shape), dtype=like.dtype, device=device)
+            for layer, own in zip(layers, stack, strict=True):
+                setattr(layer, name, nn.Parameter(own, requires_grad=False))
+            return stack
+
+        return cls(memory("weight"), None if layers[0].bias is None else memory("bias"))
+
+
+class MoE(nn.Module):
+    """A router, its experts, and perhaps one expert that every token passes: [T, H] to [T, H].
+
+    The weights of every expert are shared out like those of a single feed-forward block; the
+    shards' results are summed up once. The router is never quantized: it decides.
+
+    Args:
+        build: dtype, quantization, shard.
+        hidden_size: H.
+        num_experts: E.
+        top_k: experts per token.
+        intermediate_size: of an expert, over all shards.
+        activation: by transformers' names, or ``clamped_swiglu``.
+        router, normalize: see :func:`route`.
+        router_bias, expert_bias: whether they have biases.
+        shared_intermediate_size: of the shared expert; None: there is none.
+        shared_gate: whether the sigmoid of a product with the hidden state scales it.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        hidden_size: int,
+        *,
+        num_experts: int,
+        top_k: int,
+        intermediate_size: int,
+        activation: str = "silu",
+        router: Router = "softmax_topk",
+        normalize: bool = True,
+        router_bias: bool = False,
+        expert_bias: bool = False,
+        shared_intermediate_size: int | None = None,
+        shared_gate: bool = False,
+    ) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.kind: Router = router
+        self.normalize = normalize
+        self.shard = build.shard
+        whole = Build(build.dtype, Unquantized())
+        self.router = ReplicatedLinear(whole, hidden_size, num_experts, router_bias)
+        self.experts = Experts(
+            build, num_experts, hidden_size, intermediate_size, expert_bias, activation
+        )
+        self.shared_expert: GatedMLP | None = None
+        self.shared_expert_gate: ReplicatedLinear | None = None
+        if shared_intermediate_size is not None:
+            self.shared_expert = GatedMLP(
+                build, hidden_size, shared_intermediate_size, False, activation
+            )
+            _leave_sum(self.shared_expert.down_proj)
+            if shared_gate:
+                self.shared_expert_gate = ReplicatedLinear(whole, hidden_size, 1, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weights, chosen = route(self.router(hidden), self.top_k, self.kind, self.normalize)
+        output: Tensor = self.experts(hidden, weights, chosen)
+        if self.shared_expert is not None:
+            shared = self.shared_expert(hidden)
+            if self.shared_expert_gate is not None:
+                shared = shared.mul_(self.shared_expert_gate(hidden).sigmoid_())
+            output = output.add_(shared)
+        return self.shard.all_reduce(output)
+
+
+def _gated(gate_up: Tensor, activation: str) -> Tensor:
+    return (
+        clamped_swiglu(gate_up) if activation == CLAMPED_SWIGLU else ops.gated(gate_up, activation)
+    )
+
+
+def _leave_sum(layer: RowParallelLinear) -> None:
+    """Leave it to the caller to sum up the shards' products."""
+    layer.shard = Shard(rank=layer.shard.rank)

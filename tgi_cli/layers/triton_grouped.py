@@ -1,0 +1,119 @@
+"""The grouped product as one Triton kernel, for devices and dtypes that torch has none for.
+
+The grid is as large as any way of choosing experts could need; a program finds its expert and
+its rows in the ends of the groups, and the surplus ones return at once. So a launch depends on
+the number of pairs alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _kernel(
+    x: Any,  # [P, K], rows sorted by expert
+    weight: Any,  # [E, N, K]
+    bias: Any,  # [E, N]
+    ends: Any,  # [E]
+    product: Any,  # [P, N]
+    x_stride: int,
+    E: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PADDED_E: tl.constexpr,  # the power of 2 that is not below E
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    # Tiles of the same expert's rows run side by side, so that its weight is read once.
+    tile, column = tl.program_id(0), tl.program_id(1)
+    experts = tl.arange(0, PADDED_E)
+    last = tl.load(ends + experts, mask=experts < E, other=0)
+    first = tl.load(ends + experts - 1, mask=(experts > 0) & (experts < E), other=0)
+    tiles = (tl.maximum(last - first, 0) + BLOCK_M - 1) // BLOCK_M
+    tile_ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((tile_ends <= tile).to(tl.int32), 0)
+    if expert < E:
+        own = experts == expert
+        start = tl.sum(tl.where(own, first + (tile - tile_ends + tiles) * BLOCK_M, 0), 0)
+        end = tl.sum(tl.where(own, last, 0), 0)
+        rows = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
+        columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        inner = tl.arange(0, BLOCK_K)
+        in_group, in_width = rows < end, columns < N
+        x_tile = x + rows[:, None] * x_stride + inner[None, :]
+        base = weight + expert.to(tl.int64) * N * K
+        weight_tile = base + columns[None, :].to(tl.int64) * K + inner[:, None]
+        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            in_depth = inner < K - k
+            a = tl.load(x_tile + k, mask=in_group[:, None] & in_depth[None, :], other=0.0)
+            b = tl.load(weight_tile + k, mask=in_width[None, :] & in_depth[:, None], other=0.0)
+            sums = tl.dot(a, b, sums, input_precision=PRECISION)
+        if HAS_BIAS:
+            added = tl.load(bias + expert * N + columns, mask=in_width, other=0.0)
+            sums += added[None, :].to(tl.float32)
+        place = product + rows[:, None] * N + columns[None, :]
+        tl.store(
+            place,
+            sums.to(product.dtype.element_ty),
+            mask=in_group[:, None] & in_width[None, :],
+        )
+
+
+def triton_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+    """As :func:`tgi_cli.layers.grouped.looped_linear`, of bfloat16, float16 or float32.
+
+    ``weight`` and ``bias`` are contiguous; ``ends`` are those of the groups, int32 [E].
+    """
+    pairs, (num_experts, out, depth) = x.shape[0], weight.shape
+    product = x.new_empty(pairs, out)
+    if not pairs:
+        return product
+    block_m, block_n, block_k, warps = _blocks(pairs, num_experts, x.dtype)
+    # Every expert with rows may leave one tile unfilled.
+    tiles = min(pairs, pairs // block_m + num_experts)
+    _kernel[(tiles, triton.cdiv(out, block_n))](
+        x,
+        weight,
+        weight if bias is None else bias,
+        ends,
+        product,
+        x.stride(0),
+        E=num_experts,
+        N=out,
+        K=depth,
+        PADDED_E=triton.next_power_of_2(num_experts),
+        HAS_BIAS=bias is not None,
+        # float32 would be rounded to 10 bits of mantissa otherwise.
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=warps,
+    )
+    return product
+
+
+def _blocks(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Tile sizes and warps, for as many rows as an expert gets on average.
+
+    With few rows it is the weights' way from memory that takes time: narrow tiles make more
+    programs of it.
+    """
+    rows = pairs / num_experts
+    if dtype == torch.float32:
+        return (16 if rows <= 16 else 32), 64, 32, 4
+    if rows <= 16:
+        return 16, 64, 128, 4
+    if rows <= 64:
+        return 64, 128, 64, 4
+    return 128, 128, 64, 8
