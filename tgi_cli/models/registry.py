@@ -19,11 +19,18 @@ FAMILIES = {
     "GPTBigCodeForCausalLM": "gpt2",
     "GPT2LMHeadModel": "gpt2",
     "FalconForCausalLM": "falcon",
+    "GptOssForCausalLM": "gpt_oss",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen_moe",
+    "Qwen3MoeForCausalLM": "qwen_moe",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
 }
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
+
+_UNPACKED = {("gpt_oss", "mxfp4")}
+"""Families and the quantized weights that they read into dense ones."""
 
 
 def supported() -> str:
@@ -51,6 +58,8 @@ def check_supported(config: ModelConfig) -> None:
     quantization = config.raw.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if (FAMILIES[config.architecture], method) in _UNPACKED:
+            return
         raise UnsupportedModelError(
             f"weights quantized with {method or 'an unnamed method'} are not supported",
             "serve a checkpoint in float32, bfloat16 or float16",

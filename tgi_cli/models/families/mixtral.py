@@ -1,0 +1,56 @@
+"""Mixtral (https://arxiv.org/abs/2401.04088): Mistral with a mixture of experts in each layer."""
+
+from __future__ import annotations
+
+from tgi_cli.models import fields
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.source import Names
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
+
+NAMES = Names(
+    modules={
+        "input_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.router": "block_sparse_moe.gate",
+        "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
+        "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
+        "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
+    }
+)
+
+
+def read(config: ModelConfig) -> DecoderSpec:
+    """https://huggingface.co/docs/transformers/main/en/model_doc/mixtral"""
+    num_heads, num_kv_heads, head_dim = fields.heads(config, 8)
+    context = config.positive("max_position_embeddings", 4096 * 32)
+    num_layers = config.positive("num_hidden_layers")
+    norm = NormSpec(config.get("rms_norm_eps", float, 1e-5))
+    experts = MoESpec(
+        num_experts=config.positive("num_local_experts", 8),
+        top_k=config.positive("num_experts_per_tok", 2),
+        intermediate_size=config.positive("intermediate_size"),
+        activation=fields.activation(config),
+    )
+    return DecoderSpec(
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=config.positive("hidden_size"),
+        max_position_embeddings=context,
+        layers=tuple(
+            LayerSpec(
+                attention=AttentionSpec(
+                    num_heads=num_heads,
+                    num_kv_heads=num_kv_heads,
+                    head_dim=head_dim,
+                    window=window,
+                ),
+                mlp=experts,
+                input_norm=norm,
+                mlp_norm=norm,
+            )
+            for window in fields.windows(config, num_layers, context)
+        ),
+        final_norm=norm,
+        ropes=(fields.rope(config, head_dim, context, 1e6),),
+        tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
+        source=NAMES,
+    )
