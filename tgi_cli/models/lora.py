@@ -123,9 +123,10 @@ def adapter_rank(folder: Path) -> int:
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {files.ADAPTER_CONFIG}: it is no adapter")
     config = read_json(path)
-    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
-        raise CheckpointError(f"{path} states no rank (r)")
+    stated = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    ranks = [rank for rank in stated if isinstance(rank, int) and rank > 0]
+    if len(ranks) < len(stated):
+        raise CheckpointError(f"{path} states no rank (r), or one below 1")
     return max(ranks)
 
 

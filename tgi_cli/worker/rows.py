@@ -7,6 +7,7 @@ tokens           int32 [max_rows, max_tokens + 1], device   a new row; then the 
 block table      int32 [max_rows, max_blocks], host         a new row; then its differences
 its device copy  the same, device                           the same differences
 sampling         one record per row, host                   a new row
+adapter slots    int32 [max_rows], host                     a new row
 asking           rows that want more than tokens, host      a new row; a freed one
 ===============  =========================================  ================================
 
@@ -68,6 +69,7 @@ class Rows:
         table = torch.from_numpy(self.host_blocks)
         self.blocks = table if self._shared else table.to(device, copy=True)
         self.sampling = SamplingTable(max_rows)
+        self.adapter_slots: NDArray[np.int32] = np.full(max_rows, -1, np.int32)
         self.asking: dict[int, Asking] = {}
         self._upload = upload
 
@@ -103,6 +105,7 @@ class Rows:
 
     def _write_wishes(self, new: NewRow) -> None:
         extras = new.extras
+        self.adapter_slots[new.row] = new.adapter_slot
         self.sampling.set(new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids)
         self.asking.pop(new.row, None)
         if (

@@ -21,6 +21,7 @@ from tgi_cli.engine.step import Step
 from tgi_cli.sampling.batch import SamplingBatch
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
+from tgi_cli.worker.adapters import AdapterShelf
 from tgi_cli.worker.memory import out_of_memory_as_error
 from tgi_cli.worker.processors import run_processors
 from tgi_cli.worker.prompt import Chunk, ScoredChunk, chunks_of
@@ -92,6 +93,7 @@ class ModelRunner:
         vocab_size: width of the logits.
         device: of all of them.
         upload: brings host arrays there.
+        adapters: of the model; None where there is no room for any.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class ModelRunner:
         vocab_size: int,
         device: torch.device,
         upload: Uploader,
+        adapters: AdapterShelf | None = None,
     ) -> None:
         self.rows = rows
         self._model = model
         self._attention = attention
         self._device = device
         self._upload = upload
+        self._adapters = adapters
         self._sampler = Sampler(upload)
         self._vocab_size = vocab_size
         self._logits_at_once = max(1, MAX_LOGITS[device.type] // vocab_size)
@@ -124,6 +128,8 @@ class ModelRunner:
         """
         with out_of_memory_as_error():
             self.rows.apply(step)
+            if step.adapters and self._adapters is not None:
+                self._adapters.put(step.adapters)
             if step.copies:
                 self._attention.copy_blocks(step.copies)
             rows = np.array(step.rows, np.int64)
@@ -246,7 +252,20 @@ class ModelRunner:
         slots = table.host_blocks[row_of_token, blocks] * np.int64(table.block_size) + offsets
         kv_lens = ends.astype(np.int32)
         last = starts_at[1:][samples].astype(np.int64) - 1
-        d_positions, d_tokens, d_slots, d_rows, d_targets, d_last, d_starts, d_lens = self._upload(
+        adapted = []
+        if self._adapters is not None and table.adapter_slots[rows].max() >= 0:
+            adapted = [table.adapter_slots[row_of_token]]
+        (
+            d_positions,
+            d_tokens,
+            d_slots,
+            d_rows,
+            d_targets,
+            d_last,
+            d_starts,
+            d_lens,
+            *d_adapted,
+        ) = self._upload(
             positions,
             row_of_token * table.width + positions,
             slots,
@@ -255,7 +274,10 @@ class ModelRunner:
             last,
             starts_at,
             kv_lens,
+            *adapted,
         )
+        if self._adapters is not None:
+            self._adapters.plan(table.adapter_slots[rows], d_adapted[0] if d_adapted else None)
         num_blocks = -(-int(kv_lens.max()) // table.block_size)
         metadata = AttentionMetadata(
             query_start_loc=d_starts,

@@ -85,37 +85,49 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         longest = min(longest, budget + CPU_CONTEXT)
         context = min(context, CPU_CONTEXT)
     decodes = rows - 1
+    loras = config.max_loras
     if config.device != "cpu" or not decodes:
-        yield _step(size, longest, prefill=min(budget, rows * longest))
+        yield _step(size, longest, loras, prefill=min(budget, rows * longest))
     if decodes:
         # As the scheduler shares a step: prefill keeps a quarter of the budget at least.
         prefill = min(max(budget - decodes, budget // 4, 1), longest)
-        yield _step(size, longest, decodes=decodes, context=context, prefill=prefill)
+        yield _step(size, longest, loras, decodes=decodes, context=context, prefill=prefill)
     if config.device != "cpu":
-        yield _step(size, longest, decodes=1, context=context)
+        yield _step(size, longest, loras, decodes=1, context=context)
 
 
 def _step(
-    block_size: int, longest: int, *, decodes: int = 0, context: int = 0, prefill: int = 0
+    block_size: int,
+    longest: int,
+    loras: int,
+    *,
+    decodes: int = 0,
+    context: int = 0,
+    prefill: int = 0,
 ) -> Step:
-    """``decodes`` rows with ``context`` tokens; ``prefill`` tokens at the end of ``longest``."""
+    """``decodes`` rows with ``context`` tokens; ``prefill`` tokens at the end of ``longest``.
+
+    All ``loras`` slots are in use, if there are as many rows.
+    """
     step = Step(0, num_decodes=decodes)
     for row in range(decodes):
-        _add(step, row, context - 1, 1, block_size)
+        _add(step, row, context - 1, 1, block_size, loras)
     row = decodes
     while prefill > 0:
         count = min(prefill, longest)
-        _add(step, row, longest - count, count, block_size)
+        _add(step, row, longest - count, count, block_size, loras)
         prefill -= count
         row += 1
     return step
 
 
-def _add(step: Step, row: int, start: int, count: int, block_size: int) -> None:
+def _add(step: Step, row: int, start: int, count: int, block_size: int, loras: int) -> None:
     end = start + count
     blocks = [block % WARMUP_BLOCKS for block in range(-(-end // block_size))]
     extras = _PROMPT if count > 1 else NO_EXTRAS
-    step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras))
+    # The last slot for a single row: the products are of the columns up to the last in use.
+    slot = (loras - 1 - row) % loras if loras else -1
+    step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras, slot))
     step.rows.append(row)
     step.starts.append(start)
     step.counts.append(count)

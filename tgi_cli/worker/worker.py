@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from tgi_cli.device import (
 )
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
+from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
+from tgi_cli.models.lora import adapter_rank
+from tgi_cli.worker.adapters import AdapterShelf
 from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
 from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, give_back, out_of_memory_as_error
 from tgi_cli.worker.rows import Rows
@@ -42,6 +46,7 @@ class ModelWorker:
         model: in its dtype, on its device.
         attention: without blocks yet.
         load_seconds: that loading took, to be reported.
+        adapters: of the model; None where there is no room for any.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class ModelWorker:
         model: CausalLM,
         attention: PagedAttention,
         load_seconds: float = 0.0,
+        adapters: AdapterShelf | None = None,
     ) -> None:
         self._serve = serve
         self._config = config
@@ -65,7 +71,10 @@ class ModelWorker:
         rows = Rows(
             config.max_batch_size, config.max_total_tokens, config.block_size, self._device, upload
         )
-        self._runner = ModelRunner(model, attention, rows, facts.vocab_size, self._device, upload)
+        self._adapters = adapters
+        self._runner = ModelRunner(
+            model, attention, rows, facts.vocab_size, self._device, upload, adapters
+        )
 
     def launch(self, step: Step) -> object:
         """See :meth:`tgi_cli.engine.step.Worker.launch`."""
@@ -76,6 +85,16 @@ class ModelWorker:
     ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self._runner.sample(handle, masks)
+
+    def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
+        """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
+        assert self._adapters is not None, "the engine has no slots"
+        return self._adapters.prepare_adapter(adapter_id, name, path)
+
+    def forget_adapter(self, adapter_id: int) -> None:
+        """See :meth:`tgi_cli.engine.step.AdapterStore.forget_adapter`."""
+        assert self._adapters is not None, "the engine has no slots"
+        self._adapters.forget_adapter(adapter_id)
 
     def warmup(self) -> Capacity:
         """Run the worst steps that the limits allow, then make the KV cache as large as fits.
@@ -169,7 +188,9 @@ def load_worker(
     began = time.monotonic()
     model_config = read_config(model_path, trust_remote_code=serve.trust_remote_code)
     facts = model_facts(model_config)
-    config = resolve(serve, facts, describe(None), model_path)
+    ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
+    config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
+    table = make_table(config)
     device = torch.device(config.device)
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
@@ -181,8 +202,10 @@ def load_worker(
             device,
             progress,
             load_format=serve.load_format,
+            lora=table,
             max_positions=config.max_total_tokens,
         )
+        adapters = None if table is None else AdapterShelf(model, table, dtype, device)
     give_back(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
@@ -191,4 +214,13 @@ def load_worker(
         None, model.kv_specs, config.block_size, dtype, device, cache_dtype
     )
     seconds = time.monotonic() - began
-    return ModelWorker(serve, config, facts, model, attention, seconds), config
+    worker = ModelWorker(serve, config, facts, model, attention, seconds, adapters)
+    return worker, config
+
+
+def make_table(config: EngineConfig) -> LoraTable | None:
+    """The slots for adapters that a configuration asks for, without memory yet."""
+    if not config.max_loras:
+        return None
+    tokens = config.max_batch_prefill_tokens + config.max_batch_size
+    return LoraTable(config.max_loras, config.max_lora_rank, tokens)
