@@ -1,34 +1,83 @@
-"""The small operations of a layer, one torch reference each, and which form a device gets."""
+"""The small operations of a layer, one torch reference each, and which form a device gets.
+
+On CUDA that is Triton's (:mod:`tgi_cli.layers.triton_ops`) where it can compile here, on every
+other device the reference, which stands below. References compute in float32 and round once,
+and what they make of a row does not depend on the rows beside it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache, partial
+from types import ModuleType
 
+import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn import functional as F
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def _triton() -> ModuleType | None:
+    """The kernels for CUDA; asked for at its first operation, and then never again."""
+    try:
+        from tgi_cli.layers import triton_ops
+    except ImportError:
+        return None
+    try:
+        triton_ops.probe()
+    # Triton compiles on the machine that runs it. What can be missing there is a C compiler,
+    # Python's headers, an assembler, support for the GPU: each has an error class of its own.
+    except Exception as error:
+        log.warning("Triton cannot compile here, torch's operations are used: %s", error)
+        return None
+    return triton_ops
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight.
+    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight; ``weight`` may
+    be of a wider dtype than x, whose dtype the result has, and broadcasts over x.
     """
-    if one_plus:
-        normed = F.rms_norm(x.float(), (x.shape[-1],), None, eps)
-        return normed.mul_(1.0 + weight.float()).to(x.dtype)
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    if x.is_cuda and (kernels := _triton()):
+        normed: Tensor = kernels.rms_norm(x, weight, eps, one_plus)
+        return normed
+    return _scaled(x, weight, eps, one_plus).to(x.dtype)
+
+
+def _scaled(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+    """:func:`rms_norm`, not rounded: float32, no alias of x."""
+    # F.rms_norm is seven operations on a CPU, some of them on a mixture of dtypes: of
+    # [2048, 576] in bfloat16 it makes 0.9 ms, this 0.45.
+    wide = x.float()
+    scale = vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    scale.add_(eps).rsqrt_()
+    normed = wide * scale if wide is x else wide.mul_(scale)
+    return normed.mul_(1.0 + weight.float() if one_plus else weight)
 
 
 def add_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, one_plus: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``x + residual``, and that sum; ``residual`` is overwritten by it."""
-    residual = x if residual is None else residual.add_(x)
+    if residual is None:
+        return rms_norm(x, weight, eps, one_plus), x
+    if x.is_cuda and (kernels := _triton()):
+        return kernels.add_rms_norm(x, residual, weight, eps, one_plus), residual
+    residual.add_(x)
     return rms_norm(residual, weight, eps, one_plus), residual
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
+
+    https://arxiv.org/abs/1607.06450
+    """
+    # One kernel on every device, so there is none of Triton's.
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
@@ -36,20 +85,40 @@ def add_layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """As :func:`add_rms_norm`."""
-    residual = x if residual is None else residual.add_(x)
+    if residual is None:
+        return layer_norm(x, weight, bias, eps), x
+    if x.is_cuda and (kernels := _triton()):
+        return kernels.add_layer_norm(x, residual, weight, bias, eps), residual
+    residual.add_(x)
     return layer_norm(residual, weight, bias, eps), residual
 
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return torch.sigmoid(1.702 * x).mul_(x)
+
+
+_gelu_tanh = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "relu": F.relu,
+    "relu2": _relu2,
+    "tanh": torch.tanh,
     "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_python": F.gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu_accurate": _gelu_tanh,
+    "gelu_python_tanh": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
 }
-"""By transformers' names."""
+"""By transformers' names, which are several for one function. Each makes a new tensor."""
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
@@ -58,7 +127,10 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up of [T, 2 I], gate first: [T, I] (https://arxiv.org/abs/2002.05202)."""
+    """activation(gate) * up of [.., 2 I], gate first: [.., I] (https://arxiv.org/abs/2002.05202)."""
+    if gate_up.is_cuda and (kernels := _triton()):
+        product: Tensor = kernels.gated(gate_up, activation)
+        return product
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate).mul_(up)
 
@@ -69,9 +141,31 @@ def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
     The first half's sine is negative: (a, b) -> (a cos - b sin, b cos + a sin). Angles
     [T, 1, rotated] may be of fewer dimensions than a head has: the others stay as they are.
     """
+    if heads.is_cuda and (kernels := _triton()):
+        kernels.rotate_(heads, cosines, sines)
+        return
     rotated = cosines.shape[-1]
     if rotated < heads.shape[-1]:
         heads = heads[..., :rotated]
     # Three calls, 9 us for one token of 12 heads of 64; with sliced halves it takes 18.
     swapped = heads.roll(rotated // 2, dims=-1)
     heads.mul_(cosines).addcmul_(swapped, sines)
+
+
+def norm_rotate_(heads: Tensor, weight: Tensor, eps: float, cosines: Tensor, sines: Tensor) -> None:
+    """:func:`rms_norm` of each head, then :func:`rotate_`, both in place.
+
+    ``weight`` [heads, head_dim] has the norm's weight once per head, queries' and keys': both
+    are done at once, which on a CPU takes 26 us for a token of 24 heads of 128 in bfloat16
+    where one after the other takes 43.
+    """
+    if heads.is_cuda and (kernels := _triton()):
+        kernels.norm_rotate_(heads, weight, eps, cosines, sines)
+        return
+    normed = _scaled(heads, weight, eps)
+    rotated = cosines.shape[-1]
+    if rotated < heads.shape[-1]:
+        heads[..., rotated:] = normed[..., rotated:]
+        heads, normed = heads[..., :rotated], normed[..., :rotated]
+    swapped = normed.roll(rotated // 2, dims=-1)
+    heads.copy_(normed.mul_(cosines).addcmul_(swapped, sines))

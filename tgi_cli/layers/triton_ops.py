@@ -1,0 +1,302 @@
+"""The operations of :mod:`tgi_cli.layers.ops` as Triton kernels, each one pass over memory.
+
+Tensors are of bfloat16, float16 or float32, contiguous in their last dimension; computed is in
+float32. No launch waits for the device, and its grid depends on shapes alone: a CUDA graph can
+hold them. The language: https://triton-lang.org/main/python-api/triton.language.html
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _norm_kernel(
+    x,  # rows of SIZE, INNER of them side by side
+    residual,  # likewise; becomes x + residual
+    weight,  # [SIZE], or [INNER, SIZE] with weight_stride
+    bias,  # [SIZE]
+    normed,  # [rows, SIZE]
+    outer_stride,
+    inner_stride,
+    residual_stride,
+    weight_stride,
+    eps,
+    INNER: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,  # the power of 2 that is not below SIZE
+    ADD: tl.constexpr,
+    CENTER: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    start = (row // INNER) * outer_stride + (row % INNER) * inner_stride
+    stored = tl.load(x + start + columns, mask=inside, other=0.0)
+    if ADD:
+        place = residual + row * residual_stride + columns
+        before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        # The norm sees the sum as the next layer will: rounded.
+        stored = (stored.to(tl.float32) + before).to(residual.dtype.element_ty)
+        tl.store(place, stored, mask=inside)
+    values = stored.to(tl.float32)
+    if CENTER:
+        values = tl.where(inside, values - tl.sum(values, 0) / SIZE, 0.0)
+    values *= tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    place = weight + (row % INNER) * weight_stride + columns
+    factor = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        factor += 1.0
+    values *= factor
+    if HAS_BIAS:
+        values += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + row * SIZE + columns, values.to(normed.dtype.element_ty), mask=inside)
+
+
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    center: bool = False,
+    one_plus: bool = False,
+) -> Tensor:
+    size = x.shape[-1]
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not x.numel():
+        return normed
+    heads = x.dim() == 3
+    block = triton.next_power_of_2(size)
+    _norm_kernel[(x.numel() // size,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        weight if bias is None else bias,
+        normed,
+        x.stride(0),
+        x.stride(1) if heads else 0,
+        0 if residual is None else residual.stride(0),
+        weight.stride(0) if weight.dim() == 2 else 0,
+        eps,
+        INNER=x.shape[1] if heads else 1,
+        SIZE=size,
+        BLOCK=block,
+        ADD=residual is not None,
+        CENTER=center,
+        ONE_PLUS=one_plus,
+        HAS_BIAS=bias is not None,
+        num_warps=_warps(block),
+    )
+    return normed
+
+
+def _warps(elements: int) -> int:
+    """As many as leave each thread 16 elements of a block.
+
+    Below 8 threads could share an element, and one might read it after another had written it.
+    """
+    return min(max(elements // 512, 1), 16)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    """As :func:`tgi_cli.layers.ops.rms_norm`; x [T, size] or a view [T, heads, size]."""
+    return _norm(x, None, weight, None, eps, one_plus=one_plus)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    """The norm of ``x + residual``, which overwrites ``residual``; both [T, size]."""
+    return _norm(x, residual, weight, None, eps, one_plus=one_plus)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """The norm of ``x + residual``, which overwrites ``residual``; both [T, size]."""
+    return _norm(x, residual, weight, bias, eps, center=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _rotate_kernel(
+    heads,  # [T, HEADS, 2 HALF + REST]
+    weight,  # [HEADS, 2 HALF + REST]
+    cosines,  # [T, 2 HALF]
+    sines,
+    token_stride,
+    head_stride,
+    cosine_stride,
+    sine_stride,
+    weight_stride,
+    eps,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,  # powers of 2 that are not below these
+    BLOCK_REST: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    numbers = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    known = (numbers < HEADS)[:, None]
+    starts = heads + token * token_stride + numbers[:, None] * head_stride
+    columns = tl.arange(0, BLOCK_HALF)
+    inside = columns < HALF
+    mask = known & inside[None, :]
+    first = starts + columns[None, :]
+    second = first + HALF
+    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(second, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        weights = weight + numbers[:, None] * weight_stride
+        squares = tl.sum(a * a + b * b, 1)
+        if REST > 0:
+            others = tl.arange(0, BLOCK_REST)
+            others_mask = known & (others < REST)[None, :]
+            others_at = starts + 2 * HALF + others[None, :]
+            rest = tl.load(others_at, mask=others_mask, other=0.0).to(tl.float32)
+            squares += tl.sum(rest * rest, 1)
+        scale = tl.rsqrt(squares / (2 * HALF + REST) + eps)[:, None]
+        weights_at = weights + columns[None, :]
+        a *= scale * tl.load(weights_at, mask=mask, other=0.0).to(tl.float32)
+        b *= scale * tl.load(weights_at + HALF, mask=mask, other=0.0).to(tl.float32)
+        if REST > 0:
+            rest_weights = tl.load(
+                weights + 2 * HALF + others[None, :], mask=others_mask, other=0.0
+            ).to(tl.float32)
+            rest *= scale * rest_weights
+            tl.store(others_at, rest.to(heads.dtype.element_ty), mask=others_mask)
+    cosine = cosines + token * cosine_stride + columns
+    sine = sines + token * sine_stride + columns
+    first_cosine = tl.load(cosine, mask=inside, other=0.0).to(tl.float32)[None, :]
+    second_cosine = tl.load(cosine + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+    first_sine = tl.load(sine, mask=inside, other=0.0).to(tl.float32)[None, :]
+    second_sine = tl.load(sine + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+    turned_a = a * first_cosine + b * first_sine
+    turned_b = b * second_cosine + a * second_sine
+    tl.store(first, turned_a.to(heads.dtype.element_ty), mask=mask)
+    tl.store(second, turned_b.to(heads.dtype.element_ty), mask=mask)
+
+
+def _rotate(
+    heads: Tensor, weight: Tensor | None, eps: float, cosines: Tensor, sines: Tensor
+) -> None:
+    tokens, count, dims = heads.shape
+    half = cosines.shape[-1] // 2
+    if not tokens:
+        return
+    block_half = triton.next_power_of_2(half)
+    block_heads = min(triton.next_power_of_2(count), max(1024 // block_half, 1))
+    _rotate_kernel[(tokens, triton.cdiv(count, block_heads))](
+        heads,
+        heads if weight is None else weight,
+        cosines,
+        sines,
+        heads.stride(0),
+        heads.stride(1),
+        cosines.stride(0),
+        sines.stride(0),
+        0 if weight is None else weight.stride(0),
+        eps,
+        HEADS=count,
+        HALF=half,
+        REST=dims - 2 * half,
+        BLOCK_HEADS=block_heads,
+        BLOCK_HALF=block_half,
+        BLOCK_REST=triton.next_power_of_2(max(dims - 2 * half, 1)),
+        NORM=weight is not None,
+        num_warps=_warps(block_heads * block_half),
+    )
+
+
+def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """As :func:`tgi_cli.layers.ops.rotate_`."""
+    _rotate(heads, None, 0.0, cosines, sines)
+
+
+def norm_rotate_(heads: Tensor, weight: Tensor, eps: float, cosines: Tensor, sines: Tensor) -> None:
+    """As :func:`tgi_cli.layers.ops.norm_rotate_`."""
+    _rotate(heads, weight, eps, cosines, sines)
+
+
+_FORMULAS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "tanh": "tanh",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
+"""What the kernel calls an activation."""
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _gated_kernel(
+    gate_up,  # [T, 2 SIZE]
+    product,  # [T, SIZE]
+    stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FORMULA: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    place = gate_up + row * stride + columns
+    x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(place + SIZE, mask=inside, other=0.0).to(tl.float32)
+    # tanh(y) = 2 sigmoid(2 y) - 1, which makes the gelu of 1 + tanh(y) a product as well.
+    if FORMULA == "silu":
+        y = x * tl.sigmoid(x)
+    elif FORMULA == "gelu_tanh":
+        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif FORMULA == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif FORMULA == "quick_gelu":
+        y = x * tl.sigmoid(1.702 * x)
+    elif FORMULA == "tanh":
+        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    elif FORMULA == "relu2":
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(FORMULA == "relu")
+        y = tl.maximum(x, 0.0)
+    tl.store(product + row * SIZE + columns, (y * up).to(product.dtype.element_ty), mask=inside)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """As :func:`tgi_cli.layers.ops.gated`."""
+    rows = gate_up.flatten(0, -2)
+    size = gate_up.shape[-1] // 2
+    product = gate_up.new_empty(*gate_up.shape[:-1], size)
+    if not product.numel():
+        return product
+    block = min(triton.next_power_of_2(size), 1024)
+    _gated_kernel[(rows.shape[0], triton.cdiv(size, block))](
+        rows,
+        product,
+        rows.stride(0),
+        SIZE=size,
+        BLOCK=block,
+        FORMULA=_FORMULAS[activation],
+        num_warps=max(block // 256, 1),
+    )
+    return product
+
+
+def probe() -> None:
+    """Compile and launch a kernel. Raises what Triton raises where it cannot."""
+    x = torch.ones(1, 16, device="cuda")
+    rms_norm(x, x[0], 1e-6, False)
