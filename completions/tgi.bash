@@ -34,6 +34,12 @@ _tgi() {
         'serve --waiting-served-ratio') return ;;
         'serve --max-waiting-tokens') return ;;
         'serve --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
+        'serve --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'serve --num-shard') return ;;
+        'serve --lora-adapters') return ;;
+        'serve --max-loras') return ;;
+        'serve --max-cpu-loras') return ;;
+        'serve --max-lora-rank') return ;;
         'serve --max-best-of') return ;;
         'serve --max-stop-sequences') return ;;
         'serve --max-top-n-tokens') return ;;
@@ -42,6 +48,7 @@ _tgi() {
         'serve --payload-limit') return ;;
         'serve --watermark-gamma') return ;;
         'serve --watermark-delta') return ;;
+        'serve --api-key') return ;;
         'serve --logger-level') return ;;
         'download-weights --revision') return ;;
         'download-weights --extension') return ;;
@@ -65,6 +72,12 @@ _tgi() {
         'model-server --waiting-served-ratio') return ;;
         'model-server --max-waiting-tokens') return ;;
         'model-server --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
+        'model-server --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'model-server --num-shard') return ;;
+        'model-server --lora-adapters') return ;;
+        'model-server --max-loras') return ;;
+        'model-server --max-cpu-loras') return ;;
+        'model-server --max-lora-rank') return ;;
         'model-server --logger-level') return ;;
         'router --model-id') return ;;
         'router --revision') return ;;
@@ -81,13 +94,14 @@ _tgi() {
         'router --payload-limit') return ;;
         'router --watermark-gamma') return ;;
         'router --watermark-delta') return ;;
+        'router --api-key') return ;;
         'router --logger-level') return ;;
     esac
     case $command in
-        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --api-key --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         download-weights) flags='--revision --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --trust-remote-code --no-trust-remote-code --logger-level --json-output --no-json-output --quiet -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        model-server) flags='--model-id --revision --dtype --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        model-server) flags='--model-id --revision --dtype --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --api-key --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         completion) flags='-h --help'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback -h --help'
             COMPREPLY=($(compgen -W 'serve download-weights model-server router completion' -- "$word")) ;;

@@ -37,7 +37,8 @@ COMMANDS = ["serve", "download-weights", "model-server", "router", "completion"]
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL", "TGI_TRACEBACK"):
+    variables = ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL", "API_KEY")
+    for name in (*variables, "TGI_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -155,16 +156,31 @@ VARIABLES = {
     "MAX_WAITING_TOKENS": ("max_waiting_tokens", 0),
     "PREFIX_CACHING": ("prefix_caching", False),
     "KV_CACHE_DTYPE": ("kv_cache_dtype", "fp8_e5m2"),
+    "LOAD_FORMAT": ("load_format", "dummy"),
+    "CROSS_CHECK": ("cross_check", True),
+    "SHARDED": ("sharded", False),
+    "NUM_SHARD": ("num_shard", 2),
+    "LORA_ADAPTERS": ("lora_adapters", ("a=/data/a", "org/b@v1")),
+    "MAX_LORAS": ("max_loras", 3),
+    "MAX_CPU_LORAS": ("max_cpu_loras", 12),
+    "MAX_LORA_RANK": ("max_lora_rank", 32),
     "LOG_LEVEL": ("logger_level", "info,text_generation_router=debug"),
     "JSON_OUTPUT": ("json_output", True),
 }
+
+
+def spelled(value: object) -> str:
+    """A value as a flag or a variable has it."""
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def test_every_setting_has_its_variable(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, (_, value) in VARIABLES.items():
-        monkeypatch.setenv(name, str(value).lower() if isinstance(value, bool) else str(value))
+        monkeypatch.setenv(name, spelled(value))
     assert main.run(["serve"]) == ExitCode.OK
     assert served["config"] == ServeConfig(**dict(VARIABLES.values()))
     assert {field for field, _ in VARIABLES.values()} == set(ServeConfig.__dataclass_fields__)
@@ -179,7 +195,7 @@ def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
         elif value is False:
             arguments.append(flag.replace("--", "--no-"))
         else:
-            arguments += [flag, str(value)]
+            arguments += [flag, spelled(value)]
     assert main.run(arguments) == ExitCode.OK
     assert served["config"] == ServeConfig(**dict(VARIABLES.values()))
 
@@ -195,6 +211,9 @@ def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
         ("--max-waiting-tokens", "-1", "-1 is not at least 0"),
         ("--max-queued-requests", "0", "0 is not at least 1"),
         ("--max-queued-tokens", "1.5", "'1.5' is not a whole number"),
+        ("--load-format", "gguf", "'auto', 'dummy'"),
+        ("--num-shard", "0", "0 is not at least 1"),
+        ("--max-loras", "0", "0 is not at least 1"),
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "model-server"])
@@ -251,6 +270,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
     )
     monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
     monkeypatch.setattr("tgi_cli.launcher.lifeline.hold", lambda *_, **__: None)
+    monkeypatch.setattr(launcher, "with_adapters", lambda config: config)
     values = dict(VARIABLES.values()) | {"json_output": False}
     config = ServeConfig(**values)  # type: ignore[arg-type]
     router = RouterOptions(
@@ -262,6 +282,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
         payload_limit=10,
         watermark_gamma=0.25,
         watermark_delta=3.5,
+        api_key="secret",
     )
     model = LocalModel(tmp_path, "org/model", "refs/pr/1")
     uds = tmp_path / "engine.sock"
@@ -274,6 +295,8 @@ def test_the_halves_are_told_what_the_whole_was_told(
     assert {name: getattr(told, name) for name in values} == values
 
     arguments = children.router_command(config, router, model, f"unix:{uds}", 4, 3)
+    assert "secret" not in str(arguments), "anybody may look at the list of processes"
+    monkeypatch.setenv("API_KEY", "secret")
     assert main.run(arguments) == ExitCode.OK
     told = seen["router"]
     assert (told.engine_url, told.socket_fd) == (f"unix:{uds}", 4)
@@ -285,12 +308,73 @@ def test_the_halves_are_told_what_the_whole_was_told(
 
 
 def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF"):
+    for name in (*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
     environment = children._environment()
-    assert not set(environment) & {*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF"}
+    assert not set(environment) & {*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY"}
     assert environment["HF_TOKEN"] == "secret"
+
+
+def test_the_api_key_reaches_the_router_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, dict[str, str]]] = []
+
+    def popen(command: list[str], env: dict[str, str], **_: object) -> object:
+        started.append((" ".join(command), env))
+        return object()
+
+    monkeypatch.setattr(children.subprocess, "Popen", popen)
+    children.start_model_server(["model-server"], 3)
+    children.start_router(["router"], 3, 4, "secret")
+    children.start_router(["router"], 3, 4)
+    assert [env.get("API_KEY") for _, env in started] == [None, "secret", None]
+    assert "secret" not in "".join(command for command, _ in started)
+
+
+@pytest.mark.parametrize("key", ["", "  ", "schlüssel"])
+def test_a_key_that_guards_nothing_is_refused(
+    key: str,
+    served: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("API_KEY", key)
+    assert main.run(["serve"]) == ExitCode.USAGE
+    assert "API key" in capsys.readouterr().err
+    assert not served
+    monkeypatch.setenv("API_KEY", "secret")
+    assert main.run(["serve"]) == ExitCode.OK
+    assert served["router"].api_key == "secret"
+    assert "secret" not in repr(served["router"])
+
+
+@pytest.mark.parametrize("command", ["serve", "model-server"])
+def test_adapters_are_found_before_anything_is_loaded(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Both commands: one line and a remedy, and no process and no model."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(children, "start_model_server", never)
+    monkeypatch.setattr("tgi_cli.rpc.model_server.run_model_server", never)
+    port = ["--port", "0"] if command == "serve" else []
+    for adapters, code, says in (
+        ("a=/x,a=/y", ExitCode.USAGE, "'a' twice"),
+        ("a=", ExitCode.USAGE, "'a=' is not an adapter"),
+        (f"a={tmp_path}/none", ExitCode.MODEL_UNAVAILABLE, "no folder"),
+        (f"a={tmp_path}", ExitCode.MODEL_UNUSABLE, "is not an adapter"),
+        (f"tgi={tmp_path}", ExitCode.USAGE, "base model"),
+    ):
+        assert main.run([command, *port, "--lora-adapters", adapters]) == code
+        said = [line for line in capsys.readouterr().err.splitlines() if "INFO" not in line]
+        assert said[0].startswith("error: ")
+        assert says in said[0]
+        assert len(said) == 2
 
 
 def test_no_model_is_the_bundled_one(caplog: pytest.LogCaptureFixture) -> None:

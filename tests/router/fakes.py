@@ -15,7 +15,14 @@ from tgi_cli.engine.messages import (
     Started,
 )
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc.interface import EngineLoad, TokenBatch
+from tgi_cli.rpc.interface import (
+    Adapter,
+    AdapterError,
+    AdapterFault,
+    Adapters,
+    EngineLoad,
+    TokenBatch,
+)
 from tgi_cli.text.tokenizer import Tokenizer
 
 END_ID = 1
@@ -56,6 +63,10 @@ class FakeEngine:
         late: ids of the requests that begin when the others are done.
         chances: log-probability of every token, in order of submission; the last is repeated.
         requests, cancelled: what was submitted, and the ids that were cancelled.
+        used: the adapters' names of ``requests``.
+        adapters: what the router has heard of; ``there`` is what is loaded.
+        asked: how often the router asked.
+        fault: what the next loading or unloading ends with.
     """
 
     def __init__(self, tokenizer: Tokenizer, reply: str = "hello world") -> None:
@@ -87,6 +98,15 @@ class FakeEngine:
         self.pause = 0.0
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[int] = []
+        self.used: list[str] = []
+        self.adapters = self.there = Adapters()
+        self.asked = 0
+        self.fault: Exception | None = None
+
+    def load_names(self, *names: str) -> None:
+        """Have adapters loaded that the router has heard of."""
+        loaded = tuple(Adapter(name, f"/adapters/{name}") for name in names)
+        self.adapters = self.there = Adapters(4, loaded)
 
     def say(self, *texts: str) -> list[list[int]]:
         """Script the next answers, each with the end token behind it. Their ids."""
@@ -100,10 +120,37 @@ class FakeEngine:
     async def healthy(self) -> bool:
         return self.is_healthy
 
-    def submit(self, request: GenerationRequest) -> FakeStream:
+    async def list_adapters(self) -> Adapters:
+        self.asked += 1
+        if not self.connected:
+            raise ShardError("the model server is gone")
+        self.adapters = self.there
+        return self.adapters
+
+    async def load_adapter(self, name: str, source: str, in_place: bool = False) -> Adapters:
+        if self.fault is not None:
+            raise self.fault
+        others = tuple(adapter for adapter in self.there.loaded if adapter.name != name)
+        if len(others) < len(self.there.loaded) and not in_place:
+            raise AdapterError(f"an adapter {name!r} is loaded already", "", AdapterFault.TAKEN)
+        loaded = (*others, Adapter(name, source))
+        self.adapters = self.there = Adapters(self.there.max_loras, loaded)
+        return self.adapters
+
+    async def unload_adapter(self, name: str) -> Adapters:
+        if self.fault is not None:
+            raise self.fault
+        if name not in self.there.names:
+            raise AdapterError(f"there is no adapter {name!r}", "", AdapterFault.UNKNOWN)
+        loaded = tuple(adapter for adapter in self.there.loaded if adapter.name != name)
+        self.adapters = self.there = Adapters(self.there.max_loras, loaded)
+        return self.adapters
+
+    def submit(self, request: GenerationRequest, adapter: str = "") -> FakeStream:
         if not self.connected:
             raise ShardError("the model server is gone")
         self.requests.append(request)
+        self.used.append(adapter)
         reply = self.replies[0] if len(self.replies) == 1 else self.replies.popleft()
         chance = self.chances[min(len(self.requests), len(self.chances)) - 1]
         return FakeStream(self, request, reply, chance)

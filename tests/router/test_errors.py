@@ -36,7 +36,10 @@ VALIDATIONS = [
     ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
     ({"best_of": 2, "top_k": 5, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
     ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is not supported by this server"),
-    ({"adapter_id": "x"}, "`adapter_id` is not supported by this server"),
+    (
+        {"adapter_id": "x"},
+        "`adapter_id` 'x' is not known: this server has no adapters (see --lora-adapters)",
+    ),
     ({"seed": 1 << 64}, "`seed` must be an unsigned 64-bit number"),
     (
         {"max_new_tokens": 64},

@@ -216,9 +216,9 @@ class TestFailures:
     ) -> None:
         submit = engine.submit
 
-        def second_fails(request: Any) -> Any:
+        def second_fails(request: Any, adapter: str) -> Any:
             engine.connected = not engine.requests
-            return submit(request)
+            return submit(request, adapter)
 
         monkeypatch.setattr(engine, "submit", second_fails)
         answer = await client.post(CHAT, json={"messages": USER, "n": 4})

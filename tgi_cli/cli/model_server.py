@@ -102,4 +102,5 @@ def model_server(
         graceful_termination_timeout=graceful_termination_timeout,
     )
     config, path = serve.located(config, model_path)
+    config = serve.with_adapters(config)
     run_model_server(config, path, uds_path)

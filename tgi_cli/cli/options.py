@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
@@ -102,6 +103,18 @@ GracefulTerminationTimeout = Annotated[
         help="Seconds that requests in flight get to finish after SIGTERM or Ctrl-C.",
         envvar="GRACEFUL_TERMINATION_TIMEOUT",
         show_envvar=False,
+        rich_help_panel=_NETWORK,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        help="Clients must send it (Authorization: Bearer KEY). Better given as the variable "
+        "API_KEY: flags show in the list of processes.",
+        envvar="API_KEY",
+        show_envvar=False,
+        show_default=False,
         rich_help_panel=_NETWORK,
     ),
 ]
@@ -244,6 +257,22 @@ def chosen_model(context: typer.Context, model: str | None, model_id: str | None
             f"both {model!r} and --model-id {model_id!r} name a model", "give one of them"
         )
     return model_id
+
+
+def checked_key(api_key: str | None) -> str | None:
+    """An API key that clients can send; None for none.
+
+    Raises:
+        ConfigError: an empty one, which would guard nothing, or one that no header can carry.
+    """
+    if api_key is None and "API_KEY" not in os.environ:
+        return None
+    key = (api_key or "").strip()
+    if not key:
+        raise ConfigError("the API key is empty", "set --api-key to a key, or unset API_KEY")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("the API key has characters that no header can carry", "use ASCII")
+    return key
 
 
 def input_limit(max_input_tokens: int | None, max_input_length: int | None) -> int | None:

@@ -49,6 +49,7 @@ def serve(
     payload_limit: o.PayloadLimit = 2_000_000,
     watermark_gamma: o.WatermarkGamma = 0.5,
     watermark_delta: o.WatermarkDelta = 2.0,
+    api_key: o.ApiKey = None,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
 ) -> None:
@@ -103,5 +104,6 @@ def serve(
         payload_limit=payload_limit,
         watermark_gamma=watermark_gamma,
         watermark_delta=watermark_delta,
+        api_key=o.checked_key(api_key),
     )
     raise typer.Exit(run(config, router))

@@ -8,7 +8,7 @@ import site
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import tgi_cli
@@ -72,6 +72,7 @@ class RouterOptions:
     payload_limit: int = 2_000_000
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    api_key: str | None = field(default=None, repr=False)
 
 
 def model_server_command(
@@ -95,13 +96,16 @@ def router_command(
     listener: int,
     lifeline: int,
 ) -> list[str]:
-    """The arguments of ``tgi router`` that say what ``config`` and ``options`` say."""
+    """The arguments of ``tgi router`` that say what ``config`` and ``options`` say.
+
+    All but the API key: others could read it in the list of processes.
+    """
     return [
         "router",
         model.model_id,
         *_flags({"revision": model.revision or None, "model_path": model.path}),
         *_flags({name: getattr(config, name) for name in _ROUTER_FLAGS}),
-        *_flags({f.name: getattr(options, f.name) for f in fields(options)}),
+        *_flags({f.name: getattr(options, f.name) for f in fields(options) if f.name != "api_key"}),
         *_flags({"engine_url": engine_url, "socket_fd": listener, "lifeline_fd": lifeline}),
     ]
 
@@ -137,7 +141,12 @@ class Child:
     """A running part of the server, named in the words of its users."""
 
     def __init__(
-        self, name: str, failure: type[TgiError], command: list[str], pass_fds: Iterable[int] = ()
+        self,
+        name: str,
+        failure: type[TgiError],
+        command: list[str],
+        pass_fds: Iterable[int] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._failure = failure
@@ -146,7 +155,7 @@ class Child:
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=tuple(pass_fds),
-            env=_environment(),
+            env=_environment() | dict(variables or {}),
             start_new_session=True,
         )
 
@@ -204,6 +213,9 @@ def start_model_server(arguments: list[str], lifeline: int) -> Child:
     return Child("model server", ShardError, [*_TGI, *arguments], [lifeline])
 
 
-def start_router(arguments: list[str], lifeline: int, listener: int) -> Child:
+def start_router(
+    arguments: list[str], lifeline: int, listener: int, api_key: str | None = None
+) -> Child:
     """Start ``tgi router``."""
-    return Child("router", RouterError, [*_TGI, *arguments], [lifeline, listener])
+    variables = {} if api_key is None else {"API_KEY": api_key}
+    return Child("router", RouterError, [*_TGI, *arguments], [lifeline, listener], variables)

@@ -40,7 +40,8 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
     with listener.bind(config.hostname, config.port) as sock:
         with _terminable():
             model = _resolve(config)
-        config = replace(config, model_id=model.model_id, revision=model.revision or None)
+            config = replace(config, model_id=model.model_id, revision=model.revision or None)
+            config = with_adapters(config)
         host, port = listener.local_address(sock)
         supervisor = Supervisor(config.graceful_termination_timeout)
         with (
@@ -55,7 +56,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             )
 
             def start_router() -> Child:
-                child = children.start_router(router, lifeline, sock.fileno())
+                child = children.start_router(router, lifeline, sock.fileno(), options.api_key)
                 sock.close()  # the router's alone from here on: it goes when the router goes
                 return child
 
@@ -95,6 +96,22 @@ def located(config: ServeConfig, model_path: Path | None) -> tuple[ServeConfig, 
     model = _resolve(config)
     config = replace(config, model_id=model.model_id, revision=model.revision or None)
     return config, model.path
+
+
+def with_adapters(config: ServeConfig) -> ServeConfig:
+    """``config`` with each adapter as ``name=path``; downloads those that have to be.
+
+    Raises:
+        ConfigError: a form or a name that cannot be.
+        HubError, ModelError: one cannot be had, or is no adapter.
+    """
+    if not config.lora_adapters:
+        return config
+    from tgi_cli import hub
+
+    progress = hub.pick_progress(json_output=config.json_output)
+    adapters = hub.resolve_adapters(config.lora_adapters, config.model_id, progress)
+    return replace(config, lora_adapters=tuple(map(str, adapters)))
 
 
 def _announce(config: ServeConfig, uds_path: Path, url: str) -> None:

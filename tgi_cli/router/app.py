@@ -10,11 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tgi_cli.router import errors
+from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
+from tgi_cli.router.auth import KeyGuard
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
-from tgi_cli.router.routes import chat, completions, health, info, metrics, models, native
+from tgi_cli.router.routes import (
+    adapters,
+    chat,
+    completions,
+    health,
+    info,
+    metrics,
+    models,
+    native,
+)
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -22,7 +33,7 @@ from tgi_cli.text.offload import TextWorkers
 
 logger = logging.getLogger(__name__)
 
-_MODULES = (native, chat, completions, models, health, info, metrics)
+_MODULES = (native, chat, completions, models, adapters, health, info, metrics)
 
 
 def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> Starlette:
@@ -41,7 +52,12 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         },
     )
     app.router.redirect_slashes = False
-    app.state.router = RouterState(config, client, text, workers, measured, admission, generator)
+    if config.api_key is not None:
+        app.add_middleware(KeyGuard, key=config.api_key)
+    names = AdapterNames(client, config.model_id)
+    app.state.router = RouterState(
+        config, client, text, workers, measured, admission, generator, names
+    )
     return app
 
 

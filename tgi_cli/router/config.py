@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -17,6 +17,7 @@ class RouterConfig:
         validation_workers: threads for tokenizing long prompts off the event loop.
         payload_limit: bytes of a request body.
         watermark_gamma, watermark_delta: of requests that ask for a watermark.
+        api_key: what clients have to bring; None: nothing.
         graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
     """
 
@@ -40,3 +41,4 @@ class RouterConfig:
     payload_limit: int = 2_000_000
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    api_key: str | None = field(default=None, repr=False)

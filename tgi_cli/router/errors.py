@@ -84,6 +84,37 @@ def unsupported(param: str, what: str | None = None) -> ApiError:
     return validation(f"{what or f'`{param}`'} is not supported by this server", param)
 
 
+def bad_request(message: str) -> ApiError:
+    """A body that cannot be, where vLLM says 400."""
+    return ApiError(400, message, "validation")
+
+
+def no_model(message: str) -> ApiError:
+    """A model that this server does not have."""
+    return ApiError(404, message, "not_found", param="model", code="model_not_found")
+
+
+def unauthorized() -> ApiError:
+    """No API key, or another one."""
+    return ApiError(
+        401,
+        "the request needs the server's API key: Authorization: Bearer KEY",
+        "unauthorized",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def forbidden(message: str) -> ApiError:
+    """What this server does for nobody."""
+    return ApiError(403, message, "forbidden", code="forbidden")
+
+
+def engine_gone(cause: str) -> ApiError:
+    """No engine to ask."""
+    return ApiError(503, cause, "generation", headers={"retry-after": "5"})
+
+
 def template(message: str) -> ApiError:
     """The chat template refused the conversation, or there is none."""
     return ApiError(422, f"Template error: {message}", "template_error", param="messages")

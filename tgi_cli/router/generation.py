@@ -122,7 +122,7 @@ class Generation:
             prompt_logprobs=spec.prompt_logprobs if lead is None else None,
         )
         try:
-            self._stream = generator.client.submit(request)
+            self._stream = generator.client.submit(request, spec.adapter)
         except ShardError as error:
             raise errors.generation_failed(error.cause) from error
         self._batches = aiter(self._stream)
@@ -301,7 +301,8 @@ class Generation:
         """One line per request; never its text."""
         timings = self.timings
         end = timings.finished or time.perf_counter()
-        return {
+        adapter = {"adapter": self.spec.adapter} if self.spec.adapter else {}
+        return adapter | {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
             "total_ms": round((end - timings.arrived) * 1e3, 1),

@@ -146,13 +146,13 @@ class Metrics:
             metric for metric in vars(self).values() if isinstance(metric, Counter | Histogram)
         )
 
-    def render(self, load: EngineLoad, in_flight: int) -> bytes:
+    def render(self, load: EngineLoad, in_flight: int, adapters: int = 0) -> bytes:
         """The whole exposition, with the engine as of its latest step."""
         lines = [line for metric in self._exposed for line in metric.lines()]
-        lines.extend(self._engine_lines(load, in_flight))
+        lines.extend(self._engine_lines(load, in_flight, adapters))
         return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)
 
-    def _engine_lines(self, load: EngineLoad, in_flight: int) -> Iterator[str]:
+    def _engine_lines(self, load: EngineLoad, in_flight: int, adapters: int) -> Iterator[str]:
         used = load.used_blocks * self._info.block_size
         capacity = self._info.max_batch_total_tokens
         gauges = (
@@ -167,6 +167,7 @@ class Metrics:
                 load.cached_blocks,
             ),
             ("tgi_request_in_flight", "Sequences that hold a place in the router.", in_flight),
+            ("tgi_lora_adapters", "LoRA adapters that requests may name.", adapters),
         )
         for name, help, value in gauges:
             yield f"# HELP {name} {help}"

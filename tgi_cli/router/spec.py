@@ -33,6 +33,7 @@ class GenerationSpec:
         priority: higher is served first.
         cache_salt: only requests of the same salt share cached prefixes, so that nobody can find
             out by timing what another tenant has sent.
+        adapter: name of the LoRA adapter; empty: the base model.
     """
 
     prompt: str | tuple[int, ...]
@@ -50,3 +51,4 @@ class GenerationSpec:
     prompt_only: bool = False
     priority: int = 0
     cache_salt: bytes = b""
+    adapter: str = ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 import tgi_cli
+from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation import Generation
@@ -35,6 +36,7 @@ class RouterState:
     metrics: Metrics
     admission: Admission
     generator: Generator
+    adapters: AdapterNames
 
     @property
     def fingerprint(self) -> str:

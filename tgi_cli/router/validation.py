@@ -158,9 +158,8 @@ def _best_of(asked: GenerateParameters, config: RouterConfig, stream: bool) -> i
     for broken, message in checks:
         if broken:
             raise errors.validation(message)
-    for name, given in (("grammar", asked.grammar), ("adapter_id", asked.adapter_id)):
-        if given is not None:
-            raise errors.unsupported(name)
+    if asked.grammar is not None:
+        raise errors.unsupported("grammar")
     return best_of
 
 

@@ -52,7 +52,8 @@ async def chat_completions(request: Request) -> Response | EventStream:
     state = state_of(request)
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
-        spec = _spec(body, state)
+        adapter = await state.adapters.openai(body.model)
+        spec = replace(_spec(body, state), adapter=adapter)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None

@@ -49,8 +49,9 @@ async def completions(request: Request) -> Response | EventStream:
     state = state_of(request)
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
+        adapter = await state.adapters.openai(body.model)
         prompts = _prompts(body, state)
-        specs = _specs(body, prompts, state)
+        specs = [replace(spec, adapter=adapter) for spec in _specs(body, prompts, state)]
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,9 +16,11 @@ from tgi_cli.router.state import state_of
 
 
 async def info(request: Request) -> Response:
-    """TGI's fields."""
+    """TGI's fields, and the adapters where there may be any."""
     state = state_of(request)
     config, engine = state.config, state.client.info
+    await state.adapters.refresh()
+    loaded = state.adapters.loaded
     return json_response(
         Info(
             model_id=config.model_id,
@@ -34,6 +37,7 @@ async def info(request: Request) -> Response:
             version=tgi_cli.__version__,
             sha=None,
             docker_label=os.environ.get("DOCKER_LABEL") or None,
+            lora_adapters=loaded.names if loaded.max_loras else UNSET,
         )
     )
 

@@ -13,7 +13,8 @@ from tgi_cli.router.state import state_of
 async def metrics(request: Request) -> Response:
     """The text exposition."""
     state = state_of(request)
-    text = state.metrics.render(state.client.load, state.admission.in_flight)
+    loaded = state.adapters.loaded.loaded
+    text = state.metrics.render(state.client.load, state.admission.in_flight, len(loaded))
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

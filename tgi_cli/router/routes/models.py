@@ -6,34 +6,41 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tgi_cli.router.errors import ApiError
+from tgi_cli.hub.adapters import BASE_NAME
+from tgi_cli.router import errors
 from tgi_cli.router.http import json_response
-from tgi_cli.router.state import state_of
+from tgi_cli.router.state import RouterState, state_of
 
 
-def _model(model_id: str) -> dict[str, object]:
-    return {"id": model_id, "object": "model", "created": 0, "owned_by": model_id}
+def _model(model_id: str, **more: str) -> dict[str, object]:
+    return {"id": model_id, "object": "model", "created": 0, "owned_by": model_id, **more}
+
+
+async def _models(state: RouterState) -> dict[str, dict[str, object]]:
+    """The served model, then its adapters, as vLLM lists them: by name, with files and base."""
+    await state.adapters.refresh()
+    served = state.config.model_id
+    found = {served: _model(served)}
+    for adapter in state.adapters.loaded.loaded:
+        found[adapter.name] = _model(adapter.name, root=adapter.path, parent=served)
+    return found
 
 
 async def list_models(request: Request) -> Response:
-    """The one model that is served."""
-    data = [_model(state_of(request).config.model_id)]
+    """All that requests may name."""
+    data = list((await _models(state_of(request))).values())
     return json_response({"object": "list", "data": data})
 
 
 async def get_model(request: Request) -> Response:
-    """The served model by its id, or by TGI's name for it."""
-    served = state_of(request).config.model_id
+    """One of them by its id; the served model also by TGI's name for it."""
+    state = state_of(request)
     asked = request.path_params["model"]
-    if asked not in (served, "tgi"):
-        raise ApiError(
-            404,
-            f"The model `{asked}` does not exist",
-            "not_found",
-            param="model",
-            code="model_not_found",
-        )
-    return json_response(_model(served))
+    models = await _models(state)
+    found = models.get(state.config.model_id if asked == BASE_NAME else asked)
+    if found is None:
+        raise errors.no_model(f"The model `{asked}` does not exist")
+    return json_response(found)
 
 
 ROUTES = [

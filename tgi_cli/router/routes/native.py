@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET
@@ -26,6 +27,7 @@ from tgi_cli.router.schemas.native import (
     StreamDetails,
     StreamResponse,
 )
+from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.sse import EventStream, FailedSource
 from tgi_cli.router.state import RouterState, state_of
 from tgi_cli.router.validation import native_spec, request_timeout
@@ -76,7 +78,7 @@ async def _whole(
     request: Request, state: RouterState, body: GenerateRequest, arrived: float
 ) -> tuple[GenerateResponse, dict[str, str]]:
     try:
-        spec = native_spec(body, state.config, state.client.info, stream=False)
+        spec = await _spec(body, state, stream=False)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
@@ -120,7 +122,7 @@ async def _stream(
     source: DeltaSource
     generation: Generation | None = None
     try:
-        spec = native_spec(body, state.config, state.client.info, stream=True)
+        spec = await _spec(body, state, stream=True)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         source = FailedSource(state.generator.refuse(error))
@@ -135,6 +137,12 @@ async def _stream(
     return EventStream(
         source, NativeEvents(body, generation), state.stream_headers(len(body.inputs))
     )
+
+
+async def _spec(body: GenerateRequest, state: RouterState, stream: bool) -> GenerationSpec:
+    """Raises ApiError."""
+    spec = native_spec(body, state.config, state.client.info, stream)
+    return replace(spec, adapter=await state.adapters.native(body.parameters.adapter_id))
 
 
 def _full_text(body: GenerateRequest, finish: Finish) -> str:

@@ -132,3 +132,5 @@ class Info(msgspec.Struct, kw_only=True):
     version: str
     sha: str | None
     docker_label: str | None
+    lora_adapters: list[str] | UnsetType = UNSET
+    """Where adapters are on; TGI has no such field."""

@@ -91,6 +91,20 @@ class CompletionRequest(Sampling, kw_only=True):
     suffix: str | None = None
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of ``/v1/load_lora_adapter``; ``load_inplace`` replaces one of the same name."""
+
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of ``/v1/unload_lora_adapter``."""
+
+    lora_name: str = ""
+
+
 class TopLogprob(msgspec.Struct, kw_only=True):
     """A token that could have been, and the bytes that it stands for."""
 
