@@ -22,10 +22,11 @@ one loses much: a step is hundreds of products of some 10 us, and each ends at a
 waits for the slower thread to get its time slice."""
 
 
-def default_threads(weight_bytes: int = SMALL_MODEL) -> int:
+def default_threads(weight_bytes: int = SMALL_MODEL, processes: int = 1) -> int:
     """OMP_NUM_THREADS if it is set, else the physical cores within affinity and quota.
 
-    One for a model whose weights are smaller than :data:`SMALL_MODEL`.
+    One for a model whose weights are smaller than :data:`SMALL_MODEL`; a fair part of them for
+    one of several processes that compute at once.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdigit() and int(asked) > 0:
@@ -34,7 +35,7 @@ def default_threads(weight_bytes: int = SMALL_MODEL) -> int:
         return 1
     cores = _physical_cores(_affinity())
     quota = _quota()
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+    return max(1, (cores if quota is None else min(cores, math.ceil(quota))) // processes)
 
 
 def set_threads(count: int | None = None) -> int:

@@ -7,7 +7,6 @@ news go both ways at any time. https://jcristharif.com/msgspec/
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -106,11 +105,13 @@ def decode_assignment(data: bytes) -> Assignment:
 
 def decode_order(data: bytes) -> Order:
     """Raises msgspec.ValidationError, as the others do, if it is none."""
-    return _orders.decode(data)
+    order: Order = _orders.decode(data)
+    return order
 
 
 def decode_news(data: bytes) -> News:
-    return _news.decode(data)
+    news: News = _news.decode(data)
+    return news
 
 
 def _plain(new: NewRow) -> NewRow:
@@ -125,5 +126,3 @@ def _plain(new: NewRow) -> NewRow:
     return replace(
         new, extras=replace(extras, logits_processors=(), return_generation_logits=False)
     )
-
-

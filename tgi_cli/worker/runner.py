@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import Step
 from tgi_cli.sampling.batch import SamplingBatch
 from tgi_cli.sampling.constraints import TokenMasks
@@ -94,6 +95,7 @@ class ModelRunner:
         device: of all of them.
         upload: brings host arrays there.
         adapters: of the model; None where there is no room for any.
+        shard: this process's place among those that run the model; the first alone chooses.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class ModelRunner:
         device: torch.device,
         upload: Uploader,
         adapters: AdapterShelf | None = None,
+        shard: Shard = ALONE,
     ) -> None:
         self.rows = rows
         self._model = model
@@ -112,6 +115,7 @@ class ModelRunner:
         self._device = device
         self._upload = upload
         self._adapters = adapters
+        self._shard = shard
         self._sampler = Sampler(upload)
         self._vocab_size = vocab_size
         self._logits_at_once = max(1, MAX_LOGITS[device.type] // vocab_size)
@@ -178,6 +182,8 @@ class ModelRunner:
                     produced.prompts.append(scored)
             if len(handle.batch):
                 self._choose(handle, self._masks(masks, len(handle.batch)), produced)
+                if self._shard.size > 1:
+                    self._agree(handle, produced)
             return DeviceResult(produced, self._device)
 
     def _masks(
@@ -197,6 +203,8 @@ class ModelRunner:
         count, at_once = len(handle.batch), self._scores_at_once
         for begin in range(0, count, self._logits_at_once):
             logits = self._model.logits(handle.hidden[begin : begin + self._logits_at_once])
+            if self._shard.rank > 0:
+                continue
             for first in range(begin, begin + len(logits), at_once):
                 end = min(first + at_once, begin + len(logits))
                 part = slice(first, end)
@@ -207,6 +215,15 @@ class ModelRunner:
                 sampled = self._sampler(raw, batch, self.rows.tokens, scores, mask)
                 self.rows.write(handle.targets[part], sampled.token_ids)
                 produced.sampled.append(sampled)
+
+    def _agree(self, handle: Launched, produced: Produced) -> None:
+        """Shard 0 says what it chose, so that a sum that differs in its last bit from shard to
+        shard cannot make their sequences differ."""
+        if self._shard.rank == 0:
+            self._shard.broadcast(torch.cat([part.token_ids for part in produced.sampled]))
+        else:
+            chosen = torch.empty_like(handle.targets)
+            self.rows.write(handle.targets, self._shard.broadcast(chosen))
 
     def _ask(
         self, handle: Launched, part: slice, logits: Tensor, produced: Produced

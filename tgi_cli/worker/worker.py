@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,10 @@ from tgi_cli.device import (
     set_threads,
     total_memory,
 )
+from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
+from tgi_cli.errors import TgiError
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
@@ -32,6 +34,9 @@ from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.staging import Uploader
 from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, threads_for, worst_steps
+
+if TYPE_CHECKING:
+    from tgi_cli.worker.sharded import ShardedWorker
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,8 @@ class ModelWorker:
         attention: without blocks yet.
         load_seconds: that loading took, to be reported.
         adapters: of the model; None where there is no room for any.
+        shard: this process's place, if several run the model: all of them call the same methods
+            with the same steps, in the same order.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class ModelWorker:
         attention: PagedAttention,
         load_seconds: float = 0.0,
         adapters: AdapterShelf | None = None,
+        shard: Shard = ALONE,
     ) -> None:
         self._serve = serve
         self._config = config
@@ -65,7 +73,8 @@ class ModelWorker:
         self._model = model
         self._attention = attention
         self._load_seconds = load_seconds
-        self._device = torch.device(config.device)
+        self._shard = shard
+        self._device = attention.device
         self._capacity: Capacity | None = None
         upload = Uploader(self._device)
         rows = Rows(
@@ -73,7 +82,7 @@ class ModelWorker:
         )
         self._adapters = adapters
         self._runner = ModelRunner(
-            model, attention, rows, facts.vocab_size, self._device, upload, adapters
+            model, attention, rows, facts.vocab_size, self._device, upload, adapters, shard
         )
 
     def launch(self, step: Step) -> object:
@@ -103,17 +112,21 @@ class ModelWorker:
             OutOfMemoryError: such a step, or what the user promised to clients, does not fit.
         """
         began = time.monotonic()
-        config, block_bytes = self._config, self._attention.block_bytes
+        config, block_bytes, shard = self._config, self._attention.block_bytes, self._shard
+        # Processes on a CPU share its memory, and each counts what all of them take.
+        sharers = shard.size if self._device.type == "cpu" else 1
         self._attention.allocate(WARMUP_BLOCKS)
         meter = PeakMeter(self._device)
-        cacheable = available_memory(self._device) // block_bytes * config.block_size
+        cacheable = available_memory(self._device) // sharers // block_bytes * config.block_size
+        cacheable = shard.smallest(cacheable)
         with threads_for(self._model.weight_bytes, self._device):
             for step in worst_steps(config, cacheable):
                 self.sample(self.launch(step)).wait()
-        activations = meter.read() * part_of_worst(config)
+        activations = meter.read() * part_of_worst(config) * sharers
         give_back(self._device)
-        available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes
+        available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes * sharers
         budget = cache_budget(config, available, activations, total_memory(self._device))
+        budget = shard.smallest(budget // sharers)
         num_blocks, effective = size_cache(self._serve, config, budget, block_bytes)
         self._attention.allocate(num_blocks)
         give_back(self._device)  # the small cache
@@ -121,13 +134,13 @@ class ModelWorker:
             config=effective,
             num_blocks=num_blocks,
             kv_window=self._model.kv_window,
-            cache_bytes=num_blocks * block_bytes,
-            weight_bytes=self._model.weight_bytes,
+            cache_bytes=num_blocks * block_bytes * shard.size,
+            weight_bytes=shard.total(self._model.weight_bytes),
             activation_bytes=activations,
             load_seconds=self._load_seconds,
             warmup_seconds=time.monotonic() - began,
         )
-        if effective.max_total_tokens < config.max_total_tokens:
+        if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
             log.warning(
                 "memory for %d of %d tokens of context: max_total_tokens is %d",
                 effective.max_total_tokens,
@@ -135,6 +148,12 @@ class ModelWorker:
                 effective.max_total_tokens,
             )
         return self._capacity
+
+    def watch(self, on_lost: Callable[[TgiError], None]) -> None:
+        """Have ``on_lost`` called when no step can be run any more: never, in one process."""
+
+    def close(self) -> None:
+        """End what was started for the worker: nothing, in one process."""
 
     def info(self) -> EngineInfo:
         """What clients must know.
@@ -167,8 +186,8 @@ class ModelWorker:
 
 def load_worker(
     serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
-) -> tuple[ModelWorker, EngineConfig]:
-    """Load a model and put a worker around it.
+) -> tuple[ModelWorker | ShardedWorker, EngineConfig]:
+    """Load a model and put a worker around it, in several processes if that was asked for.
 
     Args:
         serve: the user's words; resolved here, since that takes the model's and the device's
@@ -184,23 +203,41 @@ def load_worker(
         ConfigError: flags that contradict each other or the model.
         ModelError: files that cannot be used.
         OutOfMemoryError: the weights do not fit.
+        ShardError: another process of the model failed.
     """
-    began = time.monotonic()
     model_config = read_config(model_path, trust_remote_code=serve.trust_remote_code)
-    facts = model_facts(model_config)
     ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
+    facts = model_facts(model_config)
     config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
+    if config.num_shard > 1:
+        from tgi_cli.worker.sharded import load_sharded  # it is made of what stands here
+
+        return load_sharded(serve, config, progress), config
+    return make_worker(serve, config, progress=progress), config
+
+
+def make_worker(
+    serve: ServeConfig,
+    config: EngineConfig,
+    shard: Shard = ALONE,
+    progress: Callable[[int, int], None] | None = None,
+) -> ModelWorker:
+    """The same for one process, with a share of the model. Raises the same."""
+    began = time.monotonic()
+    model_config = read_config(config.model_path, trust_remote_code=serve.trust_remote_code)
+    facts = model_facts(model_config)
     table = make_table(config)
-    device = torch.device(config.device)
+    device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
-        set_threads()
+        set_threads(default_threads(processes=shard.size))
     with out_of_memory_as_error(LOAD_REMEDY):
         model = load_model(
             model_config,
             dtype,
             device,
             progress,
+            shard=shard,
             load_format=serve.load_format,
             lora=table,
             max_positions=config.max_total_tokens,
@@ -209,13 +246,12 @@ def load_worker(
     give_back(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
-        set_threads(default_threads(model.weight_bytes))
+        set_threads(default_threads(model.weight_bytes, shard.size))
     attention = create_attention(
         None, model.kv_specs, config.block_size, dtype, device, cache_dtype
     )
     seconds = time.monotonic() - began
-    worker = ModelWorker(serve, config, facts, model, attention, seconds, adapters)
-    return worker, config
+    return ModelWorker(serve, config, facts, model, attention, seconds, adapters, shard)
 
 
 def make_table(config: EngineConfig) -> LoraTable | None:
