@@ -41,6 +41,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+SHAPES["1b"] = SHAPES["135m"] | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 SHAPES["60m"] = SHAPES["135m"] | {"vocab_size": 16384, "num_hidden_layers": 12}
 
 _TOKENIZER_FILES = (

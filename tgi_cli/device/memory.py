@@ -7,6 +7,8 @@ https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import resource
 import sys
@@ -127,3 +129,18 @@ def _statistic(path: Path, prefix: str) -> int:
         if line.startswith(prefix):
             return int(line[len(prefix) :])
     return 0
+
+
+def release_pages(tensor: torch.Tensor) -> None:
+    """Drop the pages of a tensor in a mapped file from this process; reading brings them back.
+
+    https://man7.org/linux/man-pages/man2/madvise.2.html; elsewhere than on Linux nothing happens.
+    """
+    if not sys.platform.startswith("linux") or not tensor.is_contiguous():
+        return
+    page = mmap.PAGESIZE
+    begin = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if begin < end:
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)

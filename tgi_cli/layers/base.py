@@ -42,6 +42,8 @@ class WeightSlot:
     name: str
     shape: tuple[int, ...]
     fill: Callable[[Tensor], object]
+    keep: Callable[[Tensor], bool] | None = None
+    """Offered the tensor in its mapped file instead; whether that was taken in place of a copy."""
 
 
 class Loadable(nn.Module):
@@ -53,6 +55,11 @@ class Loadable(nn.Module):
     """
 
     packed: Tensor | None = None
+
+    @property
+    def loads_after(self) -> Loadable | None:
+        """The layer that must be loaded before this one, and should be right before it."""
+        return None
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         """The tensors that the layer at ``path`` (its name in the model) wants."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tgi_cli.device.memory import release_pages
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import _Linear
 
@@ -24,28 +25,72 @@ def _fill_rows(table: Tensor, whole: Tensor, start: int, end: int) -> None:
 
 
 class Embedding(Loadable):
-    """The table of token vectors: ids int64 [T] -> [T, hidden]."""
+    """The table of token vectors: ids int64 [T] -> [T, hidden].
+
+    Where a head is tied to it that keeps its own, packed copy (see :class:`LMHead`), the table
+    need not be in memory a second time: vectors are then read from the checkpoint's mapped file.
+    """
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.shard = build.shard
+        self.dtype = build.dtype
         self.vocab_size = vocab_size
         self.rows, self.start, self.end = _own_rows(build, vocab_size)
-        self.weight = empty_parameter(self.rows, hidden_size, dtype=build.dtype)
+        self.weight: nn.Parameter | None = empty_parameter(
+            self.rows, hidden_size, dtype=build.dtype
+        )
+        self.shape = (vocab_size, hidden_size)
+        self.may_stay_mapped = False
+        self.mapped: Tensor | None = None
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        def fill(tensor: Tensor) -> None:
-            _fill_rows(self.weight, tensor, self.start, self.end)
+        yield WeightSlot(f"{path}.weight", self.shape, self._fill, self._keep)
 
-        yield WeightSlot(f"{path}.weight", (self.vocab_size, self.weight.shape[1]), fill)
+    def materialize(self, device: torch.device) -> None:
+        self.device = device  # memory is taken when it is known whether it is needed
+
+    def _keep(self, tensor: Tensor) -> bool:
+        if not self.may_stay_mapped or self.device.type != "cpu":
+            return False
+        self.mapped, self.weight = tensor[self.start : self.end], None
+        return True
+
+    def _fill(self, tensor: Tensor) -> None:
+        super().materialize(self.device)
+        assert self.weight is not None
+        _fill_rows(self.weight, tensor, self.start, self.end)
+
+    def table(self) -> Tensor:
+        """[rows of this shard, hidden], in the model's dtype."""
+        if self.weight is not None:
+            return self.weight
+        assert self.mapped is not None
+        whole = self.mapped.to(self.dtype)
+        return nn.functional.pad(whole, (0, 0, 0, self.rows - len(whole)))
+
+    def settle(self, head_weight: nn.Parameter | None) -> None:
+        """A tied head is done with the table: ``head_weight`` is what it kept of it, if it did."""
+        if self.mapped is None:
+            return
+        if head_weight is None:
+            release_pages(self.mapped)
+        else:
+            self.weight, self.mapped = head_weight, None
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.shard.size == 1:
-            return self.weight.index_select(0, ids)
+            return self._rows(ids)
         local = ids - self.start
         foreign = (local < 0) | (local >= self.end - self.start)
-        vectors = self.weight.index_select(0, local.masked_fill_(foreign, 0))
+        vectors = self._rows(local.masked_fill_(foreign, 0))
         return self.shard.all_reduce(vectors.masked_fill_(foreign[:, None], 0))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        if self.mapped is not None:
+            return self.mapped.index_select(0, ids).to(self.dtype)
+        assert self.weight is not None
+        return self.weight.index_select(0, ids)
 
 
 class PositionEmbedding(Loadable):
@@ -68,8 +113,8 @@ class LMHead(_Linear):
     """Hidden states [N, hidden] to float32 logits [N, vocab], the same on every shard.
 
     A tied head takes its weight from the embedding. Where weights are packed it keeps a packed
-    copy beside the table: 57 MB for a vocabulary of 49152 and a width of 576, against a head
-    that takes half the time (5.9 ms of one core plain, 3.1 packed).
+    copy, which takes half the time (5.9 ms of one core plain, 3.1 packed, for a vocabulary of
+    49152 and a width of 576).
     """
 
     def __init__(
@@ -85,6 +130,12 @@ class LMHead(_Linear):
         self.shard = build.shard
         self.vocab_size = vocab_size
         self._tied = (tied,)  # in a tuple, so that it does not become a submodule
+        if tied is not None:
+            tied.may_stay_mapped = True
+
+    @property
+    def loads_after(self) -> Embedding | None:
+        return self._tied[0]
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         def fill(parameter: str, tensor: Tensor) -> None:
@@ -104,9 +155,12 @@ class LMHead(_Linear):
         super().materialize(device)
 
     def finish(self) -> None:
-        if self._tied[0] is not None:
-            self.weight = self._tied[0].weight
+        tied = self._tied[0]
+        if tied is not None:
+            self.weight = nn.Parameter(tied.table(), requires_grad=False)
         super().finish()
+        if tied is not None:
+            tied.settle(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.shard.all_gather(super().forward(x))

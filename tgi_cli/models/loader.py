@@ -120,6 +120,7 @@ def load_model(
             for path, layer in model.named_modules()
             if isinstance(layer, Loadable)
         ]
+        layers.sort(key=_order)
         if load_format == "dummy":
             _fill_dummies(layers, device)
         else:
@@ -127,6 +128,13 @@ def load_model(
             fillings = _resolve(model, [slot for _, slots in layers for slot in slots], stored)
             _fill(layers, fillings, device, progress)
     return model.eval()
+
+
+def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:
+    """The largest first, while there is room: packing needs a layer's memory twice."""
+    first = layer[0].loads_after
+    slots = layer[1] if first is None else first.slots("")
+    return -sum(torch.Size(slot.shape).numel() for slot in slots), first is not None
 
 
 def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch.device) -> None:
@@ -171,7 +179,11 @@ class _MappedFiles:
     def fill(self, filling: _Filling) -> None:
         if self._read >= _MAPPED_BYTES:
             self.close()
-        filling.slot.fill(filling.source.view(*map(self._tensor, filling.stored)))
+        slot, source = filling.slot, filling.source
+        tensor = source.view(*map(self._tensor, filling.stored))
+        plain = source == Source(source.names)
+        if not (plain and slot.keep is not None and slot.keep(tensor)):
+            slot.fill(tensor)
         self._read += filling.num_bytes
 
     def _tensor(self, stored: _Stored) -> torch.Tensor:

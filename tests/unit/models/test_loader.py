@@ -50,12 +50,42 @@ def test_shards_stand_side_by_side_in_merged_weights(
 
 def test_weights_are_cast_on_the_way(tmp_path: Path) -> None:
     make_llama(tmp_path, dtype=torch.bfloat16)
-    given = weights(tmp_path)["model.embed_tokens.weight"]
+    given = weights(tmp_path)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        table = load(tmp_path, dtype).get_parameter("model.embed_tokens.weight")
+        model = load(tmp_path, dtype)
+        norm = model.get_parameter("model.norm.weight")
+        assert norm.dtype == dtype
+        assert torch.equal(norm, given["model.norm.weight"].to(dtype))
+        assert not norm.requires_grad
+        vectors = model.get_submodule("model.embed_tokens")(torch.arange(256))
+        assert vectors.dtype == dtype
+        assert torch.equal(vectors, given["model.embed_tokens.weight"].to(dtype))
+
+
+def test_a_table_that_a_head_has_packed_stays_in_its_file(tmp_path: Path) -> None:
+    make_llama(tmp_path, tie_word_embeddings=True)
+    given = weights(tmp_path)["model.embed_tokens.weight"]
+    model = load(tmp_path)
+    table = model.get_submodule("model.embed_tokens")
+    head = model.get_submodule("lm_head")
+    assert table.weight is None
+    assert head.weight is None
+    assert model.weight_bytes == sum(4 * t.numel() for t in weights(tmp_path).values())
+    (tmp_path / "model.safetensors").unlink()  # what is mapped outlives its name
+    assert torch.equal(table(torch.tensor([3, 200])), given[[3, 200]])
+    torch.testing.assert_close(head(given[:2]), given[:2] @ given.T)
+
+
+def test_a_tied_head_that_is_not_packed_shares_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
+    make_llama(tmp_path, tie_word_embeddings=True, dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        model = load(tmp_path, dtype)
+        table = model.get_parameter("model.embed_tokens.weight")
+        assert table is model.get_submodule("lm_head").weight
         assert table.dtype == dtype
-        assert torch.equal(table, given.to(dtype))
-        assert not table.requires_grad
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
