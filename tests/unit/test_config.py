@@ -187,3 +187,37 @@ def test_inflight_steps_hold_the_longest_prompt(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_caches_dtype_is_the_weights(dtype: str) -> None:
     assert resolved(dtype=dtype).kv_cache_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("said", "largest", "slots", "rank"),
+    [
+        ({}, 0, 0, 64),
+        ({"max_loras": 2}, 0, 2, 64),
+        ({"lora_adapters": ("a=/a",)}, 8, 4, 16),
+        ({"lora_adapters": ("a=/a",)}, 48, 4, 48),
+        ({"lora_adapters": ("a=/a",), "max_loras": 1, "max_lora_rank": 128}, 48, 1, 128),
+    ],
+)
+def test_slots_for_adapters_follow_what_is_named(
+    said: dict[str, Any], largest: int, slots: int, rank: int
+) -> None:
+    config = resolve(ServeConfig(model_id="m", **said), MODEL, CPU, Path("/m"), largest)
+    assert (config.max_loras, config.max_lora_rank, config.max_cpu_loras) == (slots, rank, 32)
+    limits = Limits.of(config, 10)
+    assert (limits.max_loras, limits.max_cpu_loras) == (slots, 32)
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"lora_adapters": ("a=/a",), "max_loras": 0}, "--max-loras 0 leaves no room"),
+        ({"max_loras": -1}, "--max-loras -1"),
+        ({"max_cpu_loras": 0}, "--max-cpu-loras 0 must be positive"),
+        ({"max_lora_rank": 0}, "--max-lora-rank 0 must be positive"),
+        ({"lora_adapters": ("a=/a",), "max_lora_rank": 4}, "less than the rank 8"),
+    ],
+)
+def test_slots_that_cannot_be(said: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        resolve(ServeConfig(model_id="m", **said), MODEL, CPU, Path("/m"), 8)
