@@ -10,8 +10,9 @@ beside it, nor on how its prompt was cut into chunks, nor on whether it was comp
 or as decode. torch's kernel adds up a row the same way whatever else it computes, as long as
 it is given a multiple of 16 keys (hidden ones add zeros) and a multiple of 4 queries (its
 remainders of 1 to 3 take other code - and more time: 930 us for 3, 720 for 4), and as long as
-long sums are cut at the same keys, which is the plan's part. So it is on x86 with AVX-512;
-elsewhere a last bit may differ.
+long sums are cut at the same keys, which is the plan's part. The same holds with a cap and with
+sinks: the steps outside that kernel keep its rules. So it is on x86 with AVX-512; elsewhere a
+last bit may differ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
 from tgi_cli.attention.cpu_plan import (
@@ -30,6 +31,7 @@ from tgi_cli.attention.cpu_plan import (
     Prefills,
     WindowPlan,
 )
+from tgi_cli.attention.cpu_scores import Scoring
 from tgi_cli.attention.fp8 import FP8_DTYPES, FromFP8
 
 _CALL_COST = 64 * 1024
@@ -64,8 +66,18 @@ class CpuAttention(PagedAttention):
             plan.plan(metadata)
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        if sinks is not None:
+            sinks = sinks.to(torch.float32).view(key.shape[1], -1)
+        scoring = Scoring(scale, softcap, sinks)
         if len(self._entered):
             # A mask hides a score but not a NaN: what a broken request left behind must not
             # reach the next owner of its block through the places not written yet.
@@ -74,31 +86,29 @@ class CpuAttention(PagedAttention):
         self.write(layer, key, value, self._slots)
         plan = self._plans[self.specs[layer].window]
         if len(plan.decodes) == 1 and not plan.prefills:
-            return self._decode(layer, plan.decodes[0], query, scale)
+            return self._decode(layer, plan.decodes[0], query, scoring)
         output = query.new_empty(query.shape)
         for decodes in plan.decodes:
             if decodes.rows is None:
                 queries = query[: decodes.size]
-                output[: decodes.size] = self._decode(layer, decodes, queries, scale)
+                output[: decodes.size] = self._decode(layer, decodes, queries, scoring)
             else:
                 queries = query.index_select(0, decodes.rows)
-                output.index_copy_(0, decodes.rows, self._decode(layer, decodes, queries, scale))
+                output.index_copy_(0, decodes.rows, self._decode(layer, decodes, queries, scoring))
         for prefills in plan.prefills:
-            self._prefill(layer, plan, prefills, query, scale, output)
+            self._prefill(layer, plan, prefills, query, scoring, output)
         return output
 
-    def _decode(self, layer: int, group: Decodes, query: Tensor, scale: float) -> Tensor:
+    def _decode(self, layer: int, group: Decodes, query: Tensor, scoring: Scoring) -> Tensor:
         size, heads, head_dim = query.shape
         kv_heads = self.specs[layer].num_kv_heads
         share = heads // kv_heads
         keys, values = self._gather(layer, group)
         queries = query.view(size, kv_heads, share, head_dim)
         if share % QUERIES:
-            queries = pad(queries, (0, 0, 0, -share % QUERIES))
-        attended = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=group.mask, scale=scale
-        )
-        return attended[:, :, :share].reshape(size, heads, head_dim)
+            queries = pad(queries, (0, 0, -share % QUERIES, 0))
+        attended = scoring.attend(queries, keys, values, group.mask)
+        return attended[:, :, -share:].reshape(size, heads, head_dim)
 
     def _prefill(
         self,
@@ -106,7 +116,7 @@ class CpuAttention(PagedAttention):
         plan: WindowPlan,
         group: Prefills,
         query: Tensor,
-        scale: float,
+        scoring: Scoring,
         output: Tensor,
     ) -> None:
         heads, head_dim = query.shape[1:]
@@ -126,12 +136,11 @@ class CpuAttention(PagedAttention):
             seen = slice(tile.first_key, tile.first_key + tile.keys)
             some = queries[:, tile.begin : tile.end].transpose(1, 2)
             some = some.reshape(group.size, kv_heads, rows, head_dim)
-            attended = scaled_dot_product_attention(
+            attended = scoring.attend(
                 pad(some, (0, 0, filling, 0)) if filling else some,
                 keys[:, :, seen],
                 values[:, :, seen],
-                attn_mask=mask[-rows - filling :, left : left + tile.keys],
-                scale=scale,
+                mask[-rows - filling :, left : left + tile.keys],
             )
             outputs[:, tile.begin : tile.end].transpose(1, 2).copy_(
                 attended[:, :, filling:].view(group.size, kv_heads, count, share, head_dim)

@@ -27,11 +27,11 @@ KEYS = 16
 QUERIES = 4
 """Of these a call gets whole multiples."""
 
-_PIECE = 512
-_FP32_PIECE = 192
-"""Keys; see above."""
+PIECE = 512
+FP32_PIECE = 192
+"""Keys; see above. Whoever multiplies himself cuts at both: then no plan needs to know of it."""
 
-MARGIN = _FP32_PIECE
+MARGIN = FP32_PIECE
 """More than the hidden keys at the end of a call."""
 
 
@@ -96,8 +96,8 @@ class WindowPlan:
         self._masks: dict[int, Tensor] = {}
         self._masked_len = 0
         self._align, self._stride = KEYS, math.lcm(KEYS, block_size)
-        if window is None or window + QUERY_TILE + 2 * self._stride > _FP32_PIECE:
-            self._align, self._stride = _PIECE, math.lcm(_PIECE, block_size)
+        if window is None or window + QUERY_TILE + 2 * self._stride > FP32_PIECE:
+            self._align, self._stride = PIECE, math.lcm(PIECE, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Make the calls of a step."""
@@ -138,9 +138,9 @@ class WindowPlan:
     def _call_keys(self, visible: int) -> int:
         """How many keys a call is given of which so many are seen."""
         keys = round_up(visible, KEYS)
-        last = keys % _PIECE
-        if self._dtype == torch.float32 and _FP32_PIECE < last < 2 * _FP32_PIECE:
-            keys += 2 * _FP32_PIECE - last
+        last = keys % PIECE
+        if self._dtype == torch.float32 and FP32_PIECE < last < 2 * FP32_PIECE:
+            keys += 2 * FP32_PIECE - last
         return keys
 
     def _plan_decodes(self, metadata: AttentionMetadata, count: int) -> list[Decodes]:

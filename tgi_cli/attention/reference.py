@@ -17,7 +17,14 @@ class ReferenceAttention(PagedAttention):
         self._metadata = metadata
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         metadata, window = self._metadata, self.specs[layer].window
         self.write(layer, key, value, metadata.slot_mapping)
@@ -34,12 +41,19 @@ class ReferenceAttention(PagedAttention):
             keys = keys.repeat_interleave(groups, 0)
             values = values.repeat_interleave(groups, 0)
             scores = query[start:end].transpose(0, 1).float() @ keys.transpose(1, 2) * scale
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
             # The queries are the last of the sequence: the first sees all keys but query_len-1.
             diagonal = keys.shape[1] - query_len
             hidden = torch.ones_like(scores[0], dtype=torch.bool).triu_(diagonal + 1)
             if window is not None:
                 hidden |= torch.ones_like(hidden).tril_(diagonal - window)
-            weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+            scores = scores.masked_fill_(hidden, float("-inf"))
+            if sinks is None:
+                weights = scores.softmax(-1)
+            else:
+                sink = sinks.float()[:, None, None].expand(-1, query_len, 1)
+                weights = torch.cat((scores, sink), -1).softmax(-1)[:, :, :-1]
             output[start:end] = (weights @ values).transpose(0, 1).to(query.dtype)
             start = end
         return output
