@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.core import EngineCore
@@ -22,11 +23,16 @@ from tgi_cli.engine.messages import Shutdown
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import socket_path
 from tgi_cli.rpc.limits import log_limits
+from tgi_cli.rpc.loss import ended_by_loss
 from tgi_cli.rpc.opening import Opening
 from tgi_cli.rpc.progress import LoadProgress
 from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.signals import delivered
 from tgi_cli.rpc.totals import Tally
+
+if TYPE_CHECKING:
+    from tgi_cli.worker.sharded import ShardedWorker
+    from tgi_cli.worker.worker import ModelWorker
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +55,16 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     signal.signal(signal.SIGTERM, _leave)
     with LoadProgress(serve.json_output) as progress:
         worker, config = load_worker(serve, model_path, progress)
-    context = config.max_total_tokens
+    try:
+        _serve(serve, uds_path, worker, config.max_total_tokens)
+    finally:
+        worker.close()
+
+
+def _serve(
+    serve: ServeConfig, uds_path: Path, worker: ModelWorker | ShardedWorker, context: int
+) -> None:
+    """Warm up and serve; ``context`` is what a request may take if the memory allows."""
     capacity = worker.warmup()
     log_limits(serve, context, capacity)
     config = capacity.config
@@ -69,11 +84,12 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     ).start()
 
     def opened() -> None:
+        where = f"{config.num_shard} shards on {config.device}"
         log.info(
             "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
             config.model_id,
             config.dtype,
-            config.device,
+            where if config.num_shard > 1 else config.device,
             capacity.max_batch_total_tokens,
             capacity.load_seconds,
             capacity.warmup_seconds,
@@ -85,7 +101,11 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
             server, serve.lora_adapters, uds_path, opened, lambda: engine.inbox.put(Shutdown())
         )
         try:
-            engine.run()
+            with ended_by_loss(worker, engine, server):
+                engine.run()
+        except ShardError as error:
+            cause = error.cause
+            raise
         except RuntimeError as error:
             cause = f"the engine failed: {error}"
             raise ShardError(cause, "its log above says why each step failed") from error

@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker
 from tests.unit.rpc.fakes import INFO, request
 from tgi_cli.config import DeviceFacts, EngineConfig, ModelFacts, ServeConfig, resolve
+from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.rpc.interface import EngineLoad
 from tgi_cli.rpc.model_server import run_model_server
@@ -41,6 +43,8 @@ class _Worker(FakeWorker):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config.block_size)
         self.config = config
+        self.closed = False
+        self.on_lost: Callable[[TgiError], None] | None = None
 
     def warmup(self) -> Capacity:
         return Capacity(
@@ -52,6 +56,12 @@ class _Worker(FakeWorker):
             load_seconds=0.0,
             warmup_seconds=0.0,
         )
+
+    def watch(self, on_lost: Callable[[TgiError], None]) -> None:
+        self.on_lost = on_lost
+
+    def close(self) -> None:
+        self.closed = True
 
     def info(self) -> Any:
         return replace(INFO, vocab_size=1000, max_input_tokens=255, max_total_tokens=256)
@@ -108,6 +118,7 @@ def _served(
             talker.join(timeout=60)
             signal.signal(signal.SIGTERM, before)
     assert len(seen) == len(prompts)
+    assert workers[0].closed
     return seen[-1], workers[0]
 
 
@@ -148,3 +159,50 @@ def test_every_step_is_logged_at_debug_level_only(
         (1, 8),
         (2, 0),
     ]
+
+
+def test_a_lost_shard_ends_the_server_and_tells_clients_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lost in the middle of a step: the loop hears of it twice, clients once."""
+    lost = ShardError("shard 1 was killed by SIGKILL", "see its log above")
+    workers: list[_Worker] = []
+
+    def load(serve: ServeConfig, path: Path, _progress: object) -> tuple[_Worker, EngineConfig]:
+        workers.append(_Worker(resolve(serve, MODEL, CPU, path)))
+        workers[0].fail_when = lose
+        return workers[0], workers[0].config
+
+    def lose(_step: object) -> Exception:
+        on_lost = workers[0].on_lost
+        assert on_lost is not None
+        on_lost(lost)
+        return lost  # what waits for a shard in an operation fails when the shard is gone
+
+    async def ask(path: Path) -> str:
+        client = await GrpcEngineClient.connect(f"unix:{path}", timeout=30)
+        try:
+            async with asyncio.timeout(30):
+                async for batch in client.submit(request(1, prompt_ids=(1, 2), max_new_tokens=9)):
+                    if batch.finished is not None:
+                        return batch.finished.error
+        finally:
+            await client.close()
+        return "the stream ended without a word"
+
+    monkeypatch.setattr(worker_module, "load_worker", load)
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
+        path = Path(folder) / "engine.sock"
+        client = threading.Thread(target=lambda: said.append(asyncio.run(ask(path))))
+        client.start()
+        try:
+            with pytest.raises(ShardError) as caught:
+                run_model_server(ServeConfig(model_id="m"), Path("/m"), path)
+        finally:
+            client.join(timeout=60)
+            signal.signal(signal.SIGTERM, before)
+    assert (caught.value.cause, caught.value.remedy) == (lost.cause, lost.remedy)
+    assert said == [lost.cause]
+    assert workers[0].closed
