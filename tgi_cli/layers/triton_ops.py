@@ -15,16 +15,16 @@ from torch import Tensor
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _norm_kernel(
-    x,  # rows of SIZE, INNER of them side by side
-    residual,  # likewise; becomes x + residual
-    weight,  # [SIZE], or [INNER, SIZE] with weight_stride
-    bias,  # [SIZE]
-    normed,  # [rows, SIZE]
-    outer_stride,
-    inner_stride,
-    residual_stride,
-    weight_stride,
-    eps,
+    x: tl.tensor,  # rows of SIZE, INNER of them side by side
+    residual: tl.tensor,  # likewise; becomes x + residual
+    weight: tl.tensor,  # [SIZE], or [INNER, SIZE] with weight_stride
+    bias: tl.tensor,  # [SIZE]
+    normed: tl.tensor,  # [rows, SIZE]
+    outer_stride: int,
+    inner_stride: int,
+    residual_stride: int,
+    weight_stride: int,
+    eps: float,
     INNER: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,  # the power of 2 that is not below SIZE
@@ -32,7 +32,7 @@ def _norm_kernel(
     CENTER: tl.constexpr,
     ONE_PLUS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -123,16 +123,16 @@ def add_layer_norm(
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _rotate_kernel(
-    heads,  # [T, HEADS, 2 HALF + REST]
-    weight,  # [HEADS, 2 HALF + REST]
-    cosines,  # [T, 2 HALF]
-    sines,
-    token_stride,
-    head_stride,
-    cosine_stride,
-    sine_stride,
-    weight_stride,
-    eps,
+    heads: tl.tensor,  # [T, HEADS, 2 HALF + REST]
+    weight: tl.tensor,  # [HEADS, 2 HALF + REST]
+    cosines: tl.tensor,  # [T, 2 HALF]
+    sines: tl.tensor,
+    token_stride: int,
+    head_stride: int,
+    cosine_stride: int,
+    sine_stride: int,
+    weight_stride: int,
+    eps: float,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
@@ -140,7 +140,7 @@ def _rotate_kernel(
     BLOCK_HALF: tl.constexpr,  # powers of 2 that are not below these
     BLOCK_REST: tl.constexpr,
     NORM: tl.constexpr,
-):
+) -> None:
     token = tl.program_id(0).to(tl.int64)
     numbers = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     known = (numbers < HEADS)[:, None]
@@ -244,13 +244,13 @@ _FORMULAS = {
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _gated_kernel(
-    gate_up,  # [T, 2 SIZE]
-    product,  # [T, SIZE]
-    stride,
+    gate_up: tl.tensor,  # [T, 2 SIZE]
+    product: tl.tensor,  # [T, SIZE]
+    stride: int,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     FORMULA: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
