@@ -69,7 +69,7 @@ class Models:
 
     @staticmethod
     def _load(path: Path) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         )
         return model.eval()
@@ -109,6 +109,7 @@ def make_worker(base: Path) -> ModelWorker:
     )
     worker, config = load_worker(serve, base)
     assert (config.max_loras, config.max_lora_rank) == (SLOTS, RANK)
+    assert isinstance(worker, ModelWorker)
     worker.warmup()
     return worker
 

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
+from tgi_cli.hub import files
+from tgi_cli.hub.local import read_json
 from tgi_cli.hub.lora import Adapter
 from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
 from tgi_cli.models.base import CausalLM
@@ -76,7 +79,11 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
             have; numbers that are not finite. The message names the module.
         ModelError: the folder holds no adapter.
     """
-    adapter = Adapter.load(folder)
+    adapter_rank(folder)  # which says what is wrong with a configuration
+    try:
+        adapter = Adapter.load(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}", "fetch it again") from error
     if adapter.replaced:
         name = min(adapter.replaced)
         raise UnsupportedModelError(
@@ -89,9 +96,9 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
     pairs = []
     for module in adapter.a:
         found = _find(module, targets)
-        a, b = adapter.a[module].float(), adapter.b[module].float() * adapter.scale(module)
+        a, b = adapter.a[module].float(), adapter.b[module].float()
         _check(module, a, b, found, table)
-        a = _ready(a, table.dtype)
+        a, b = _ready(a, table.dtype), b * _scale(adapter, module, folder)
         for target in found:
             layer, part = target.layer, target.layer.parts[target.part]
             outputs = b if target.rows is None else target.rows(b)
@@ -109,6 +116,15 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
     return pairs
 
 
+def _scale(adapter: Adapter, module: str, folder: Path) -> float:
+    try:
+        return adapter.scale(module)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"{folder / files.ADAPTER_CONFIG} states no usable r and lora_alpha for {module}"
+        ) from error
+
+
 def adapter_rank(folder: Path) -> int:
     """The largest rank that an adapter's configuration states. Reads no weights.
 
@@ -116,9 +132,6 @@ def adapter_rank(folder: Path) -> int:
         CorruptFileError: the configuration cannot be read.
         CheckpointError: it states none.
     """
-    from tgi_cli.hub import files
-    from tgi_cli.hub.local import read_json
-
     path = folder / files.ADAPTER_CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {files.ADAPTER_CONFIG}: it is no adapter")

@@ -204,6 +204,16 @@ def test_an_adapter_that_changes_nothing(base: Path, model: CausalLM, tmp_path: 
         read(folder, model)
 
 
+def test_a_configuration_that_says_too_little(base: Path, model: CausalLM, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path, modules=("q_proj",))
+    with pytest.raises(CheckpointError, match=r"no adapter_config\.json"):
+        read(tmp_path / "nowhere", model)
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    with pytest.raises(CheckpointError, match="r and lora_alpha for model"):
+        read(folder, model)
+
+
 def test_the_rank_of_an_adapter(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path, rank=4, rank_pattern={"q_proj": 6, "v_proj": 2})
     assert adapter_rank(folder) == 6
