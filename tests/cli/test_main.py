@@ -282,6 +282,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
         payload_limit=10,
         watermark_gamma=0.25,
         watermark_delta=3.5,
+        generation_config="none",
         api_key="secret",
     )
     model = LocalModel(tmp_path, "org/model", "refs/pr/1")

@@ -206,6 +206,17 @@ WatermarkDelta = Annotated[
         rich_help_panel=_API,
     ),
 ]
+GenerationConfig = Annotated[
+    Literal["auto", "none"],
+    typer.Option(
+        metavar="SOURCE",
+        help="What /v1 requests mean that do not say how to sample: auto (the model's "
+        "generation_config.json) or none (OpenAI's defaults).",
+        envvar="GENERATION_CONFIG",
+        show_envvar=False,
+        rich_help_panel=_API,
+    ),
+]
 LoggerLevel = Annotated[
     str,
     typer.Option(help="debug, info, warning or error.", envvar="LOG_LEVEL", rich_help_panel=_LOGS),

@@ -49,6 +49,7 @@ def serve(
     payload_limit: o.PayloadLimit = 2_000_000,
     watermark_gamma: o.WatermarkGamma = 0.5,
     watermark_delta: o.WatermarkDelta = 2.0,
+    generation_config: o.GenerationConfig = "auto",
     api_key: o.ApiKey = None,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
@@ -104,6 +105,7 @@ def serve(
         payload_limit=payload_limit,
         watermark_gamma=watermark_gamma,
         watermark_delta=watermark_delta,
+        generation_config=generation_config,
         api_key=o.checked_key(api_key),
     )
     raise typer.Exit(run(config, router))

@@ -72,6 +72,7 @@ class RouterOptions:
     payload_limit: int = 2_000_000
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    generation_config: str = "auto"
     api_key: str | None = field(default=None, repr=False)
 
 

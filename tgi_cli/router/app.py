@@ -14,6 +14,7 @@ from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.auth import KeyGuard
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
 from tgi_cli.router.routes import (
@@ -55,8 +56,11 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     if config.api_key is not None:
         app.add_middleware(KeyGuard, key=config.api_key)
     names = AdapterNames(client, config.model_id)
+    defaults = SamplingDefaults()
+    if config.generation_config == "auto":
+        defaults = SamplingDefaults.read(config.model_path)
     app.state.router = RouterState(
-        config, client, text, workers, measured, admission, generator, names
+        config, client, text, workers, measured, admission, generator, names, defaults
     )
     return app
 

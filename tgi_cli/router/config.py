@@ -17,6 +17,8 @@ class RouterConfig:
         validation_workers: threads for tokenizing long prompts off the event loop.
         payload_limit: bytes of a request body.
         watermark_gamma, watermark_delta: of requests that ask for a watermark.
+        generation_config: whether the model's generation_config.json says what a /v1 request means
+            that does not say how to sample: ``auto`` or ``none``.
         api_key: what clients have to bring; None: nothing.
         graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
     """
@@ -41,4 +43,5 @@ class RouterConfig:
     payload_limit: int = 2_000_000
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    generation_config: str = "auto"
     api_key: str | None = field(default=None, repr=False)

@@ -12,6 +12,7 @@ import tgi_cli
 from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.generation import Generation
 from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
@@ -37,6 +38,7 @@ class RouterState:
     admission: Admission
     generator: Generator
     adapters: AdapterNames
+    defaults: SamplingDefaults
 
     @property
     def fingerprint(self) -> str:

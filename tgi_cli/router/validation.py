@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router import errors
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest
 from tgi_cli.router.schemas.openai import Sampling
 from tgi_cli.router.spec import GenerationSpec
@@ -169,6 +170,7 @@ def openai_specs(
     config: RouterConfig,
     info: EngineInfo,
     tokenizer: Tokenizer,
+    defaults: SamplingDefaults,
     *,
     max_tokens: int | None,
     top_logprobs: int,
@@ -190,12 +192,12 @@ def openai_specs(
     stop = request.stop
     stops = _stops([stop] if isinstance(stop, str) else stop or [], config)
     sampling = _sampling(
-        temperature=_or(request.temperature, 1.0),
-        top_k=max(_or(request.top_k, 0), 0),
-        top_p=_or(request.top_p, 1.0),
-        min_p=_or(request.min_p, 0.0),
-        typical_p=_or(request.typical_p, 1.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        temperature=_or(request.temperature, defaults.temperature),
+        top_k=max(_or(request.top_k, defaults.top_k), 0),
+        top_p=_or(request.top_p, defaults.top_p),
+        min_p=_or(request.min_p, defaults.min_p),
+        typical_p=_or(request.typical_p, defaults.typical_p),
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         presence_penalty=_or(request.presence_penalty, 0.0),
         logit_bias=_logit_bias(request.logit_bias, info),

@@ -111,6 +111,7 @@ def _spec(body: ChatRequest, state: RouterState) -> GenerationSpec:
         state.config,
         state.client.info,
         state.text.tokenizer,
+        state.defaults,
         max_tokens=body.max_tokens if max_tokens is None else max_tokens,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         add_special_tokens=False,

@@ -157,6 +157,7 @@ def _specs(
         state.config,
         state.client.info,
         state.text.tokenizer,
+        state.defaults,
         max_tokens=1 if prompt_only else body.max_tokens,
         top_logprobs=body.logprobs or 0,
         add_special_tokens=True,
