@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tgi_cli.engine.messages import FinishReason, GenerationRequest
+from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest
 from tgi_cli.errors import TgiError
-from tgi_cli.offline.inprocess import Call
+from tgi_cli.offline.inprocess import Call, InProcessEngine
+from tgi_cli.offline.options import Prompt
+from tgi_cli.offline.progress import RequestProgress
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.tokenizer import Tokenizer
@@ -149,12 +151,47 @@ class BeamSearch:
         return logprob / float(length**self.options.length_penalty)
 
 
+def search(
+    engine: InProcessEngine,
+    prompts: Sequence[Prompt],
+    options: BeamOptions,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+    progress: bool | None,
+    adapter_id: int,
+) -> list[list[BeamHypothesis]]:
+    """The hypotheses of each prompt, best first.
+
+    Raises:
+        ValueError: a prompt that is too long.
+        TgiError: a beam failed.
+        EngineDeadError: the engine's loop has ended.
+    """
+    for prompt in prompts:
+        # The last token is chosen and never computed, so this is the longest request.
+        if len(prompt.ids) + options.max_new_tokens > info.max_total_tokens:
+            raise ValueError(
+                f"prompt {prompt.index} has {len(prompt.ids)} tokens: with "
+                f"{options.max_new_tokens} new ones it is longer than max_total_tokens "
+                f"({info.max_total_tokens})"
+            )
+    hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]
+    ids = [prompt.ids for prompt in prompts]
+    with Call(engine) as call, RequestProgress(len(prompts), progress) as bar:
+        searches = run_searches(call, engine.request_ids, ids, options, info.vocab_size, adapter_id)
+        for place, found in searches:
+            hypotheses[place] = hypotheses_of(found, ids[place], tokenizer)
+            bar.add(len(ids[place]), len(hypotheses[place][0].token_ids), 1)
+    return hypotheses
+
+
 def run_searches(
     call: Call,
     ids: Iterator[int],
     prompts: Sequence[tuple[int, ...]],
     options: BeamOptions,
     vocab_size: int,
+    adapter_id: int = 0,
 ) -> Iterator[tuple[int, BeamSearch]]:
     """Search over several prompts at once; each goes on as soon as its own beams are answered.
 
@@ -178,6 +215,7 @@ def run_searches(
                 prompt_ids=prompts[place] + beam.token_ids,
                 sampling=sampling,
                 max_new_tokens=1,
+                adapter_id=adapter_id,
             )
             asked[request.request_id] = place, index
             call.submit(request)

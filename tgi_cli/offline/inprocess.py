@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
@@ -32,6 +33,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.statistics import StepStatistics
 from tgi_cli.engine.step import Worker
 from tgi_cli.offline.errors import EngineDeadError
+from tgi_cli.rpc.adapters import AdapterRegistry, EngineEndedError, unknown
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,11 @@ class InProcessEngine:
         limits: what a step and a request may not exceed.
         depth: steps in flight beyond the one that is awaited.
         on_stats: gets each step's statistics as JSON, on the loop's thread.
+        model_id: of the base, whose name no adapter may have.
+
+    Attributes:
+        request_ids: unique ones.
+        adapters: those that requests may use.
     """
 
     def __init__(
@@ -71,11 +78,13 @@ class InProcessEngine:
         limits: Limits,
         depth: int,
         on_stats: Callable[[str], None] | None = None,
+        model_id: str = "",
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
         on_statistics = None if on_stats is None else _told(on_stats)
         core = EngineCore(worker, limits, depth, on_statistics)
         self._inbox, self._outbox = core.inbox, core.outbox
+        self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()
         """Guards the fields below; reentrant, for a stream may be collected at any time."""
         self._mailboxes: dict[int, Mailbox] = {}
@@ -115,6 +124,20 @@ class InProcessEngine:
             if self._mailboxes.pop(request_id, None) is not None:
                 self._inbox.put(Cancel(request_id))
 
+    def load_adapter(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
+        """As :meth:`tgi_cli.rpc.adapters.AdapterRegistry.load`, but raises EngineDeadError."""
+        try:
+            self.adapters.load(name, find, in_place)
+        except EngineEndedError:
+            raise self._error() from None
+
+    def adapter_id(self, name: str | None) -> int:
+        """The id of a loaded adapter, 0 for none. Raises ValueError for an unknown name."""
+        found = self.adapters.id_of(name or "")
+        if found is None:
+            raise ValueError(unknown(name or "", self.adapters.now.names))
+        return found
+
     def close(self, cause: str = "the LLM was closed") -> None:
         """End the loop; callers that wait get an EngineDeadError. May be called twice."""
         with self._lock:
@@ -139,6 +162,7 @@ class InProcessEngine:
     def _sort(self) -> None:
         """Take each step's outputs apart by request, until the loop has ended."""
         while (outputs := self._outbox.get()) is not None:
+            self.adapters.take(outputs.adapters)
             self._deliver(outputs)
         self._loop.join()
         with self._lock:
@@ -151,6 +175,7 @@ class InProcessEngine:
             self._mailboxes.clear()
             for mailbox in waiting:
                 mailbox.put(self._error())
+        self.adapters.end()
 
     def _deliver(self, outputs: StepOutputs) -> None:
         updates = _by_request(outputs)

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import Any, Unpack
 
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError
-from tgi_cli.offline.beam import (
-    BeamHypothesis,
-    BeamOptions,
-    EarlyStopping,
-    hypotheses_of,
-    run_searches,
-)
+from tgi_cli.offline.batch import completions_of, run
+from tgi_cli.offline.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.offline.collector import Collector
 from tgi_cli.offline.errors import GenerationError
 from tgi_cli.offline.inprocess import Call
-from tgi_cli.offline.load import locate, start_engine
+from tgi_cli.offline.load import find_adapter, find_adapters, locate, start_engine
 from tgi_cli.offline.options import (
     GenerationKeywords,
     GenerationOptions,
     Prompts,
+    adapter_names,
     per_prompt,
     read_prompts,
     requests_of,
 )
 from tgi_cli.offline.outputs import Completion
-from tgi_cli.offline.progress import RequestProgress
 from tgi_cli.offline.stream import Stream
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
@@ -66,6 +60,10 @@ class LLM:
             :class:`tgi_cli.engine.limits.Limits`.
         prefix_caching: compute equal beginnings of prompts once.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
+        lora_adapters: a map from names to folders or hub ids, or what ``--lora-adapters`` takes
+            (``id``, ``id@revision``, ``name=path``), as a list or in one string.
+        max_loras: that share a batch; None: 4 where adapters are named, else none can be loaded.
+        max_cpu_loras, max_lora_rank: as the flags.
         on_stats: called at every step with its statistics, a JSON object with the fields of
             TensorRT-LLM's batch manager (:class:`tgi_cli.engine.statistics.StepStatistics`); on
             the engine's thread, so keep it short. If it raises, that is logged and it is not
@@ -100,6 +98,10 @@ class LLM:
         max_waiting_tokens: int | None = None,
         prefix_caching: bool = True,
         kv_cache_dtype: str = "auto",
+        lora_adapters: Mapping[str, str | PathLike[str]] | Sequence[str] | str = (),
+        max_loras: int | None = None,
+        max_cpu_loras: int | None = None,
+        max_lora_rank: int | None = None,
         on_stats: Callable[[str], None] | None = None,
     ) -> None:
         local = locate(model, revision, trust_remote_code)
@@ -119,6 +121,10 @@ class LLM:
             max_waiting_tokens=max_waiting_tokens,
             prefix_caching=prefix_caching,
             kv_cache_dtype=kv_cache_dtype,
+            lora_adapters=find_adapters(lora_adapters, local.model_id),
+            max_loras=max_loras,
+            max_cpu_loras=max_cpu_loras,
+            max_lora_rank=max_lora_rank,
         )
         self._text = TextBundle.load(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)
@@ -143,6 +149,33 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    # ------------------------------------------------------------------ adapters
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the LoRA adapters that requests may name."""
+        return self._engine.adapters.now.names
+
+    def load_adapter(self, name: str, path: str | PathLike[str], *, in_place: bool = False) -> None:
+        """Load a LoRA adapter; requests may name it from then on (``adapter=name``).
+
+        Args:
+            name: neither the model's nor one that is taken.
+            path: its folder, or ``id`` or ``id@revision`` on the hub.
+            in_place: take the place of the one that has the name.
+
+        Raises:
+            AdapterError: the name is taken, there is no room (``max_loras``), it does not fit.
+            ConfigError: no adapter may have that name.
+            HubError, ModelError: it cannot be had, or is none.
+            EngineDeadError: the engine's loop has ended.
+        """
+        self._engine.load_adapter(name, lambda: find_adapter(path), in_place)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; what runs with it runs to its end. Raises AdapterError."""
+        self._engine.adapters.unload(name)
 
     # ------------------------------------------------------------------ many prompts
 
@@ -176,12 +209,8 @@ class LLM:
         """
         wishes = GenerationOptions(**options)
         collectors = self._collectors(prompts, sampling_params, wishes)
-        self._run(collectors, progress)
-        samples = wishes.samples
-        completions: list[Completion] = []
-        for start in range(0, len(collectors), samples):
-            group = collectors[start : start + samples]
-            completions += _completions(group, wishes)
+        run(self._engine, collectors, progress)
+        completions = completions_of(collectors, wishes)
         if any(completion.finish_reason == "error" for completion in completions):
             raise GenerationError.of(completions)
         return completions
@@ -269,6 +298,7 @@ class LLM:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         add_special_tokens: bool = True,
+        adapter: str | None = None,
         progress: bool | None = None,
     ) -> list[list[BeamHypothesis]]:
         """The likeliest continuations of each prompt, as transformers' beam search finds them.
@@ -282,7 +312,7 @@ class LLM:
             length_penalty: above 0 favours long hypotheses, below 0 short ones.
             early_stopping: True: end when ``beam_width`` hypotheses have ended; False: when none
                 is expected to become better; ``"never"``: when none can become better.
-            stop_token_ids, ignore_eos, add_special_tokens: as in
+            stop_token_ids, ignore_eos, add_special_tokens, adapter: as in
                 :class:`tgi_cli.offline.options.GenerationOptions`.
             progress: as for :meth:`generate`.
 
@@ -303,24 +333,8 @@ class LLM:
             stop_token_ids=frozenset((*own_stops, *stop_token_ids)),
         )
         read = read_prompts(prompts, self.tokenizer, add_special_tokens, self.info)
-        for prompt in read:
-            # The last token is chosen and never computed, so this is the longest request.
-            longest = len(prompt.ids) + max_new_tokens
-            if longest > self.info.max_total_tokens:
-                raise ValueError(
-                    f"prompt {prompt.index} has {len(prompt.ids)} tokens: with {max_new_tokens} "
-                    f"new ones it is longer than max_total_tokens ({self.info.max_total_tokens})"
-                )
-        hypotheses: list[list[BeamHypothesis]] = [[] for _ in read]
-        with Call(self._engine) as call, RequestProgress(len(read), progress) as bar:
-            ids = [prompt.ids for prompt in read]
-            vocab_size = self.info.vocab_size
-            for place, search in run_searches(
-                call, self._engine.request_ids, ids, options, vocab_size
-            ):
-                hypotheses[place] = hypotheses_of(search, ids[place], self.tokenizer)
-                bar.add(len(ids[place]), len(hypotheses[place][0].token_ids), 1)
-        return hypotheses
+        adapter_id = self._engine.adapter_id(adapter)
+        return search(self._engine, read, options, self.info, self.tokenizer, progress, adapter_id)
 
     # ------------------------------------------------------------------ within
 
@@ -345,12 +359,16 @@ class LLM:
         tokenizer = self.tokenizer
         read = read_prompts(prompts, tokenizer, options.add_special_tokens, self.info)
         sampling = per_prompt(sampling_params, len(read), self.info)
+        names = adapter_names(options.adapter, len(read))
+        ids = [self._engine.adapter_id(name) for name in names]
         stops = StopStrings(options.stops)
         return [
             Collector(request, prompt, index, stops, tokenizer, self._hidden_ids)
-            for prompt, params in zip(read, sampling, strict=True)
+            for prompt, params, adapter_id in zip(read, sampling, ids, strict=True)
             for index, request in enumerate(
-                requests_of(prompt, params, options, self.info, self._engine.request_ids)
+                requests_of(
+                    prompt, params, options, self.info, self._engine.request_ids, adapter_id
+                )
             )
         ]
 
@@ -358,34 +376,3 @@ class LLM:
     def _hidden_ids(self) -> frozenset[int]:
         """Ids that add nothing to a text."""
         return self.tokenizer.special_ids | frozenset(self.info.eos_token_ids)
-
-    def _run(self, collectors: Sequence[Collector], progress: bool | None) -> None:
-        """Submit everything and wait for all of it."""
-        by_id = {collector.request.request_id: collector for collector in collectors}
-        with (
-            Call(self._engine) as call,
-            RequestProgress(len(collectors), progress) as bar,
-        ):
-            for collector in collectors:
-                call.submit(collector.request)
-            while call.live:
-                taken = given = done = 0
-                for update in call.receive():
-                    collector = by_id[update.request_id]
-                    piece = collector.take(update)
-                    if update.started is not None:
-                        taken += len(collector.prompt.ids)
-                    given += len(piece.token_ids)
-                    if piece.finish_reason is not None:
-                        done += 1
-                        call.drop(update.request_id)
-                bar.add(taken, given, done)
-
-
-def _completions(group: Sequence[Collector], options: GenerationOptions) -> list[Completion]:
-    """What is returned of one prompt's continuations."""
-    every = [collector.completion(group[0]) for collector in group]
-    if options.samples == options.n:
-        return every
-    best = sorted(every, key=lambda completion: -completion.mean_logprob)[: options.n]
-    return [replace(completion, index=index) for index, completion in enumerate(best)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from tgi_cli import demo
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.hub import LocalModel, pick_progress, resolve_model
+from tgi_cli.hub import (
+    LocalModel,
+    pick_progress,
+    resolve_adapter,
+    resolve_adapters,
+    resolve_model,
+)
+from tgi_cli.hub.adapters import split_revision
 from tgi_cli.offline.inprocess import InProcessEngine
 
 log = logging.getLogger(__name__)
@@ -36,12 +44,39 @@ def locate(
     )
 
 
+def find_adapter(source: str | PathLike[str]) -> Path:
+    """The folder of an adapter: a folder as it is, else ``id`` or ``id@revision`` on the hub.
+
+    Raises:
+        HubError, ModelError: it cannot be had, or is none.
+    """
+    text = fspath(source)
+    folder = Path(text).expanduser().is_dir()
+    return resolve_adapter(text) if folder else resolve_adapter(*split_revision(text))
+
+
+def find_adapters(
+    named: Mapping[str, str | PathLike[str]] | Sequence[str] | str, model_id: str
+) -> tuple[str, ...]:
+    """Each adapter as ``name=path``, downloaded if need be.
+
+    Raises:
+        ConfigError: a form or a name that cannot be.
+        HubError, ModelError: one cannot be had, or is none.
+    """
+    if isinstance(named, Mapping):
+        items = [f"{name}={fspath(source)}" for name, source in named.items()]
+    else:
+        items = [item.strip() for item in named.split(",")] if isinstance(named, str) else [*named]
+    return tuple(map(str, resolve_adapters(items, model_id, pick_progress())))
+
+
 def start_engine(
     serve: ServeConfig,
     model_path: Path,
     on_stats: Callable[[str], None] | None,
 ) -> tuple[InProcessEngine, EngineInfo]:
-    """Load a model, warm it up and run an engine over it.
+    """Load a model and the adapters that are named, warm it up and run an engine over it.
 
     Raises:
         ConfigError: what contradicts itself or the model.
@@ -64,4 +99,12 @@ def start_engine(
         capacity.load_seconds,
         capacity.warmup_seconds,
     )
-    return InProcessEngine(worker, limits, depth, on_stats), info
+    engine = InProcessEngine(worker, limits, depth, on_stats, info.model_id)
+    try:
+        for item in serve.lora_adapters:
+            name, _, path = item.partition("=")
+            engine.load_adapter(name, partial(Path, path))
+    except BaseException:
+        engine.close()
+        raise
+    return engine, info
