@@ -105,8 +105,7 @@ class Attention(nn.Module):
                 ops.rotate_(query, *rotation)
                 ops.rotate_(key, *rotation)
         sinks = None if self.sinks is None else self.sinks.weight
-        extras = {"softcap": self.softcap, "sinks": sinks} if self.softcap or self.sinks else {}
-        attended = attention(self.layer, query, key, value, self.scale, **extras)
+        attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks)
         output: Tensor = self.o_proj(attended.flatten(1))
         return output
 
