@@ -42,7 +42,7 @@ class Case:
     shortest: int = 0
 
 
-LLAMA3_ROPE = {
+LLAMA3_ROPE: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -50,8 +50,72 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 10 for i in range(6)],
+    "long_factor": [1.5 + i / 2 for i in range(6)],
+}
+
+WINDOW = 40
+"""Longer than a chunk of the engine, shorter than most prompts."""
+
+QWEN = SMALL | {"tie_word_embeddings": True}
+UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+GEMMA = SMALL | {"head_dim": 16}
+GEMMA2 = GEMMA | {"num_hidden_layers": 4, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+GEMMA3 = GEMMA2 | {"sliding_window_pattern": 3}
+PHI3 = SMALL | {"sliding_window": WINDOW}
+PHI4 = SMALL | {
+    "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
+    "tie_word_embeddings": True,
+}
+GRANITE = SMALL | {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+OLMO3 = SMALL | {"num_hidden_layers": 4, "sliding_window": WINDOW}
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
-    "Mistral": Case("MistralConfig", SMALL | {"sliding_window": 40}),
+    "Mistral": Case("MistralConfig", SMALL | {"sliding_window": WINDOW}),
+    "Qwen 2": Case("Qwen2Config", QWEN),
+    "Qwen 2, upper windows": Case(
+        "Qwen2Config", QWEN | UPPER_WINDOWS, stored={"layer_types": ..., "rms_norm_eps": ...}
+    ),
+    "Qwen 3": Case("Qwen3Config", QWEN | {"head_dim": 24}),
+    "Qwen 3, upper windows": Case(
+        "Qwen3Config",
+        SMALL | UPPER_WINDOWS | {"attention_bias": True, "rope_parameters": YARN_ROPE},
+        stored={"head_dim": ..., "tie_word_embeddings": ...},
+    ),
+    "Gemma": Case("GemmaConfig", GEMMA, embedding_std=0.065),
+    "Gemma 2": Case("Gemma2Config", GEMMA2),
+    "Gemma 3": Case(
+        "Gemma3TextConfig",
+        GEMMA3
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+            "final_logit_softcapping": 20.0,
+        },
+    ),
+    "Phi-3": Case("Phi3Config", PHI3),
+    "Phi-4": Case("Phi3Config", PHI4 | {"original_max_position_embeddings": 16}, shortest=17),
+    "Phi-4, within its first context": Case(
+        "Phi3Config", PHI4 | {"original_max_position_embeddings": 200}
+    ),
+    "Granite": Case("GraniteConfig", GRANITE),
+    "OLMo 2": Case("Olmo2Config", SMALL),
+    "OLMo 3": Case("Olmo3Config", OLMO3),
 }

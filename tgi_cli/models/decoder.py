@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 
 import torch
@@ -25,6 +26,8 @@ from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.source import Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+
+log = logging.getLogger(__name__)
 
 Norm = RMSNorm | LayerNorm
 
@@ -125,6 +128,8 @@ class DecoderForCausalLM(CausalLM):
         attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
         self.kv_specs = [attention.kv_spec for attention in attentions]
         self.ignored = spec.ignored
+        if spec.notice and build.shard.rank == 0:
+            log.warning(spec.notice)
 
     def source(self, name: str) -> Source:
         return self.spec.source(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
@@ -20,6 +22,28 @@ ACTIVATIONS = (
 """Those that :mod:`tgi_cli.layers.ops` has."""
 
 
+def filled(config: ModelConfig, defaults: Mapping[str, Any]) -> ModelConfig:
+    """``config`` with what its absent keys mean. A null is not absent: it stays one."""
+    return replace(config, raw={**defaults, **config.raw})
+
+
+def refuse(config: ModelConfig, *keys: str) -> None:
+    """Raises UnsupportedModelError where one of these options is on."""
+    for key in keys:
+        if config.raw.get(key):
+            raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
+
+
+def factor(config: ModelConfig, key: str) -> float | None:
+    """A number above 0; None where it is null or absent. Raises ModelError."""
+    if config.raw.get(key) is None:
+        return None
+    value = config.get(key, float)
+    if value <= 0:
+        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+    return value
+
+
 def activation(config: ModelConfig, key: str = "hidden_act", default: str = "silu") -> str:
     """The activation that config.json names. Raises UnsupportedModelError."""
     name = config.get(key, str, default)
@@ -36,23 +60,19 @@ def stated(config: ModelConfig, *keys: str) -> str:
     return next((key for key in keys if config.raw.get(key) is not None), keys[0])
 
 
-def refuse(config: ModelConfig, key: str, default: bool = False) -> None:
-    """Raises UnsupportedModelError where the option ``key`` is on."""
-    if config.get(key, bool, default):
-        raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
-
-
 def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, int, int]:
     """Attention heads, key-value heads and head_dim.
 
-    ``num_kv_heads`` is what an absent key means (None: as many as attention heads).
+    ``num_kv_heads`` is what an absent key means; None, and a null there: as many as attention
+    heads. A ``head_dim`` that is absent or null is the attention heads' share of the width.
 
     Raises:
         ModelError: they do not go together.
     """
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
-    num_kv_heads = config.positive("num_key_value_heads", num_kv_heads or num_heads)
+    if "num_key_value_heads" in config.raw or num_kv_heads is None:
+        num_kv_heads = config.positive("num_key_value_heads", num_heads)
     head_dim = config.positive("head_dim", max(hidden_size // num_heads, 1))
     if num_heads % num_kv_heads:
         raise ModelError(
@@ -72,9 +92,11 @@ def rope_parameters(config: ModelConfig, theta: float = 10000.0) -> dict[str, An
         **config.get("rope_scaling", dict, {}),
     }
     parameters.setdefault("rope_theta", config.get("rope_theta", float, theta))
-    for key in ("original_max_position_embeddings", "partial_rotary_factor"):
-        if config.raw.get(key) is not None:
-            parameters.setdefault(key, config.raw[key])
+    if config.raw.get("partial_rotary_factor") is not None:
+        parameters.setdefault("partial_rotary_factor", config.raw["partial_rotary_factor"])
+    if config.raw.get("original_max_position_embeddings") is not None:
+        key = "original_max_position_embeddings"
+        parameters[key] = config.raw[key]
     return parameters
 
 
@@ -84,6 +106,27 @@ def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.
     partial = parameters.get("partial_rotary_factor")
     dims = head_dim if partial is None else int(head_dim * float(partial))
     return rope_spec(config, dims, context, parameters)
+
+
+def ropes_by_kind(
+    config: ModelConfig, dims: int, context: int, theta: Mapping[str, float]
+) -> tuple[RopeSpec, ...]:
+    """The rotary angles of each kind of layer, in the order of ``theta``.
+
+    One form for both spellings: transformers 5's, with parameters per kind, and
+    ``rope_scaling``, which is that of full attention. ``theta`` is what absent bases mean.
+    """
+    nested = config.get("rope_parameters", dict, {})
+    scaling = {"full_attention": config.get("rope_scaling", dict, {})}
+    return tuple(
+        rope_spec(
+            config,
+            dims,
+            context,
+            {"rope_theta": base, **(nested.get(kind) or {}), **scaling.get(kind, {})},
+        )
+        for kind, base in theta.items()
+    )
 
 
 def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
@@ -115,7 +158,19 @@ def windows(
     window = None if stated is None else config.positive("sliding_window", default)
     if window is not None and window >= context:
         window = None
-    kinds = config.get("layer_types", list, kinds or ["sliding_attention"] * num_layers)
+    kinds = layer_kinds(config, kinds or ["sliding_attention"] * num_layers)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
+    """``layer_types``, each full or sliding attention; ``kinds`` is what an absent list means.
+
+    Raises:
+        UnsupportedModelError: another kind.
+        ModelError: not one for each layer.
+    """
+    num_layers = len(kinds)
+    kinds = config.get("layer_types", list, kinds)
     if len(kinds) != num_layers:
         raise ModelError(
             f"{config.path / 'config.json'}: 'layer_types' names {len(kinds)} of "
@@ -127,4 +182,4 @@ def windows(
                 f"layer type {kind!r} is not supported for {config.architecture}",
                 "supported: full_attention, sliding_attention",
             )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return kinds

@@ -14,18 +14,28 @@ from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import DecoderSpec
 
 FAMILIES = {
-    "Starcoder2ForCausalLM": "starcoder2",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "GPTBigCodeForCausalLM": "gpt2",
-    "GPT2LMHeadModel": "gpt2",
     "FalconForCausalLM": "falcon",
+    "Gemma2ForCausalLM": "gemma",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt2",
+    "GPTNeoXForCausalLM": "gpt_neox",
     "GptOssForCausalLM": "gpt_oss",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2MoeForCausalLM": "qwen_moe",
-    "Qwen3MoeForCausalLM": "qwen_moe",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "mixtral",
+    "Olmo2ForCausalLM": "olmo",
+    "Olmo3ForCausalLM": "olmo",
+    "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen",
+    "Qwen2MoeForCausalLM": "qwen_moe",
+    "Qwen3ForCausalLM": "qwen",
+    "Qwen3MoeForCausalLM": "qwen_moe",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
 

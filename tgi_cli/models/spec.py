@@ -123,3 +123,5 @@ class DecoderSpec:
     """Where the checkpoint has a tensor, by the model's name for it."""
     ignored: tuple[str, ...] = ()
     """Regular expressions for whole names of tensors that a checkpoint may carry in vain."""
+    notice: str = ""
+    """What the log is to say of the model."""

@@ -1,0 +1,113 @@
+"""Gemma 3 (https://arxiv.org/abs/2503.19786): of models that see images, what they say of text.
+
+Gemma 2 with norms on queries and keys instead of bounds on scores, five layers with a window to
+one without, and rotary angles of their own in either kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tgi_cli.models import fields
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.families.gemma import SANDWICH
+from tgi_cli.models.source import Names
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+
+_SEEING = "Gemma3ForConditionalGeneration"
+_SEEING_NAMES = Names(
+    layers="model.language_model.layers",
+    modules=SANDWICH,
+    top={
+        "model.embed_tokens": "model.language_model.embed_tokens",
+        "model.norm": "model.language_model.norm",
+    },
+)
+_OF_IMAGES = (
+    r"(model\.)?vision_tower\..*",
+    r"(model\.)?multi_modal_projector\..*",
+)
+
+
+def read(config: ModelConfig) -> DecoderSpec:
+    """https://huggingface.co/docs/transformers/main/en/model_doc/gemma3"""
+    seeing = config.architecture == _SEEING
+    if seeing:
+        tied = {"tie_word_embeddings": config.get("tie_word_embeddings", bool, True)}
+        config = replace(config, raw=config.get("text_config", dict, {}) | tied)
+    fields.refuse(config, "use_bidirectional_attention", "attn_logit_softcapping")
+    config = fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    context = config.positive("max_position_embeddings")
+    norm = NormSpec(config.get("rms_norm_eps", float), one_plus=True)
+    bias = config.get("attention_bias", bool, False)
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        bias=bias,
+        output_bias=bias,
+        scale=config.get("query_pre_attn_scalar", float) ** -0.5,
+        qk_norm=norm,
+    )
+    mlp = MLPSpec(
+        intermediate_size=config.positive("intermediate_size"),
+        activation=fields.activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+    )
+    thetas = {
+        "full_attention": config.get("rope_theta", float),
+        "sliding_attention": config.get("rope_local_base_freq", float),
+    }
+    return DecoderSpec(
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=config.positive("hidden_size"),
+        max_position_embeddings=context,
+        layers=tuple(
+            LayerSpec(
+                attention=replace(attention, rope=list(thetas).index(kind), window=window),
+                mlp=mlp,
+                input_norm=norm,
+                attention_output_norm=norm,
+                mlp_norm=norm,
+                mlp_output_norm=norm,
+            )
+            for kind, window in _kinds(config, context)
+        ),
+        final_norm=norm,
+        ropes=fields.ropes_by_kind(config, head_dim, context, thetas),
+        tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
+        embedding_scale=config.positive("hidden_size") ** 0.5,
+        logit_softcap=fields.factor(config, "final_logit_softcapping"),
+        source=_SEEING_NAMES if seeing else Names(modules=SANDWICH),
+        ignored=_OF_IMAGES if seeing else (),
+        notice="images are not taken: only the text part of the model is loaded" if seeing else "",
+    )
+
+
+def _kinds(config: ModelConfig, context: int) -> list[tuple[str, int | None]]:
+    """Kind and window of each layer; where none is named, every sixth sees everything."""
+    num_layers = config.positive("num_hidden_layers")
+    pattern = config.positive("sliding_window_pattern")
+    turns = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
+    kinds = fields.layer_kinds(config, (turns * num_layers)[:num_layers])
+    windows = fields.windows(config, num_layers, context, kinds=kinds)
+    return list(zip(kinds, windows, strict=True))
