@@ -6,13 +6,13 @@ depends on it, so that a CUDA graph can hold the whole mixture of experts.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from tgi_cli.layers import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Group
         # (its bias is not implemented; 2.11 has it under the private name only)
         product = torch._grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
         return product if bias is None else product.add_(bias.index_select(0, groups.experts))
-    if x.is_cuda and _has_triton():
+    if x.is_cuda and ops._triton() is not None:  # Triton can compile here
         from tgi_cli.layers.triton_grouped import triton_grouped_linear
 
         return triton_grouped_linear(x, weight, bias, groups.ends)
@@ -84,8 +84,3 @@ def _torch_has_kernel(x: Tensor, weight: Tensor) -> bool:
         and weight.shape[1] % 8 == 0
         and torch.cuda.get_device_capability(x.device) in ((9, 0), (10, 0))
     )
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

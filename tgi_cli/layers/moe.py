@@ -160,7 +160,7 @@ class Experts(Loadable):
         outputs = self._stacked(rows, groups)
         # Back into the order of the tokens: index_add_ sums up in any order on CUDA.
         ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
-        return torch.bmm(weights[:, None], ordered.view(*chosen.shape, -1)).squeeze(1)
+        return torch.bmm(weights[:, None], ordered.view(*chosen.shape, outputs.shape[1])).squeeze(1)
 
     def _one_by_one(self, sums: Tensor, rows: Tensor, scales: Tensor, groups: Groups) -> Tensor:
         start = 0

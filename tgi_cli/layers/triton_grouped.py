@@ -7,8 +7,6 @@ the number of pairs alone.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -17,11 +15,11 @@ from torch import Tensor
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _kernel(
-    x: Any,  # [P, K], rows sorted by expert
-    weight: Any,  # [E, N, K]
-    bias: Any,  # [E, N]
-    ends: Any,  # [E]
-    product: Any,  # [P, N]
+    x: tl.tensor,  # [P, K], rows sorted by expert
+    weight: tl.tensor,  # [E, N, K]
+    bias: tl.tensor,  # [E, N]
+    ends: tl.tensor,  # [E]
+    product: tl.tensor,  # [P, N]
     x_stride: int,
     E: tl.constexpr,
     N: tl.constexpr,
@@ -78,7 +76,7 @@ def triton_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: 
     product = x.new_empty(pairs, out)
     if not pairs:
         return product
-    block_m, block_n, block_k, warps = _blocks(pairs, num_experts, x.dtype)
+    block_m, block_n, block_k, options = _blocks(pairs, num_experts, x.dtype)
     # Every expert with rows may leave one tile unfilled.
     tiles = min(pairs, pairs // block_m + num_experts)
     _kernel[(tiles, triton.cdiv(out, block_n))](
@@ -98,22 +96,24 @@ def triton_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: 
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        num_warps=warps,
+        **options,
     )
     return product
 
 
-def _blocks(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Tile sizes and warps, for as many rows as an expert gets on average.
+def _blocks(
+    pairs: int, num_experts: int, dtype: torch.dtype
+) -> tuple[int, int, int, dict[str, int]]:
+    """Tile sizes and launch options, for as many rows as an expert gets on average.
 
     With few rows it is the weights' way from memory that takes time: narrow tiles make more
-    programs of it.
+    programs of it, each with several loads under way.
     """
     rows = pairs / num_experts
     if dtype == torch.float32:
-        return (16 if rows <= 16 else 32), 64, 32, 4
+        return (16 if rows <= 16 else 32), 64, 32, {"num_warps": 4, "num_stages": 3}
     if rows <= 16:
-        return 16, 64, 128, 4
+        return 16, 64, 128, {"num_warps": 4, "num_stages": 4}
     if rows <= 64:
-        return 64, 128, 64, 4
-    return 128, 128, 64, 8
+        return 64, 128, 64, {"num_warps": 4, "num_stages": 3}
+    return 128, 128, 64, {"num_warps": 8, "num_stages": 3}
