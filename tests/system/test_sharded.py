@@ -1,0 +1,199 @@
+"""``tgi serve --num-shard 2``: the same answers, and a clear end when a shard is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.system.conftest import ServerProcess, StartServer, is_gone, kill, poll
+from tests.system.test_serve import assert_nothing_is_left, errors_in, events
+from tests.tools.checkpoints import make_llama
+from tgi_cli import demo
+from tgi_cli.errors import ExitCode
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 400}}
+FLAGS = ("--dtype", "float32", "--max-batch-size", "8")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    # No token ends a text: streams last for as long as the tests want.
+    return make_llama(
+        path, dtype=torch.float32, vocab_size=4096, eos_token_id=[], tokenizer=demo.model_path()
+    )
+
+
+class Sharded:
+    """A server, the process of its second shard, and where temporary files go."""
+
+    def __init__(self, server: ServerProcess, temporary: Path) -> None:
+        self.server = server
+        self.temporary = temporary
+        self.model_server = server.child("model-server")
+        (self.follower,) = [
+            pid for pid in children_of(self.model_server) if "follower" in command_of(pid)
+        ]
+
+    @property
+    def processes(self) -> list[int]:
+        return [*self.server.children(), self.follower]
+
+    def assert_nothing_is_left(self, processes: list[int]) -> None:
+        assert_nothing_is_left(self.server, processes)
+        assert list(self.temporary.iterdir()) == []
+
+
+def children_of(pid: int) -> list[int]:
+    """Of any of its threads."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for listed in lists for child in listed.read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def sharded(start_server: StartServer, model: Path, tmp_path: Path) -> Iterator[Sharded]:
+    flags = (str(model), "--num-shard", "2", *FLAGS)
+    server = start_server(*flags, TMPDIR=str(tmp_path))
+    server.wait_ready()
+    shards = Sharded(server, tmp_path)
+    processes = shards.processes
+    yield shards
+    server.end()
+    for pid in processes:
+        kill(pid)
+
+
+def generate(server: ServerProcess, prompt: str, **parameters: Any) -> dict[str, Any]:
+    wanted = {"max_new_tokens": 40, "details": True, **parameters}
+    body = {"inputs": prompt, "parameters": wanted}
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_two_shards_answer_what_one_answers(
+    start_server: StartServer, model: Path, sharded: Sharded
+) -> None:
+    alone = start_server(str(model), "--num-shard", "1", *FLAGS)
+    assert "2 shards on cpu" in sharded.server.log
+    prefix = "The quick brown fox jumps over the lazy dog, again and again and again. "
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("def read_json(path):", {}),
+        (prefix + "Then it sleeps.", {"decoder_input_details": True}),
+        (prefix + "Then it eats.", {"top_n_tokens": 3}),
+        ("Sampled", {"do_sample": True, "seed": 7, "temperature": 0.9, "top_p": 0.9}),
+        ("Once", {"repetition_penalty": 1.3, "max_new_tokens": 200}),
+    ] * 2
+    alone.wait_ready()
+
+    def ask(server: ServerProcess) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(len(asked)) as threads:
+            answers = [threads.submit(generate, server, p, **kw) for p, kw in asked]
+            return [answer.result() for answer in answers]
+
+    for ours, theirs in zip(ask(sharded.server), ask(alone), strict=True):
+        assert ours["generated_text"] == theirs["generated_text"]
+        for part in ("tokens", "prefill"):
+            logprobs = [
+                [token["logprob"] or 0.0 for token in answer["details"][part]]
+                for answer in (ours, theirs)
+            ]
+            assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
+    alone.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_shard_lost_in_a_stream_ends_it_with_the_cause(
+    sharded: Sharded, number: signal.Signals
+) -> None:
+    server, processes = sharded.server, sharded.processes
+    url = f"{server.url}/generate_stream"
+    with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+        stream = events(response)
+        next(stream)
+        os.kill(sharded.follower, number)
+        last = list(stream)[-1]
+    cause = {
+        signal.SIGKILL: "shard 1 was killed by SIGKILL",
+        signal.SIGSTOP: "shard 1 has not answered for 5 s",
+    }[number]
+    assert cause in last["error"]
+    assert server.wait() == ExitCode.SHARD_FAILED
+    assert errors_in(server.log) == [f"error: {cause}"]
+    assert "Traceback" not in server.log
+    sharded.assert_nothing_is_left(processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_shard_lost_in_an_idle_server_is_noticed(
+    sharded: Sharded, number: signal.Signals
+) -> None:
+    processes = sharded.processes
+    os.kill(sharded.follower, number)
+    assert sharded.server.wait() == ExitCode.SHARD_FAILED
+    (line,) = errors_in(sharded.server.log)
+    assert line.startswith("error: shard 1 ")
+    sharded.assert_nothing_is_left(processes)
+
+
+def test_a_killed_model_server_leaves_no_shard(sharded: Sharded) -> None:
+    processes = sharded.processes
+    with httpx.stream(
+        "POST", f"{sharded.server.url}/generate_stream", json=LONG, timeout=60
+    ) as response:
+        next(events(response))
+        os.kill(sharded.model_server, signal.SIGKILL)
+        assert sharded.server.wait() == ExitCode.SHARD_FAILED
+    poll(lambda: all(is_gone(pid) for pid in processes), 30, "the shards end")
+    assert errors_in(sharded.server.log) == ["error: the model server was killed by SIGKILL"]
+    sharded.assert_nothing_is_left(processes)
+
+
+def test_sigterm_to_every_process_lets_a_stream_finish(sharded: Sharded) -> None:
+    """As service managers send it: the shards leave it to the first."""
+    processes = sharded.processes
+    url = f"{sharded.server.url}/generate_stream"
+    with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+        stream = events(response)
+        next(stream)
+        for pid in [sharded.follower, sharded.server.process.pid]:
+            os.kill(pid, signal.SIGTERM)
+        rest = list(stream)
+    assert rest[-1]["generated_text"]
+    assert rest[-1]["details"] is None or "error" not in rest[-1]
+    assert sharded.server.wait() == ExitCode.OK
+    assert errors_in(sharded.server.log) == []
+    sharded.assert_nothing_is_left(processes)
+
+
+def test_what_cannot_be_shared_out_is_refused_once(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    make_llama(
+        tmp_path / "model",
+        vocab_size=4096,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tokenizer=demo.model_path(),
+    )
+    (tmp_path / "tmp").mkdir()
+    server = start_server(str(tmp_path / "model"), "--num-shard", "2", TMPDIR=str(tmp_path / "tmp"))
+    assert server.wait() == ExitCode.MODEL_UNUSABLE
+    (line,) = errors_in(server.log)
+    assert "cannot be shared out evenly to 2 shards" in line
+    assert "Traceback" not in server.log
+    assert list((tmp_path / "tmp").iterdir()) == []
