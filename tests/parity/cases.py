@@ -69,8 +69,17 @@ WINDOW = 40
 QWEN = SMALL | {"tie_word_embeddings": True}
 UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 GEMMA = SMALL | {"head_dim": 16}
+GEMMA_STD = 0.065
 GEMMA2 = GEMMA | {"num_hidden_layers": 4, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
 GEMMA3 = GEMMA2 | {"sliding_window_pattern": 3}
+SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 PHI3 = SMALL | {"sliding_window": WINDOW}
 PHI4 = SMALL | {
     "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
@@ -83,6 +92,19 @@ GRANITE = SMALL | {
     "logits_scaling": 2.0,
 }
 OLMO3 = SMALL | {"num_hidden_layers": 4, "sliding_window": WINDOW}
+
+MIXTRAL = SMALL | {"num_local_experts": 6, "num_experts_per_tok": 3}
+QWEN_MOE = SMALL | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+QWEN2_MOE = QWEN_MOE | {"shared_expert_intermediate_size": 40}
+GPT_OSS = MIXTRAL | {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW}
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
@@ -97,8 +119,8 @@ CASES: dict[str, Case] = {
         SMALL | UPPER_WINDOWS | {"attention_bias": True, "rope_parameters": YARN_ROPE},
         stored={"head_dim": ..., "tie_word_embeddings": ...},
     ),
-    "Gemma": Case("GemmaConfig", GEMMA, embedding_std=0.065),
-    "Gemma 2": Case("Gemma2Config", GEMMA2),
+    "Gemma": Case("GemmaConfig", GEMMA, embedding_std=GEMMA_STD),
+    "Gemma 2": Case("Gemma2Config", GEMMA2, embedding_std=GEMMA_STD),
     "Gemma 3": Case(
         "Gemma3TextConfig",
         GEMMA3
@@ -109,6 +131,31 @@ CASES: dict[str, Case] = {
             },
             "final_logit_softcapping": 20.0,
         },
+        embedding_std=GEMMA_STD,
+    ),
+    "Gemma 3, older spelling": Case(
+        "Gemma3TextConfig",
+        GEMMA2,
+        stored={
+            "layer_types": ...,
+            "sliding_window_pattern": 2,
+            "rope_parameters": ...,
+            "rope_theta": 20000.0,
+            "rope_local_base_freq": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+        embedding_std=GEMMA_STD,
+    ),
+    "Gemma 3 with images": Case(
+        "Gemma3Config",
+        {
+            "text_config": GEMMA3,
+            "vision_config": SIGHT,
+            "mm_tokens_per_image": 4,
+            "image_token_index": 255,
+        },
+        model="Gemma3ForConditionalGeneration",
+        embedding_std=GEMMA_STD,
     ),
     "Phi-3": Case("Phi3Config", PHI3),
     "Phi-4": Case("Phi3Config", PHI4 | {"original_max_position_embeddings": 16}, shortest=17),
@@ -118,4 +165,48 @@ CASES: dict[str, Case] = {
     "Granite": Case("GraniteConfig", GRANITE),
     "OLMo 2": Case("Olmo2Config", SMALL),
     "OLMo 3": Case("Olmo3Config", OLMO3),
+    "Mixtral": Case("MixtralConfig", MIXTRAL),
+    "Mixtral, windows": Case(
+        "MixtralConfig", MIXTRAL | {"sliding_window": WINDOW}, stored={"rope_parameters": ...}
+    ),
+    "Qwen 2 MoE": Case("Qwen2MoeConfig", QWEN2_MOE),
+    "Qwen 2 MoE, lower windows": Case(
+        "Qwen2MoeConfig",
+        QWEN2_MOE
+        | {
+            "num_hidden_layers": 5,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 3,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+        },
+        stored={"layer_types": ...},
+    ),
+    "Qwen 3 MoE": Case(
+        "Qwen3MoeConfig",
+        QWEN_MOE | {"head_dim": 24, "norm_topk_prob": True, "mlp_only_layers": [1]},
+        stored={"num_local_experts": ..., "num_experts": 8},
+    ),
+    "Qwen 3 MoE, windows": Case(
+        "Qwen3MoeConfig",
+        QWEN_MOE
+        | {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": YARN_ROPE,
+        },
+    ),
+    "gpt-oss": Case("GptOssConfig", GPT_OSS),
+    "gpt-oss, as published": Case(
+        "GptOssConfig",
+        GPT_OSS,
+        stored={
+            "rope_parameters": ...,
+            "rope_theta": 150000,
+            "rope_scaling": GPT_OSS_ROPE,
+            "swiglu_alpha": ...,
+        },
+    ),
 }

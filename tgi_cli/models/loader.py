@@ -51,6 +51,9 @@ _DTYPES = {
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")
 """Of base models, which some checkpoints leave out."""
 
+_SEEING = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
+"""Prefixes in models that see images, as transformers wrote them before version 5, and since."""
+
 _HARMLESS = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that some checkpoints carry and no model needs: rotary frequencies are computed; a head
 that is tied repeats the embedding (an untied one is wanted)."""
@@ -287,8 +290,14 @@ def _resolve(
 
 
 def _present(stored: dict[str, _Stored]) -> dict[str, _Stored]:
-    """What is stored, by name; names without the model's own prefix (``transformer.``) count."""
+    """What is stored, by name; names with an older prefix, or without the model's own, count."""
     names = dict(stored)
+    for older, newer in _SEEING.items():
+        names |= {
+            newer + name.removeprefix(older): each
+            for name, each in stored.items()
+            if name.startswith(older)
+        }
     for prefix in _PREFIXES:
         if not any(name.startswith(prefix) for name in stored):
             names |= {prefix + name: each for name, each in stored.items()}
