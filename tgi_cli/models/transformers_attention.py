@@ -1,0 +1,227 @@
+"""The seam where transformers' modelling code meets our paged attention.
+
+transformers calls attention through a registry of functions, and builds masks through another
+(https://huggingface.co/docs/transformers/main/en/attention_interface). Under the name
+:data:`RUN` attention goes to the paged cache of the running step, and no mask is built. Under
+:data:`PROBE` a forward on the meta device records what each layer asks for, and every mask is
+asked what it lets a query see: a model is served only if a causal mask, with or without a
+sliding window, is all there is to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from tgi_cli.attention import KVSpec, PagedAttention
+
+RUN, PROBE = "tgi_paged", "tgi_probe"
+
+_FAR = 1 << 18
+"""A position to look back from: no window in use is as long."""
+
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"}
+    | {"output_hidden_states", "output_router_logits", "is_causal", "past_key_values", "layer_idx"}
+)
+"""Arguments of an attention call that change nothing here, or are looked at by name."""
+
+
+class Refused(Exception):
+    """Why a model cannot be run; completes "it ..."."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Stands in for a mask: a query sees the last ``window`` positions (None: all)."""
+
+    window: int | None
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refused("looks into the mask")
+
+
+@dataclass(slots=True)
+class Seat:
+    """What one model's attention modules know of each other; each has it as ``tgi_seat``.
+
+    Attributes:
+        specs: of the layers, in the order in which they attend.
+        layers: the index of each attention module.
+        step: the paged attention of the step that is running.
+    """
+
+    specs: list[KVSpec] = field(default_factory=list)
+    layers: dict[nn.Module, int] = field(default_factory=dict)
+    keys: list[Tensor] = field(default_factory=list)
+    step: PagedAttention | None = None
+
+    @contextmanager
+    def running(self, attention: PagedAttention) -> Iterator[None]:
+        """Attention goes to ``attention`` meanwhile."""
+        self.step = attention
+        try:
+            yield
+        finally:
+            self.step = None
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
+    seat = cast(Seat, module.tgi_seat)
+    assert seat.step is not None
+    assert attention_mask is None
+    output = seat.step(
+        seat.layers[module],
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output[None], None
+
+
+def _record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    seat = cast(Seat, module.tgi_seat)
+    if module in seat.layers:
+        raise Refused("attends more than once in a layer")
+    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+        raise Refused("has attention that is not causal")
+    if any(key is other for other in seat.keys):
+        raise Refused("has layers that share keys and values")
+    if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
+        raise Refused("calls attention with tensors of another layout")
+    if key.shape[3] != value.shape[3]:
+        raise Refused(
+            f"has keys of {key.shape[3]} dimensions and values of {value.shape[3]} (multi-head "
+            "latent attention)"
+        )
+    if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
+        raise Refused("attends to something else than its own tokens")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise Refused(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+    unknown = [
+        name for name, given in others.items() if name not in _HARMLESS and given is not None
+    ]
+    if unknown or isinstance(scaling, Tensor):
+        raise Refused(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if attention_mask is not None and not isinstance(attention_mask, Visible):
+        raise Refused("attends with a mask or bias of its own making")
+    window = attention_mask.window if isinstance(attention_mask, Visible) else None
+    if sliding_window is not None and window != sliding_window:
+        raise Refused(f"has a sliding window of {sliding_window} that its mask does not have")
+    seat.layers[module] = len(seat.specs)
+    seat.specs.append(KVSpec(key.shape[1], key.shape[3], window))
+    seat.keys.append(key)
+    return query.transpose(1, 2), None
+
+
+def _describe(*, mask_function: Callable[..., Any], **_: object) -> Visible:
+    """What a mask lets queries see, found by asking it about two of them."""
+    windows = set()
+    zero = torch.tensor(0)
+    for query in (_FAR, _FAR + _FAR // 7):
+        keys = torch.arange(query + 2)
+        try:
+            seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
+            seen = seen.expand(len(keys)).bool()
+        except (RuntimeError, IndexError) as error:
+            raise Refused(f"has a mask that depends on more than positions ({error})") from error
+        width = int(seen.sum())
+        if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
+            raise Refused("has a mask that is neither causal nor a sliding window")
+        windows.add(None if width == query + 1 else width)
+    if len(windows) > 1:
+        raise Refused("has a mask that is neither causal nor a sliding window")
+    return Visible(windows.pop())
+
+
+class _Rehearsal:
+    """Takes the place of paged attention on the meta device; expects the recorded layers."""
+
+    def __init__(self, specs: list[KVSpec]) -> None:
+        self.specs = specs
+        self.next = 0
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, *_: object, **__: object) -> Tensor:
+        spec = self.specs[layer]
+        if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
+            raise Refused("attends differently without a mask")
+        self.next += 1
+        return query
+
+
+def probe(decoder: nn.Module, config: Any, tokens: int = 7) -> tuple[Seat, Any]:
+    """Run ``decoder`` on the meta device, where it must be, and see what its layers ask for.
+
+    ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
+
+    Returns:
+        the seat that the attention modules now share, and what the decoder returned.
+
+    Raises:
+        Refused: something cannot be served. Whatever the model's code raises.
+    """
+    seat = Seat()
+    for module in decoder.modules():
+        module.tgi_seat = seat  # type: ignore[assignment]  # any object may be an attribute
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
+
+    def run(implementation: str, positions: int = tokens, **inputs: Tensor) -> Any:
+        config._attn_implementation = implementation
+        at = torch.zeros(1, positions, dtype=torch.int64, device="meta")
+        return decoder(input_ids=ids, position_ids=at, use_cache=False, **inputs)
+
+    # A mask of ones: without it transformers would look at the positions' values for packed
+    # sequences, of which there are none on this device.
+    run(PROBE, attention_mask=torch.ones_like(ids))
+    seat.keys.clear()
+    layers = getattr(config, "num_hidden_layers", len(seat.specs))
+    if not seat.specs:
+        raise Refused("does not call attention through transformers' interface")
+    if len(seat.specs) != layers:
+        raise Refused(f"attends in {len(seat.specs)} of its {layers} layers only")
+    with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))):
+        output = run(RUN)
+    try:
+        with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))):
+            run(RUN, positions=tokens + 4)
+    except Refused:
+        raise
+    except Exception:  # whatever the model's code raises: it used the positions
+        return seat, output
+    raise Refused("does not use the positions that it is given")
+
+
+AttentionInterface.register(RUN, _attend)
+AttentionInterface.register(PROBE, _record)
+AttentionMaskInterface.register(PROBE, _describe)
