@@ -93,6 +93,7 @@ GRANITE = SMALL | {
 }
 OLMO3 = SMALL | {"num_hidden_layers": 4, "sliding_window": WINDOW}
 
+SMOLLM3 = SMALL | {"num_hidden_layers": 4}
 MIXTRAL = SMALL | {"num_local_experts": 6, "num_experts_per_tok": 3}
 QWEN_MOE = SMALL | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 QWEN2_MOE = QWEN_MOE | {"shared_expert_intermediate_size": 40}
@@ -165,8 +166,14 @@ CASES: dict[str, Case] = {
     "Granite": Case("GraniteConfig", GRANITE),
     "OLMo 2": Case("Olmo2Config", SMALL),
     "OLMo 3": Case("Olmo3Config", OLMO3),
-    "Mixtral": Case("MixtralConfig", MIXTRAL),
-    "Mixtral, windows": Case(
+    "SmolLM 3": Case("SmolLM3Config", SMOLLM3),
+    "SmolLM 3, windows": Case(
+        "SmolLM3Config",
+        SMOLLM3 | {"use_sliding_window": True, "sliding_window": WINDOW},
+        stored={"layer_types": ..., "no_rope_layers": ..., "no_rope_layer_interval": 2},
+    ),
+    "Seed-OSS": Case("SeedOssConfig", SMALL | {"head_dim": 24}),
+    "Mixtral": Case(
         "MixtralConfig", MIXTRAL | {"sliding_window": WINDOW}, stored={"rope_parameters": ...}
     ),
     "Qwen 2 MoE": Case("Qwen2MoeConfig", QWEN2_MOE),
@@ -198,8 +205,7 @@ CASES: dict[str, Case] = {
             "rope_parameters": YARN_ROPE,
         },
     ),
-    "gpt-oss": Case("GptOssConfig", GPT_OSS),
-    "gpt-oss, as published": Case(
+    "gpt-oss": Case(
         "GptOssConfig",
         GPT_OSS,
         stored={
