@@ -35,6 +35,8 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": "qwen_moe",
     "Qwen3ForCausalLM": "qwen",
     "Qwen3MoeForCausalLM": "qwen_moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
 }
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
