@@ -21,6 +21,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
+    Fail,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -32,6 +33,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.statistics import StepStatistics
 from tgi_cli.engine.step import Worker
+from tgi_cli.errors import TgiError
 from tgi_cli.offline.errors import EngineDeadError
 from tgi_cli.rpc.adapters import AdapterRegistry, EngineEndedError, unknown
 
@@ -66,6 +68,7 @@ class InProcessEngine:
         depth: steps in flight beyond the one that is awaited.
         on_stats: gets each step's statistics as JSON, on the loop's thread.
         model_id: of the base, whose name no adapter may have.
+        on_end: called when the loop has ended, on its thread.
 
     Attributes:
         request_ids: unique ones.
@@ -79,6 +82,7 @@ class InProcessEngine:
         depth: int,
         on_stats: Callable[[str], None] | None = None,
         model_id: str = "",
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
         on_statistics = None if on_stats is None else _told(on_stats)
@@ -93,7 +97,9 @@ class InProcessEngine:
         """Why nothing can be submitted any more."""
         self._failure: BaseException | None = None
         # The loop alone holds core and worker: when it ends, they and the model are free.
-        self._loop = threading.Thread(target=self._run, args=(core,), name="engine", daemon=True)
+        self._loop = threading.Thread(
+            target=self._run, args=(core, on_end), name="engine", daemon=True
+        )
         self._sorter = threading.Thread(target=self._sort, name="engine-outputs", daemon=True)
         self._loop.start()
         self._sorter.start()
@@ -148,16 +154,23 @@ class InProcessEngine:
             self._loop.join()
             self._sorter.join()
 
+    def fail(self, error: TgiError) -> None:
+        """End the loop because its worker is lost; requests end with the cause."""
+        self._inbox.put(Fail(error.cause, error.remedy))
+
     def _error(self) -> EngineDeadError:
         error = EngineDeadError(self._ended or "the engine has ended", "make a new LLM")
         error.__cause__ = self._failure
         return error
 
-    def _run(self, core: EngineCore) -> None:
+    def _run(self, core: EngineCore, on_end: Callable[[], None] | None) -> None:
         try:
             core.run()
         except BaseException as error:  # whatever ended the loop, those who wait must hear of it
             self._failure = error
+        finally:
+            if on_end is not None:
+                on_end()
 
     def _sort(self) -> None:
         """Take each step's outputs apart by request, until the loop has ended."""

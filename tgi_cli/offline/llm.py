@@ -60,6 +60,8 @@ class LLM:
             :class:`tgi_cli.engine.limits.Limits`.
         prefix_caching: compute equal beginnings of prompts once.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
+        num_shard: processes that share the model, this one the first: a GPU each, or on a CPU
+            its cores together.
         lora_adapters: a map from names to folders or hub ids, or what ``--lora-adapters`` takes
             (``id``, ``id@revision``, ``name=path``), as a list or in one string.
         max_loras: that share a batch; None: 4 where adapters are named, else none can be loaded.
@@ -76,6 +78,7 @@ class LLM:
         HubError: the model cannot be had.
         ModelError: it cannot be run.
         OutOfMemoryError: it does not fit.
+        ShardError: another process of the model cannot be started, or ended.
         ConfigError: arguments that contradict each other or the model, named as the flags of
             ``tgi serve``.
     """
@@ -98,6 +101,7 @@ class LLM:
         max_waiting_tokens: int | None = None,
         prefix_caching: bool = True,
         kv_cache_dtype: str = "auto",
+        num_shard: int | None = None,
         lora_adapters: Mapping[str, str | PathLike[str]] | Sequence[str] | str = (),
         max_loras: int | None = None,
         max_cpu_loras: int | None = None,
@@ -121,6 +125,7 @@ class LLM:
             max_waiting_tokens=max_waiting_tokens,
             prefix_caching=prefix_caching,
             kv_cache_dtype=kv_cache_dtype,
+            num_shard=num_shard,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
             max_loras=max_loras,
             max_cpu_loras=max_cpu_loras,

@@ -82,6 +82,7 @@ def start_engine(
         ConfigError: what contradicts itself or the model.
         ModelError: files that cannot be used.
         OutOfMemoryError: it does not fit.
+        ShardError: another process of the model cannot be started, or ended.
     """
     from tgi_cli.worker.worker import load_worker  # brings torch
 
@@ -99,7 +100,8 @@ def start_engine(
         capacity.load_seconds,
         capacity.warmup_seconds,
     )
-    engine = InProcessEngine(worker, limits, depth, on_stats, info.model_id)
+    engine = InProcessEngine(worker, limits, depth, on_stats, info.model_id, worker.close)
+    worker.watch(engine.fail)
     try:
         for item in serve.lora_adapters:
             name, _, path = item.partition("=")

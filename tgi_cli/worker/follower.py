@@ -44,7 +44,7 @@ def main() -> NoReturn:
         os._exit(ExitCode.OK)
     assignment = orders.decode_assignment(first)
     serve = assignment.serve
-    setup(f"shard {assignment.rank}", serve.logger_level, serve.json_output)
+    setup(f"shard {assignment.rank}", assignment.log_level, serve.json_output)
     folder = Path(assignment.folder)
     threading.Thread(target=_answer, args=(news, folder), name="news", daemon=True).start()
     try:

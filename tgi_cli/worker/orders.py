@@ -25,6 +25,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     serve: ServeConfig
     config: EngineConfig
     folder: str
+    log_level: str
 
 
 class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=0):

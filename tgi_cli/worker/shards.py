@@ -24,6 +24,7 @@ from tgi_cli import errors
 from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.device.distributed import Shard, device_of
 from tgi_cli.errors import ShardError, TgiError
+from tgi_cli.logging import LEVELS
 from tgi_cli.worker import orders
 from tgi_cli.worker.shard_process import ShardProcess
 
@@ -86,7 +87,7 @@ class Followers:
             for rank in range(1, config.num_shard):
                 process = ShardProcess(rank)
                 self._processes.append(process)
-                order = orders.Assignment(rank, serve, config, str(self._folder))
+                order = orders.Assignment(rank, serve, config, str(self._folder), _log_level())
                 process.orders.send(orders.encode(order))
             self._monitor.start()
         except OSError as error:
@@ -287,6 +288,12 @@ class Followers:
             if ticks * PING_SECONDS >= CUDA_STEP_SECONDS:
                 cause = f"a step has not ended within {CUDA_STEP_SECONDS} s"
                 self._lose(ShardError(cause, "see the shards' logs above"))
+
+
+def _log_level() -> str:
+    """The name of this process's."""
+    level = log.getEffectiveLevel()
+    return next((name for name in LEVELS if getattr(logging, name, 0) >= level), LEVELS[-1])
 
 
 class _Preparation:
