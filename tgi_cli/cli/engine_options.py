@@ -269,7 +269,7 @@ MaxLoraRank = Annotated[
         metavar="N",
         parser=whole(1),
         help="The largest rank an adapter may have. Left open: that of the adapters named, at "
-        "least 16.",
+        "least 16; 64 where none is named.",
         envvar="MAX_LORA_RANK",
         show_envvar=False,
         show_default=False,

@@ -96,7 +96,7 @@ class AdapterRegistry:
             base = hub.base_of(path)
             if not hub.is_same_base(base, self._model_id):
                 log.warning(
-                    "the adapter %s was made for %s, and %s is served: expect no good of it",
+                    "the adapter %s names %s as its base, and %s is served: is it the right one?",
                     name,
                     base,
                     self._model_id,

@@ -219,7 +219,7 @@ async def test_an_adapter_of_another_base_is_worth_a_warning(
         await load(client, engine, "one", adapter(tmp_path / "one", base="elsewhere/Model"))
         assert caplog.text == ""
         await load(client, engine, "two", adapter(tmp_path / "two", base="org/other"))
-    assert "the adapter two was made for org/other, and org/model is served" in caplog.text
+    assert "the adapter two names org/other as its base, and org/model is served" in caplog.text
 
 
 class TestWithoutRoom:
