@@ -15,6 +15,9 @@ from tgi_cli.errors import ShardError
 from tgi_cli.worker import orders
 from tgi_cli.worker.channel import Channel
 
+PROGRAM = ["-P", "-m", "tgi_cli.worker.follower"]
+"""-P: files in the working directory do not pass for modules."""
+
 _PING = orders.encode(orders.Ping())
 _NEWS_SECONDS = 5.0
 """That a message of a few bytes may take once it has begun."""
@@ -46,9 +49,8 @@ class ShardProcess:
         ours[1].settimeout(_NEWS_SECONDS)
         with theirs[0], theirs[1]:
             fds = [connection.fileno() for connection in theirs]
-            # -P: files in the working directory do not pass for modules.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tgi_cli.worker.follower", *map(str, fds)],
+                [sys.executable, *PROGRAM, *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env=_environment(),
