@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,18 @@ async def test_a_stream_outlives_the_unloading_of_its_adapter(
             assert (await client.post("/v1/unload_lora_adapter", json=unload)).status_code == 200
             last = [json.loads(line[5:]) async for line in lines][-1]
         assert last["generated_text"] == whole
+
+
+def test_the_line_to_try_brings_the_key(server: ServerProcess) -> None:
+    line = next(line for line in server.log.splitlines() if line.strip().startswith("curl "))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} -sS"],
+        env={**os.environ, "API_KEY": KEY},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "generated_text" in json.loads(done.stdout)
 
 
 def test_the_key_shows_in_no_process_and_no_log(server: ServerProcess) -> None:

@@ -65,7 +65,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
                 partial(children.start_model_server, server, lifeline),
                 start_router,
                 (host, port),
-                partial(_announce, config, uds_path, listener.url(host, port)),
+                partial(_announce, config, options, uds_path, listener.url(host, port)),
             )
 
 
@@ -114,7 +114,7 @@ def with_adapters(config: ServeConfig) -> ServeConfig:
     return replace(config, lora_adapters=tuple(map(str, adapters)))
 
 
-def _announce(config: ServeConfig, uds_path: Path, url: str) -> None:
+def _announce(config: ServeConfig, options: RouterOptions, uds_path: Path, url: str) -> None:
     """The ready line; for people also a line to try."""
     from tgi_cli.rpc.client import fetch_info
 
@@ -130,8 +130,9 @@ def _announce(config: ServeConfig, uds_path: Path, url: str) -> None:
     )
     if not config.json_output:
         body = {"inputs": _EXAMPLE_PROMPT, "parameters": {"max_new_tokens": 40}}
+        key = "" if options.api_key is None else '-H "Authorization: Bearer $API_KEY" '
         print(
-            f"\n  curl {url}/generate -H 'Content-Type: application/json' "
+            f"\n  curl {url}/generate {key}-H 'Content-Type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}\n",
             file=sys.stderr,
             flush=True,
