@@ -7,7 +7,7 @@ After "Outrageously Large Neural Networks" (https://arxiv.org/abs/1701.06538) an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import Shard
 from tgi_cli.layers import ops
-from tgi_cli.layers.base import Build, Loadable, WeightSlot
+from tgi_cli.layers.base import Build, Loadable
 from tgi_cli.layers.grouped import Groups, grouped_linear
 from tgi_cli.layers.linear import (
     ColumnParallelLinear,
@@ -59,9 +59,14 @@ def route(logits: Tensor, top_k: int, router: Router, normalize: bool) -> tuple[
 
 
 class _Placed(Loadable):
-    """A layer that keeps the memory it was given before it asked for some."""
+    """A layer that may be given memory in common with others."""
+
+    place: Callable[[torch.device], None] | None = None
+    """Gives the parameters memory, or leaves it to the layer."""
 
     def materialize(self, device: torch.device) -> None:
+        if self.place is not None:
+            self.place(device)
         if any(parameter.is_meta for parameter in self.parameters(recurse=False)):
             super().materialize(device)
 
@@ -92,14 +97,12 @@ class Expert(nn.Module):
         return output
 
 
-class Experts(Loadable):
+class Experts(nn.Module):
     """All experts of a layer, each with the weights of a layer of its own.
 
     On a CPU they are computed one by one, as the host knows who has tokens, by whatever kernel
     the quantization method has for one. Elsewhere dense weights stand in one stack per
     projection, of which the experts' own parameters are views, and are multiplied in groups.
-    (A loader completes a module before those inside it: the stacks are there when the experts
-    ask for memory.)
 
     Milliseconds of one core, bf16, for 128 experts, 8 per token, H 2048, I 768 (Qwen3-30B-A3B)
     and for 8, 2 per token, H 1024, I 3584 (a small Mixtral); ``python -m tests.benchmarks.moe``:
@@ -131,14 +134,13 @@ class Experts(Loadable):
         ]
         for index, expert in enumerate(self.every):
             self.add_module(str(index), expert)
+            expert.gate_up_proj.place = expert.down_proj.place = self._place
         self.gate_up: _Stack | None = None
         self.down: _Stack | None = None
 
-    def slots(self, path: str) -> Iterator[WeightSlot]:
-        return iter(())  # the experts name their own
-
-    def materialize(self, device: torch.device) -> None:
-        if self.dense and device.type != "cpu":
+    def _place(self, device: torch.device) -> None:
+        """The first expert that asks for memory gets it for all."""
+        if self.dense and device.type != "cpu" and self.gate_up is None:
             self.stack(device)
 
     def stack(self, device: torch.device) -> None:

@@ -45,13 +45,13 @@ def make(
     """A block of 6 experts, 2 per token, and the tensors it was filled with."""
     sizes = {"num_experts": 6, "top_k": 2, "intermediate_size": INNER}
     moe = MoE(Build(dtype, Unquantized(), shard), HIDDEN, **(sizes | values))
+    if stack:
+        moe.experts.stack(CPU)  # as on a device that multiplies in groups
     generator = torch.Generator().manual_seed(3)
     weights: dict[str, Tensor] = {}
     for path, layer in moe.named_modules():
         if isinstance(layer, Loadable):
             layer.materialize(CPU)
-            if stack and layer is moe.experts:
-                moe.experts.stack(CPU)  # as on a device that multiplies in groups
             for slot in layer.slots(path):
                 noise = torch.empty(slot.shape).normal_(generator=generator)
                 weights[slot.name] = noise * 2 / slot.shape[-1] ** 0.5
@@ -165,7 +165,7 @@ def test_the_host_learns_nothing_from_the_device() -> None:
         intermediate_size=INNER,
         expert_bias=True,
     )
-    moe.experts.stack(torch.device("meta"))
+    moe.experts.every[3].down_proj.materialize(torch.device("meta"))
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups) -> Tensor:
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
