@@ -93,6 +93,17 @@ GRANITE = SMALL | {
 }
 OLMO3 = SMALL | {"num_hidden_layers": 4, "sliding_window": WINDOW}
 
+ALL_KEYS = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+GPT2 = {
+    "vocab_size": 256,
+    "n_positions": 256,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 SMOLLM3 = SMALL | {"num_hidden_layers": 4}
 MIXTRAL = SMALL | {"num_local_experts": 6, "num_experts_per_tok": 3}
 QWEN_MOE = SMALL | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
@@ -173,6 +184,24 @@ CASES: dict[str, Case] = {
         stored={"layer_types": ..., "no_rope_layers": ..., "no_rope_layer_interval": 2},
     ),
     "Seed-OSS": Case("SeedOssConfig", SMALL | {"head_dim": 24}),
+    "GPT-2": Case("GPT2Config", GPT2),
+    "GPT-2, scores scaled by layer": Case(
+        "GPT2Config", GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}
+    ),
+    "GPT-BigCode": Case("GPTBigCodeConfig", GPT2),
+    "GPT-BigCode, many keys": Case("GPTBigCodeConfig", GPT2 | {"multi_query": False}),
+    "GPT-NeoX": Case("GPTNeoXConfig", ALL_KEYS),
+    "GPT-NeoX, sequential": Case(
+        "GPTNeoXConfig", ALL_KEYS | {"use_parallel_residual": False, "attention_bias": False}
+    ),
+    "Falcon, multi-query": Case("FalconConfig", ALL_KEYS),
+    "Falcon, multi-head": Case(
+        "FalconConfig", ALL_KEYS | {"multi_query": False, "parallel_attn": False, "bias": True}
+    ),
+    "Falcon, grouped": Case(
+        "FalconConfig", ALL_KEYS | {"new_decoder_architecture": True, "num_kv_heads": 2}
+    ),
+    "StarCoder 2": Case("Starcoder2Config", SMALL | {"sliding_window": WINDOW}),
     "Mixtral": Case(
         "MixtralConfig", MIXTRAL | {"sliding_window": WINDOW}, stored={"rope_parameters": ...}
     ),

@@ -4,7 +4,8 @@ A case is a miniature configuration. transformers makes a model of it with rando
 is written as a checkpoint; what transformers then computes from that checkpoint is compared with
 
 - the logits of our model, fed in chunks that divide blocks and windows oddly, then token by
-  token, and mixed with other sequences in one batch, on both of the CPU's attention backends;
+  token, and mixed with other sequences in one batch, on both of the CPU's attention backends
+  and shared out to two shards;
 - the tokens of the whole engine under greedy sampling, with a budget smaller than the prompts,
   with prefix reuse, and with a pool so small that it preempts.
 
@@ -31,8 +32,10 @@ from torch import Tensor
 
 from tests.parity.cases import CASES, Case
 from tests.tools.paged import PagedRun
+from tests.tools.sharded import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
@@ -67,6 +70,8 @@ class Result:
 
     max_logit_difference: float
     """Over every token of every sequence, both backends."""
+    sharded_logit_difference: float
+    """As above, on either of two shards."""
     logit_std: float
     """What the difference is to be seen beside."""
     compared: int
@@ -158,10 +163,8 @@ def check(case: Case, path: Path) -> Result:
     lengths = enumerate((1, 16, 150, 97, 33))
     sequences = [random_ids(max(length, case.shortest), seed) for seed, length in lengths]
     logits = torch.cat([oracle.logits(ids) for ids in sequences])
-    difference = max(
-        (torch.cat(_mixed(path, sequences, backend)) - logits).abs().max().item()
-        for backend in _BACKENDS
-    )
+    alone = [_mixed(path, sequences, backend) for backend in _BACKENDS]
+    sharded = on_shards(2, lambda shard: _mixed(path, sequences, _BACKENDS[0], shard))
     prompts = _prompts(case)
     wanted = [oracle.greedy(prompt, NEW) for prompt in prompts]
     got, preemptions = _generate(path, prompts)
@@ -171,7 +174,8 @@ def check(case: Case, path: Path) -> Result:
         for a, b in zip(ours, theirs, strict=True)
     ]
     return Result(
-        max_logit_difference=difference,
+        max_logit_difference=max((got - logits).abs().max().item() for got in alone),
+        sharded_logit_difference=max((got - logits).abs().max().item() for got in sharded),
         logit_std=logits.std().item(),
         compared=len(pairs),
         identical=sum(a == b for a, b in pairs),
@@ -185,9 +189,15 @@ def random_ids(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(5, 250), k=count)
 
 
-def _mixed(path: Path, sequences: list[list[int]], backend: str) -> list[Tensor]:
+def _mixed(path: Path, sequences: list[list[int]], backend: str, shard: Shard = ALONE) -> Tensor:
     """Our logits of texts that are fed together, in pieces; the last of each token by token."""
-    model = load_model(read_config(path), torch.float32, torch.device("cpu"), max_positions=SERVED)
+    model = load_model(
+        read_config(path),
+        torch.float32,
+        torch.device("cpu"),
+        shard=shard,
+        max_positions=SERVED,
+    )
     run = PagedRun(model, torch.float32, backend)
     choose = random.Random(5)
     done = [0] * len(sequences)
@@ -202,7 +212,7 @@ def _mixed(path: Path, sequences: list[list[int]], backend: str) -> list[Tensor]
                 done[i] += len(step[str(i)])
         for name, logits in run.step(step).items() if step else ():
             got[int(name)].append(logits)
-    return [torch.cat(pieces) for pieces in got]
+    return torch.cat([logits for pieces in got for logits in pieces])
 
 
 def _prompts(case: Case) -> list[list[int]]:
@@ -227,6 +237,7 @@ def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], in
     gc.freeze()  # else the worker's collections, at load and warm-up, walk all of transformers
     worker, _ = load_worker(serve, path)
     capacity = worker.warmup()
+    gc.unfreeze()
     limits = Limits(
         max_total_tokens=SERVED,
         max_batch_prefill_tokens=CHUNK,
@@ -266,15 +277,18 @@ def _running(core: EngineCore) -> Iterator[Client]:
 
 def table(names: Iterable[str]) -> Iterator[str]:
     """The rows of the parity table, in Markdown."""
-    yield "| Model | Largest difference of a logit | Greedy tokens compared | Identical |"
-    yield "|---|---|---|---|"
+    yield (
+        "| Model | Largest difference of a logit | On two shards "
+        "| Greedy tokens compared | Identical |"
+    )
+    yield "|---|---|---|---|---|"
     for name in names:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
             result = check(case, make_checkpoint(case, Path(folder)))
         yield (
-            f"| {name} | {result.max_logit_difference:.1e} | {result.compared} "
-            f"| {result.identical} |"
+            f"| {name} | {result.max_logit_difference:.1e} "
+            f"| {result.sharded_logit_difference:.1e} | {result.compared} | {result.identical} |"
         )
 
 

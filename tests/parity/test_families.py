@@ -15,6 +15,7 @@ def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     result = check(case, make_checkpoint(case, tmp_path / "model"))
     assert result.max_logit_difference < TOLERANCE
+    assert result.sharded_logit_difference < TOLERANCE
     assert 0.5 < result.logit_std < 5, "the tolerance is to mean something"
     assert result.identical == result.compared
     assert result.preemptions > 0, "the pool is to be too small"
