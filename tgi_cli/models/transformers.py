@@ -40,6 +40,7 @@ from tgi_cli.models.transformers_layers import (
     linear,
     own_part,
     planned,
+    share_experts,
 )
 from tgi_cli.models.transformers_names import sources, stored_names
 
@@ -273,6 +274,8 @@ def _replace(whole: Any, decoder: Any, build: Build, stored: Container[str]) -> 
                 style = planned(plan, f"{path[start:]}.{name}")
                 if style not in (None, "replicate", "replicated_with_grad_allreduce"):
                     shares[name] = own_part(style, build.shard, f"{path}.{name}")
+            if shares and planned(plan, path[start:]) == "moe_tp_experts":
+                share_experts(module, build.shard)
             loose = Loose(module, path, stored, shares)
             if len(loose):
                 yield loose
@@ -285,7 +288,7 @@ def _replace(whole: Any, decoder: Any, build: Build, stored: Container[str]) -> 
 
 
 def _path(whole: nn.Module, part: nn.Module) -> str:
-    paths = {module: path for path, module in whole.named_modules()}
+    paths: dict[nn.Module, str] = {module: path for path, module in whole.named_modules()}
     return paths[part]
 
 

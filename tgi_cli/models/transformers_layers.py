@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
-from tgi_cli.device.distributed import Shard
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build, Embedding, LMHead, Loadable, WeightSlot
 from tgi_cli.layers.grouped import Groups, grouped_linear
@@ -232,14 +232,23 @@ def _experts(
     plain = module.has_gate and not (module.is_transposed or module.has_post_expert_norm)
     if not plain or module.has_bias:
         output: Tensor = grouped_mm_experts_forward(module, hidden, chosen, weights)
-        return output
+        return _shard_of(module).all_reduce(output)
     groups = Groups.sort(chosen, len(module.gate_up_proj))
     rows = hidden.index_select(0, groups.tokens)
     inner = module._apply_gate(grouped_linear(rows, module.gate_up_proj, None, groups))
     outputs = grouped_linear(inner, module.down_proj, None, groups)
     ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
     ordered = ordered.view(*chosen.shape, -1).mul_(weights[..., None])
-    return ordered.sum(1).to(hidden.dtype)
+    return _shard_of(module).all_reduce(ordered.sum(1).to(hidden.dtype))
+
+
+def share_experts(module: nn.Module, shard: Shard) -> None:
+    """Let the shards' results of this module of experts be summed up."""
+    module.tgi_shard = shard  # type: ignore[assignment]  # any object may be an attribute
+
+
+def _shard_of(module: nn.Module) -> Shard:
+    return cast(Shard, getattr(module, "tgi_shard", ALONE))
 
 
 ExpertsInterface.register(EXPERTS, _experts)
