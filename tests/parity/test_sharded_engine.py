@@ -18,6 +18,7 @@ from tests.tools.checkpoints import make_llama
 from tgi_cli import LLM, SamplingParams, demo
 from tgi_cli.offline import EngineDeadError, GenerationError
 from tgi_cli.rpc.interface import AdapterError
+from tgi_cli.worker import shards
 
 pytestmark = pytest.mark.slow
 
@@ -170,3 +171,14 @@ def test_a_lost_shard_ends_every_call_with_its_name(make: Callable[[int], Engine
         engine.ids()
     engine.llm.close()
     assert set(followers()) == set(before)
+
+
+def test_a_shard_that_runs_and_does_not_compute_is_noticed(
+    make: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "OPERATION_SECONDS", {"cpu": 0.5})
+    engine = make(2)
+    monkeypatch.setattr(shards.Followers, "tell", lambda *_: None)
+    with pytest.raises(GenerationError, match="did not take part in a step"):
+        engine.ids()
+    engine.llm.close()

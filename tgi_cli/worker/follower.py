@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 _LET_OTHERS_SPEAK = 1.0
 """Seconds before an operation's failure is told: most fail because another shard has ended, and
 then shard 0 ends this one first."""
+
+_SILENCE = 5.0
+"""Seconds without a ping after which to see whether shard 0 is still there."""
 
 
 def main() -> NoReturn:
@@ -65,7 +69,7 @@ def main() -> NoReturn:
 def _load(assignment: orders.Assignment, folder: Path, news: Channel) -> ModelWorker:
     """As shard 0 does: load, meet, warm up."""
     from tgi_cli.device.distributed import Shard, device_of
-    from tgi_cli.worker.shards import START_SECONDS
+    from tgi_cli.worker.shards import MEETING_SECONDS, START_SECONDS
     from tgi_cli.worker.worker import make_worker
 
     config = assignment.config
@@ -73,7 +77,8 @@ def _load(assignment: orders.Assignment, folder: Path, news: Channel) -> ModelWo
     shard = Shard(assignment.rank, config.num_shard, device)
     worker = make_worker(assignment.serve, config, shard)
     news.send(orders.encode(orders.Loaded()))
-    shard.connect(folder, START_SECONDS)
+    shard.connect(folder, MEETING_SECONDS)
+    shard.set_timeout(START_SECONDS)
     worker.warmup()
     return worker
 
@@ -99,9 +104,19 @@ def _carry_out(order: orders.Order, worker: ModelWorker, news: Channel) -> None:
 
 
 def _answer(news: Channel, folder: Path) -> None:
-    """Send pings back; end the process when shard 0 has closed the channel, or died."""
+    """Send pings back; end the process when shard 0 has closed the channel, or died.
+
+    A process that shard 0 has forked may hold the channel open: then the parent has changed.
+    """
+    parent = os.getppid()
     try:
-        while (ping := news.receive()) is not None:
+        while True:
+            while not select.select([news], [], [], _SILENCE)[0]:
+                if os.getppid() != parent:
+                    raise ConnectionError
+            ping = news.receive()
+            if ping is None:
+                break
             news.send(ping)
     except OSError:
         log.debug("shard 0 is gone")

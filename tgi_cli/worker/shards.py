@@ -38,6 +38,9 @@ was stopped itself, or starved, nobody is to blame for late answers."""
 UNANSWERED_AT_START = 60
 """The same while weights are loaded: libraries may hold the interpreter for seconds."""
 
+MEETING_SECONDS = 60.0
+"""That the shards may take to meet, once all have loaded their weights."""
+
 START_SECONDS = 600.0
 """That an operation may take while the model is warmed up: shards are not equally fast at first
 use. The others wait for shard 0 so long at any time; they end when it does."""
@@ -71,7 +74,7 @@ class Followers:
 
     def __init__(self, serve: ServeConfig, config: EngineConfig) -> None:
         self.shard = Shard(0, config.num_shard, device_of(config.device, 0))
-        self._folder = Path(tempfile.mkdtemp(prefix="tgi-shards-"))
+        self._folder: Path | None = None
         self._processes: list[ShardProcess] = []
         self._changed = threading.Condition()
         """Guards the fields below."""
@@ -85,9 +88,12 @@ class Followers:
         self._monitor = threading.Thread(target=self._watch_over, name="shards", daemon=True)
         try:
             for rank in range(1, config.num_shard):
-                process = ShardProcess(rank)
-                self._processes.append(process)
-                order = orders.Assignment(rank, serve, config, str(self._folder), _log_level())
+                self._processes.append(ShardProcess(rank))
+            self._folder = Path(tempfile.mkdtemp(prefix="tgi-shards-"))
+            for process in self._processes:
+                order = orders.Assignment(
+                    process.rank, serve, config, str(self._folder), _log_level()
+                )
                 process.orders.send(orders.encode(order))
             self._monitor.start()
         except OSError as error:
@@ -109,8 +115,10 @@ class Followers:
             while not all(process.loaded for process in self._processes):
                 self.check()
                 self._changed.wait(1.0)  # in between, handlers of signals may run
+        assert self._folder is not None
         with self.starting():
-            self.shard.connect(self._folder, START_SECONDS)
+            self.shard.connect(self._folder, MEETING_SECONDS)
+            self.shard.set_timeout(START_SECONDS)
 
     def serve(self) -> None:
         """The model is warmed up: from now on steps are quick."""
@@ -138,7 +146,8 @@ class Followers:
             self._monitor.join()
         for process in self._processes:
             process.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # ------------------------------------------------------------------ computing together
 
@@ -204,7 +213,8 @@ class Followers:
             self._changed.wait_for(lambda: self._lost is not None, _VERDICT_SECONDS)
         words = str(error).partition("\n")[0]
         if "timed out" in words.lower():
-            cause = f"a shard did not take part in a step for {OPERATION_SECONDS['cpu']:g} s"
+            seconds = OPERATION_SECONDS[self.shard.device.type]
+            cause = f"a shard did not take part in a step for {seconds:g} s"
             self._lose(ShardError(cause, "see the shards' logs above"))
         else:
             self._lose(ShardError(f"shard 0: {type(error).__name__}: {words}", _SEE_LOG))
