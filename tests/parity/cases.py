@@ -176,7 +176,16 @@ CASES: dict[str, Case] = {
     ),
     "Granite": Case("GraniteConfig", GRANITE),
     "OLMo 2": Case("Olmo2Config", SMALL),
-    "OLMo 3": Case("Olmo3Config", OLMO3),
+    "OLMo 3": Case(
+        "Olmo3Config",
+        OLMO3,
+        stored={
+            "layer_types": ...,
+            "rope_parameters": ...,
+            "rope_theta": 20000.0,
+            "rope_scaling": {key: v for key, v in YARN_ROPE.items() if key != "rope_theta"},
+        },
+    ),
     "SmolLM 3": Case("SmolLM3Config", SMOLLM3),
     "SmolLM 3, windows": Case(
         "SmolLM3Config",
