@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
@@ -103,6 +104,20 @@ def test_shards(name: str, tmp_path: Path) -> None:
     whole = logits(path)
     for shard in sharded_logits(path, 2, [IDS[:41], IDS[41:59], IDS[59:]]):
         torch.testing.assert_close(shard, whole, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen 2 MoE", "Qwen 3 MoE"])
+def test_experts_in_stacks(name: str, tmp_path: Path) -> None:
+    path = make_checkpoint(CASES[name], tmp_path)
+    wanted = logits(path)
+    file = path / "model.safetensors"
+    names = set(load_file(file))
+    config = (path / "config.json").read_text()
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.save_pretrained(path, save_original_format=False)
+    (path / "config.json").write_text(config)
+    assert len(load_file(file)) < len(names), "there are to be stacks"
+    assert torch.equal(logits(path), wanted)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tgi_cli.models import fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.source import Names, Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
+from tgi_cli.models.stacked import pick
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -89,11 +90,11 @@ def _source(quantized: bool, name: str) -> Source:
     # gate_proj and up_proj are the even and the odd outputs of gate_up_proj.
     stored = f"{layer}.experts.{'down_proj' if module == 'down_proj' else 'gate_up_proj'}"
     rows = {"gate_proj": _even, "up_proj": _odd}.get(module)
-    pick = partial(_pick, int(expert))
+    one = partial(pick, int(expert))
     if parameter == "bias":
-        return Source((f"{stored}_bias",), rows, join=pick)
+        return Source((f"{stored}_bias",), rows, join=one)
     if not quantized:
-        return Source((stored,), rows, transposed=True, join=pick)
+        return Source((stored,), rows, transposed=True, join=one)
     # Rows are picked before they are unpacked.
     return Source(
         (f"{stored}_blocks", f"{stored}_scales"), join=partial(_unpack, int(expert), rows)
@@ -106,10 +107,6 @@ def _even(tensor: Any) -> Any:
 
 def _odd(tensor: Any) -> Any:
     return tensor[1::2]
-
-
-def _pick(expert: int, stacked: Any) -> Any:
-    return stacked[expert]
 
 
 def _unpack(expert: int, rows: Any, blocks: Any, scales: Any) -> Any:

@@ -6,6 +6,7 @@ from tgi_cli.models import fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
+from tgi_cli.models.stacked import StackedExperts, has_stacked_experts
 
 NAMES = Names(
     modules={
@@ -16,6 +17,16 @@ NAMES = Names(
         "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
         "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
     }
+)
+
+STACKED = StackedExperts(
+    Names(
+        modules={
+            "input_norm": "input_layernorm",
+            "mlp_norm": "post_attention_layernorm",
+            "mlp.router": "mlp.gate",
+        }
+    )
 )
 
 
@@ -52,5 +63,5 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(fields.rope(config, head_dim, context, 1e6),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=NAMES,
+        source=STACKED if has_stacked_experts(config) else NAMES,
     )

@@ -18,6 +18,7 @@ from tgi_cli.models.spec import (
     MoESpec,
     NormSpec,
 )
+from tgi_cli.models.stacked import StackedExperts, has_stacked_experts
 
 NAMES = Names(
     modules={
@@ -66,7 +67,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=NAMES,
+        source=StackedExperts(NAMES) if has_stacked_experts(config) else NAMES,
     )
 
 
