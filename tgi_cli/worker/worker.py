@@ -23,7 +23,7 @@ from tgi_cli.device import (
 from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
-from tgi_cli.errors import TgiError
+from tgi_cli.errors import ConfigError, TgiError
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
@@ -226,6 +226,11 @@ def make_worker(
     began = time.monotonic()
     model_config = read_config(config.model_path, trust_remote_code=serve.trust_remote_code)
     facts = model_facts(model_config)
+    if serve.cross_check and serve.load_format == "dummy":
+        raise ConfigError(
+            "--load-format dummy has no weights that --cross-check could compare",
+            "give one of the two",
+        )
     table = make_table(config)
     device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -243,6 +248,11 @@ def make_worker(
             max_positions=config.max_total_tokens,
         )
         adapters = None if table is None else AdapterShelf(model, table, dtype, device)
+        if serve.cross_check:
+            from tgi_cli.worker.cross_check import cross_check  # which few ask for
+
+            served = config.max_total_tokens
+            cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
     give_back(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
