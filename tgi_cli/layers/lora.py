@@ -69,6 +69,9 @@ class LoraLayer:
         self.parts = list(parts)
         self.a = torch.empty(0)
         self.b: list[Tensor] = []
+        self._columns: slice | None = None
+        self._view_a = self.a
+        self._view_b = self.b
 
     def allocate(self, columns: int, dtype: torch.dtype, device: torch.device) -> None:
         """Memory for so many columns: A [parts, columns, inputs], B^T [columns, outputs] each."""
@@ -78,6 +81,13 @@ class LoraLayer:
             torch.zeros(columns, part.own.stop - part.own.start, dtype=dtype, device=device)
             for part in self.parts
         ]
+        self._columns = None
+
+    def _view(self, columns: slice) -> None:
+        """Prepare for these columns: most steps want those of the step before."""
+        self._columns = columns
+        self._view_a = self.a[:, columns].transpose(1, 2)
+        self._view_b = [b[columns] for b in self.b]
 
     def add_(self, y: Tensor, x: Tensor) -> None:
         """Add to ``y`` [T, this shard's outputs] what each token's adapter makes of ``x``.
@@ -88,16 +98,18 @@ class LoraLayer:
         columns = self.table.columns
         if columns is None:
             return
-        a = self.a[:, columns]
-        inner = torch.matmul(x.to(a.dtype), a.transpose(1, 2))
+        if columns != self._columns:
+            self._view(columns)
+        inner = torch.matmul(x.to(self._view_a.dtype), self._view_a)
         if self.table.foreign is not None:
             inner.masked_fill_(self.table.foreign, 0)
-        for part, product, b in zip(self.parts, inner, self.b, strict=True):
-            own = y[:, part.place]
+        single = len(self.parts) == 1
+        for part, product, b in zip(self.parts, inner, self._view_b, strict=True):
+            own = y if single else y[:, part.place]
             if own.dtype == b.dtype:
-                own.addmm_(product, b[columns])
+                own.addmm_(product, b)
             else:
-                own.add_(torch.mm(product, b[columns]))
+                own.add_(torch.mm(product, b))
 
 
 class LoraTable:
