@@ -172,7 +172,18 @@ CASES: dict[str, Case] = {
     "Phi-3": Case("Phi3Config", PHI3),
     "Phi-4": Case("Phi3Config", PHI4 | {"original_max_position_embeddings": 16}, shortest=17),
     "Phi-4, within its first context": Case(
-        "Phi3Config", PHI4 | {"original_max_position_embeddings": 200}
+        "Phi3Config",
+        PHI4 | {"original_max_position_embeddings": 200},
+        stored={
+            "rope_parameters": ...,
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": LONGROPE["short_factor"],
+                "long_factor": LONGROPE["long_factor"],
+            },
+        },
     ),
     "Granite": Case("GraniteConfig", GRANITE),
     "OLMo 2": Case("Olmo2Config", SMALL),

@@ -208,3 +208,20 @@ def test_a_model_that_sees_images_is_loaded_without_them_under_either_name(
     save_file(renamed | {"model.sound_tower.weight": torch.ones(2)}, newer / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"1 unexpected: model\.sound_tower\.weight"):
         load(newer)
+
+
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_older_names_of_longrope(name: str, tmp_path: Path) -> None:
+    scaling = {"type": name, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    spec = read(
+        tmp_path,
+        "Phi3ForCausalLM",
+        max_position_embeddings=131072,
+        rope_scaling=scaling,
+        original_max_position_embeddings=4096,
+    )
+    (rope,) = spec.ropes
+    assert rope.dims == 96
+    assert rope.parameters["rope_type"] == "longrope"
+    assert rope.parameters["original_max_position_embeddings"] == 4096
+    assert rope.parameters["long_factor"] == [2.0] * 48
