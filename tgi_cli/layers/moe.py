@@ -104,16 +104,20 @@ class Experts(nn.Module):
     the quantization method has for one. Elsewhere dense weights stand in one stack per
     projection, of which the experts' own parameters are views, and are multiplied in groups.
 
-    Milliseconds of one core, bf16, for 128 experts, 8 per token, H 2048, I 768 (Qwen3-30B-A3B)
-    and for 8, 2 per token, H 1024, I 3584 (a small Mixtral); ``python -m tests.benchmarks.moe``:
+    Milliseconds of one core, bf16, of a layer of Qwen3-30B-A3B (128 experts, 8 per token, H 2048,
+    I 768), gpt-oss-20b (32, 4, H and I 2880) and a small Mixtral (8, 2, H 1024, I 3584), by
+    ``python -m tests.benchmarks.moe``; weights are read at some 10 GB/s in all but the last column:
 
-    ================  =====  =====  =====  =====  =====  =====  =====  =====
-    tokens            1      8      32     512    1      8      32     512
-    ================  =====  =====  =====  =====  =====  =====  =====  =====
-    packed, a loop    6.2    40     77     294    3.3    12     17     126
-    plain, a loop     8.1    50     107    422    5.0    18     27     149
-    grouped_mm        9.6    47     102    377    4.7    20     23     135
-    ================  =====  =====  =====  =====  =====  =====  =====  =====
+    =======================  ======  ======  ======  ======
+    tokens                        1       8      32     512
+    =======================  ======  ======  ======  ======
+    Qwen3, one by one           8.5      50     113     304
+    Qwen3, torch grouped_mm    12.8      72     143     374
+    gpt-oss, one by one          20      94     132     579
+    gpt-oss, grouped_mm          27     126     193     681
+    Mixtral, one by one         4.3      17      20     129
+    Mixtral, grouped_mm         5.4      19      27     136
+    =======================  ======  ======  ======  ======
     """
 
     def __init__(
