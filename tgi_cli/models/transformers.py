@@ -31,7 +31,13 @@ from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.source import Source
-from tgi_cli.models.transformers_attention import RUN, Refused, probe
+from tgi_cli.models.transformers_attention import (
+    LOOKS,
+    NO_CALL,
+    RUN,
+    Refused,
+    probe,
+)
 from tgi_cli.models.transformers_layers import (
     EXPERTS,
     AnywhereEmbedding,
@@ -158,6 +164,10 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
         raise UnsupportedModelError(f"{cannot}: it {reason}") from reason
     except Exception as error:  # the model's code may raise anything; it is kept as the cause
         first = (str(error).splitlines() or [""])[0]
+        if isinstance(error, KeyError) and RUN in first:  # it looked into a table of its own
+            raise UnsupportedModelError(f"{cannot}: it {NO_CALL}") from error
+        if isinstance(error, TypeError) and "Visible" in first:
+            raise UnsupportedModelError(f"{cannot}: it {LOOKS}") from error
         raise UnsupportedModelError(
             f"{cannot}: its code fails in a rehearsal ({type(error).__name__}: {first})"
         ) from error
@@ -181,11 +191,11 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
                 "--trust-remote-code runs that code, if you trust it",
             )
         known = get_class_from_dynamic_module(reference, str(config.path))
-    elif name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise Refused("is not a causal language model")
     trusted = config.trust_remote_code and not known.__module__.startswith("transformers.")
     own: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=trusted)
     _check(own, known)
+    if not trusted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise Refused("is not a causal language model")
     with torch.device("meta"):
         model: Any = known._from_config(
             own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS

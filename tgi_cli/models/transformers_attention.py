@@ -33,6 +33,10 @@ _HARMLESS = frozenset(
 """Arguments of an attention call that change nothing here, or are looked at by name."""
 
 
+NO_CALL = "does not call attention through transformers' interface"
+LOOKS = "looks into the mask"
+
+
 class Refused(Exception):
     """Why a model cannot be run; completes "it ..."."""
 
@@ -44,7 +48,7 @@ class Visible:
     window: int | None
 
     def __getattr__(self, name: str) -> Any:
-        raise Refused("looks into the mask")
+        raise Refused(LOOKS)
 
 
 @dataclass(slots=True)
@@ -207,7 +211,7 @@ def probe(decoder: nn.Module, config: Any, tokens: int = 7) -> tuple[Seat, Any]:
     seat.keys.clear()
     layers = getattr(config, "num_hidden_layers", len(seat.specs))
     if not seat.specs:
-        raise Refused("does not call attention through transformers' interface")
+        raise Refused(NO_CALL)
     if len(seat.specs) != layers:
         raise Refused(f"attends in {len(seat.specs)} of its {layers} layers only")
     with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))):

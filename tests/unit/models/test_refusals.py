@@ -1,0 +1,177 @@
+"""What cannot be run is refused by name, with the reason, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+
+from tests.parity.cases import SMALL
+from tgi_cli.config import BLOCK_SIZE
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.models import model_facts, read_config
+from tgi_cli.models.transformers_attention import Refused, Seat, Visible, _describe, _record
+
+STATE = "keeps a state beside keys and values"
+MASK = "a mask that is neither causal nor a sliding window"
+MLA = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    # Encoders, and other senses than text.
+    "T5ForConditionalGeneration": ({}, "has an encoder"),
+    "BartForConditionalGeneration": ({}, "has an encoder"),
+    "WhisperForConditionalGeneration": ({}, "has an encoder"),
+    "LlavaForConditionalGeneration": ({}, "takes images or sound"),
+    "Qwen2VLForConditionalGeneration": ({}, "takes images or sound"),
+    "LlamaForSequenceClassification": (SMALL, "is not a causal language model"),
+    # States.
+    "MambaForCausalLM": ({}, STATE),
+    "RwkvForCausalLM": ({}, STATE),
+    "JambaForCausalLM": ({}, STATE),
+    "FalconH1ForCausalLM": ({}, STATE),
+    "Qwen3NextForCausalLM": ({}, STATE),
+    # Attention of another kind.
+    "DeepseekV2ForCausalLM": (SMALL | MLA, "multi-head latent attention"),
+    "DeepseekV3ForCausalLM": (
+        SMALL
+        | MLA
+        | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+        "multi-head latent attention",
+    ),
+    "Llama4ForCausalLM": ({}, "layers of type chunked_attention"),
+    "BertLMHeadModel": ({}, MASK),
+    "DiffLlamaForCausalLM": (SMALL, "attends more than once in a layer"),
+    "Gemma3nForCausalLM": ({}, "share keys and values"),
+    "OlmoeForCausalLM": (SMALL | {"sliding_window": 8}, "a sliding window of 8 that its mask"),
+    # Attention that goes past the interface, or biases of its own.
+    "GPTJForCausalLM": ({}, "does not call attention through transformers' interface"),
+    "OpenAIGPTLMHeadModel": ({}, "does not call attention through transformers' interface"),
+    "BloomForCausalLM": ({}, "cannot be told the positions"),
+    "MptForCausalLM": ({}, "cannot be told the positions"),
+    "DogeForCausalLM": (SMALL, "looks into the mask"),
+    "GPTNeoXJapaneseForCausalLM": ({}, "looks into the mask"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    values, reason = REFUSED[name]
+    kind: Any = getattr(transformers, name).config_class
+    config = kind(**values)
+    config.architectures = [name]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError) as caught:
+        model_facts(read_config(tmp_path))
+    assert name in caught.value.cause
+    assert reason in caught.value.cause
+    assert "\n" not in caught.value.cause
+
+
+def test_a_name_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OddForCausalLM"]}))
+    with pytest.raises(UnsupportedModelError, match="OddForCausalLM is not known") as caught:
+        model_facts(read_config(tmp_path))
+    assert "newer transformers" in caught.value.remedy
+
+
+def no_chunks(size: int) -> Any:
+    return chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("mask", "window"),
+    [
+        (causal_mask_function, None),
+        (sliding_window_causal_mask_function(1), 1),
+        (sliding_window_causal_mask_function(4096), 4096),
+        (sliding_window_causal_mask_function(1 << 20), None),  # longer than any context asked
+    ],
+)
+def test_windows_are_read_off_masks(mask: Callable[..., Any], window: int | None) -> None:
+    assert _describe(mask_function=mask) == Visible(window)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        no_chunks(8192),
+        lambda b, h, q, k: k >= 0,
+        lambda b, h, q, k: k <= q + 1,
+        lambda b, h, q, k: (k <= q) & (k % 2 == 0),
+        lambda b, h, q, k: (k <= q) & ((k < 4) | (k > q - 64)),
+        lambda b, h, q, k: (k <= q) & (k > q // 2),
+        and_masks(causal_mask_function, lambda b, h, q, k: k != 7),
+        lambda b, h, q, k: torch.zeros(3, dtype=torch.bool)[k],
+    ],
+    ids=["chunks", "all", "one ahead", "every other", "sinks", "half", "a hole", "by content"],
+)
+def test_other_masks_are_refused(mask: Callable[..., Any]) -> None:
+    with pytest.raises(Refused, match="mask"):
+        _describe(mask_function=mask)
+
+
+def _call(module: nn.Module | None = None, **changed: Any) -> Seat:
+    seat, module = Seat(), module or nn.Module()
+    module.tgi_seat = seat  # type: ignore[assignment]
+    arguments: dict[str, Any] = {
+        "query": torch.zeros(1, 4, 7, 16, device="meta"),
+        "key": torch.zeros(1, 2, 7, 16, device="meta"),
+        "value": torch.zeros(1, 2, 7, 16, device="meta"),
+        "attention_mask": Visible(BLOCK_SIZE),
+        "sliding_window": BLOCK_SIZE,
+        "dropout": 0.0,
+    }
+    _record(module, **(arguments | changed))
+    return seat
+
+
+def test_what_a_layer_asks_for_is_recorded() -> None:
+    (spec,) = _call().specs
+    assert (spec.num_kv_heads, spec.head_dim, spec.window) == (2, 16, BLOCK_SIZE)
+
+
+def _not_causal() -> nn.Module:
+    module = nn.Module()
+    module.is_causal = False  # type: ignore[assignment]
+    return module
+
+
+def _meta(*shape: int) -> Tensor:
+    return torch.zeros(*shape, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"module": _not_causal()}, "not causal"),
+        ({"is_causal": False}, "not causal"),
+        ({"attention_mask": _meta(1, 1, 7, 7)}, "mask or bias of its own"),
+        ({"attention_mask": Visible(None)}, "sliding window of 16 that its mask"),
+        ({"value": _meta(1, 2, 7, 8)}, "multi-head latent"),
+        ({"key": _meta(1, 2, 9, 16), "value": _meta(1, 2, 9, 16)}, "something else"),
+        ({"key": _meta(1, 3, 7, 16), "value": _meta(1, 3, 7, 16)}, "4 heads for 3"),
+        ({"position_bias": _meta(4)}, "modifies attention by position_bias"),
+        ({"scaling": _meta(1)}, "learned scale"),
+    ],
+)
+def test_layers_that_ask_for_more_are_refused(changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        _call(**changed)
