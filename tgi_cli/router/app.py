@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,11 +22,16 @@ from tgi_cli.router.routes import (
     adapters,
     chat,
     completions,
+    docs,
     health,
     info,
+    kserve,
     metrics,
     models,
     native,
+    sagemaker,
+    tokenize,
+    vertex,
 )
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
@@ -34,17 +40,37 @@ from tgi_cli.text.offload import TextWorkers
 
 logger = logging.getLogger(__name__)
 
-_MODULES = (native, chat, completions, models, adapters, health, info, metrics)
+_MODULES = (
+    native,
+    tokenize,
+    chat,
+    completions,
+    models,
+    adapters,
+    sagemaker,
+    vertex,
+    kserve,
+    health,
+    info,
+    metrics,
+    docs,
+)
 
 
 def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> Starlette:
-    """The application over a connected engine; its parts are in ``app.state.router``."""
+    """The application over a connected engine; its parts are in ``app.state.router``.
+
+    Raises ConfigError when the environment names a route that cannot be.
+    """
     workers = TextWorkers(text.tokenizer, config.validation_workers)
     measured = Metrics(client.info)
     admission = Admission(config.max_concurrent_requests)
     generator = Generator(client, text, workers, measured, admission)
     app = Starlette(
-        routes=[route for module in _MODULES for route in module.ROUTES],
+        routes=[
+            *vertex.environment_routes(os.environ),
+            *(route for module in _MODULES for route in module.ROUTES),
+        ],
         exception_handlers={
             errors.ApiError: _api_error,
             errors.ClientGone: _client_gone,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from tgi_cli.router.errors import ApiError, ClientGone
 
@@ -27,6 +28,11 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
             text on native routes.
         ClientGone: the connection closed within the body.
     """
+    return parse(await read_body(request, limit), decoder)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The bytes of a JSON body. Raises as :func:`read_json`."""
     if not _JSON.match(request.headers.get("content-type", "")):
         raise ApiError(
             415,
@@ -34,7 +40,11 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
             "validation",
             plain=True,
         )
-    body = await _read_body(request, limit)
+    return await _read_body(request, limit)
+
+
+def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
+    """JSON as the decoder's type. Raises ApiError: 400 no JSON, 422 wrong types."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -43,6 +53,16 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
         raise ApiError(
             400, f"Failed to parse the request body as JSON: {error}", "validation", plain=True
         ) from error
+
+
+def with_body(request: Request, body: bytes) -> Request:
+    """The same request, its body to be read once more."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Message:
+        return next(messages, None) or await request.receive()
+
+    return Request(request.scope, receive)
 
 
 def wrong_types(cause: str) -> ApiError:

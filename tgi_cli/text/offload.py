@@ -27,6 +27,14 @@ class TextWorkers:
             self._pool, self._tokenizer.encode, text, add_special_tokens
         )
 
+    async def spans(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+        """As :meth:`Tokenizer.spans`."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self._tokenizer.spans(text, add_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._tokenizer.spans, text, add_special_tokens
+        )
+
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)

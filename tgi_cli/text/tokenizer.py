@@ -101,6 +101,15 @@ class Tokenizer:
         # The batch call releases the interpreter lock and computes no offsets.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
+        """Each id with the characters of the text, from and up to, that it stands for."""
+        # The batch call releases the interpreter lock.
+        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return [
+            (token_id, start, stop)
+            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+        ]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

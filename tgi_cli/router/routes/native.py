@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -13,10 +14,10 @@ from starlette.routing import Route
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router import errors
-from tgi_cli.router.delta import Delta, DeltaSource, Finish
+from tgi_cli.router.delta import Delta, DeltaSource, Finish, Token
 from tgi_cli.router.generation import Generation
 from tgi_cli.router.http import json_response, read_json
-from tgi_cli.router.merge import best, collect
+from tgi_cli.router.merge import Whole, best, collect
 from tgi_cli.router.prompt import prefill_tokens
 from tgi_cli.router.schemas.native import (
     BestOfSequence,
@@ -24,19 +25,20 @@ from tgi_cli.router.schemas.native import (
     Details,
     GenerateRequest,
     GenerateResponse,
+    Reason,
     StreamDetails,
     StreamResponse,
 )
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.sse import EventStream, FailedSource
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.state import RouterState, leads, state_of
 from tgi_cli.router.validation import native_spec, request_timeout
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _COMPAT = msgspec.json.Decoder(CompatRequest)
 _encode = msgspec.json.Encoder().encode
 
-_REASONS = {
+_REASONS: dict[FinishReason, Reason] = {
     FinishReason.LENGTH: "length",
     FinishReason.EOS_TOKEN: "eos_token",
     FinishReason.STOP_SEQUENCE: "stop_sequence",
@@ -78,7 +80,7 @@ async def _whole(
     request: Request, state: RouterState, body: GenerateRequest, arrived: float
 ) -> tuple[GenerateResponse, dict[str, str]]:
     try:
-        spec = await _spec(body, state, stream=False)
+        spec = await native_request(body, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
@@ -122,7 +124,7 @@ async def _stream(
     source: DeltaSource
     generation: Generation | None = None
     try:
-        spec = await _spec(body, state, stream=True)
+        spec = await native_request(body, state, stream=True)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         source = FailedSource(state.generator.refuse(error))
@@ -139,10 +141,36 @@ async def _stream(
     )
 
 
-async def _spec(body: GenerateRequest, state: RouterState, stream: bool) -> GenerationSpec:
-    """Raises ApiError."""
+async def native_request(
+    body: GenerateRequest, state: RouterState, stream: bool = False
+) -> GenerationSpec:
+    """What a native body asks for, its adapter found. Raises ApiError."""
     spec = native_spec(body, state.config, state.client.info, stream)
     return replace(spec, adapter=await state.adapters.native(body.parameters.adapter_id))
+
+
+async def answer_all(
+    request: Request, specs: Sequence[GenerationSpec], arrived: float
+) -> tuple[list[Whole], dict[str, str]]:
+    """The best answer to each of several prompts, which run together, and the headers.
+
+    Raises:
+        ApiError: one of them failed, or they cannot all be let in; none is left running.
+        ClientGone: so did the client.
+    """
+    state = state_of(request)
+    try:
+        timeout = request_timeout(request)
+    except errors.ApiError as error:
+        raise state.generator.refuse(error) from None
+    generations = await state.generator.open(specs, arrived, timeout)
+    wholes = await collect(request, generations)
+    winners = [
+        best([whole for whole in wholes if whole.generation.lead is lead], 1)[0]
+        for lead in leads(generations)
+    ]
+    characters = sum(len(spec.prompt) for spec in specs)
+    return winners, state.timing_headers([winner.generation for winner in winners], characters)
 
 
 def _full_text(body: GenerateRequest, finish: Finish) -> str:
@@ -156,6 +184,7 @@ class NativeEvents:
         self._body = body
         self._generation = generation
         self._index = 0
+        self._so_far: str | None = "" if body.parameters.full_text else None
 
     def encode(self, delta: Delta) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
@@ -168,6 +197,8 @@ class NativeEvents:
                 event.top_tokens = delta.top_tokens[place]
             if place == last and delta.finish is not None:
                 self._finish(event, delta.finish)
+            if self._so_far is not None:
+                self._lengthen(event, delta.finish if place == last else None)
             parts += (b"data: ", _encode(event), b"\n\n")
         return b"".join(parts)
 
@@ -180,6 +211,15 @@ class NativeEvents:
                 seed=self._generation.seed,
                 input_length=self._generation.prompt_tokens,
             )
+
+    def _lengthen(self, event: StreamResponse, finish: Finish | None) -> None:
+        """Show the text so far in place of what the token adds to it."""
+        token = event.token
+        if finish is not None:
+            self._so_far = finish.text  # ends where a stop string does, perhaps within the token
+        elif not token.special:
+            self._so_far = f"{self._so_far}{token.text}"
+        event.token = Token(token.id, self._so_far or "", token.logprob, token.special)
 
     def fail(self, error: errors.ApiError) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""

@@ -1,45 +1,110 @@
-"""TGI's own bodies: ``/``, ``/generate``, ``/generate_stream``, ``/info``.
+"""TGI's own bodies: ``/``, ``/generate``, ``/generate_stream``, ``/tokenize``, ``/info`` ...
 
 Unknown keys are ignored and null is accepted where TGI accepts it: for optional numbers and
-objects, not for the booleans, ``stop`` or ``parameters`` itself.
+objects, not for the booleans, ``stop`` or ``parameters`` itself. Ranges that TGI answers with a
+text of its own are only told here (``extra_json_schema``); :mod:`tgi_cli.router.validation`
+checks them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from tgi_cli.router.delta import Token
 
-Unsigned = Annotated[int, msgspec.Meta(ge=0)]
-Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
-Signed32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Unsigned = Annotated[int, Meta(ge=0)]
+Unsigned32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Signed32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Reason = Literal["length", "eos_token", "stop_sequence"]
+
+_POSITIVE = {"exclusiveMinimum": 0}
+_SHARE = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
 class GenerateParameters(msgspec.Struct, kw_only=True):
     """How to generate. The defaults are those of an object that is present but says nothing."""
 
-    best_of: Unsigned | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: Signed32 | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool = False
-    max_new_tokens: Unsigned32 | None = None
-    return_full_text: bool | None = None
-    stop: list[str] = []
-    truncate: Unsigned | None = None
-    watermark: bool = False
-    details: bool = False
-    decoder_input_details: bool = False
-    seed: Unsigned | None = None
-    top_n_tokens: Unsigned32 | None = None
+    best_of: Annotated[
+        Unsigned | None,
+        Meta(
+            description="Generate so many and answer the likeliest; needs sampling and no seed.",
+            extra_json_schema={"minimum": 1},
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None, Meta(description="Divides the logits.", extra_json_schema=_POSITIVE)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Meta(
+            description="Divides logits of tokens of the prompt and the text; 1 is off.",
+            extra_json_schema=_POSITIVE,
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        Meta(
+            description="Taken off a token's logit, times its share of all tokens so far.",
+            extra_json_schema={"minimum": -2, "maximum": 2},
+        ),
+    ] = None
+    top_k: Annotated[
+        Signed32 | None,
+        Meta(description="Sample among the k likeliest.", extra_json_schema={"minimum": 1}),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Meta(
+            description="Sample among the likeliest that together have this probability.",
+            extra_json_schema=_SHARE,
+        ),
+    ] = None
+    typical_p: Annotated[
+        float | None,
+        Meta(
+            description="Sample among the most typical that together have this probability.",
+            extra_json_schema=_SHARE,
+        ),
+    ] = None
+    do_sample: Annotated[bool, Meta(description="Sample; else take the likeliest.")] = False
+    max_new_tokens: Annotated[
+        Unsigned32 | None,
+        Meta(
+            description="At most so many; none: up to the context's end.",
+            extra_json_schema={"minimum": 1},
+        ),
+    ] = None
+    return_full_text: Annotated[
+        bool | None, Meta(description="Put the prompt in front of the text.")
+    ] = None
+    stop: Annotated[
+        list[str], Meta(description="Texts that end the text; the one that did is left in it.")
+    ] = []
+    truncate: Annotated[
+        Unsigned | None,
+        Meta(
+            description="Keep the last so many tokens of the prompt.",
+            extra_json_schema={"minimum": 1},
+        ),
+    ] = None
+    watermark: Annotated[bool, Meta(description="Mark the text (arXiv:2301.10226).")] = False
+    details: Annotated[bool, Meta(description="Answer with ``details``.")] = False
+    decoder_input_details: Annotated[
+        bool, Meta(description="The prompt's tokens and log-probabilities in ``details.prefill``.")
+    ] = False
+    seed: Annotated[Unsigned | None, Meta(description="What the randomness follows from.")] = None
+    top_n_tokens: Annotated[
+        Unsigned32 | None, Meta(description="The n likeliest tokens in place of each.")
+    ] = None
     grammar: Any = None
-    adapter_id: str | None = None
+    adapter_id: Annotated[str | None, Meta(description="Name of a LoRA adapter.")] = None
+    full_text: Annotated[
+        bool,
+        Meta(description="In a stream, each event's ``token.text`` is the whole text so far."),
+    ] = False
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -69,7 +134,7 @@ class BestOfSequence(msgspec.Struct, kw_only=True):
     """A sample that was not the best."""
 
     generated_text: str
-    finish_reason: str
+    finish_reason: Reason
     generated_tokens: int
     seed: int | None
     prefill: list[PrefillToken]
@@ -80,7 +145,7 @@ class BestOfSequence(msgspec.Struct, kw_only=True):
 class Details(msgspec.Struct, kw_only=True):
     """``details`` of a whole answer."""
 
-    finish_reason: str
+    finish_reason: Reason
     generated_tokens: int
     seed: int | None
     prefill: list[PrefillToken]
@@ -99,7 +164,7 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
 class StreamDetails(msgspec.Struct, kw_only=True):
     """``details`` of a stream's last event."""
 
-    finish_reason: str
+    finish_reason: Reason
     generated_tokens: int
     seed: int | None
     input_length: int
@@ -113,6 +178,25 @@ class StreamResponse(msgspec.Struct, kw_only=True, gc=False):
     top_tokens: list[Token] | UnsetType = UNSET
     generated_text: str | None = None
     details: StreamDetails | None = None
+
+
+class SimpleToken(msgspec.Struct, gc=False):
+    """A token of ``/tokenize``: the characters of the text, from and up to, that it stands for.
+
+    Tokens that stand for none, which the tokenizer adds, have an empty text.
+    """
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTokenizeResponse(msgspec.Struct, kw_only=True):
+    """The answer of ``/chat_tokenize``: the rendered conversation and its tokens."""
+
+    tokenize_response: list[SimpleToken]
+    templated_text: str
 
 
 class Info(msgspec.Struct, kw_only=True):

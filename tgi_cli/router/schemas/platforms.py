@@ -1,0 +1,133 @@
+"""Bodies of hosting platforms: Vertex AI, and KServe's Open Inference Protocol (v2).
+
+https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements,
+https://github.com/kserve/open-inference-protocol. Where TGI differs, its forms are taken too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest, Unsigned
+
+Byte = Annotated[int, Meta(ge=0, le=255)]
+
+_INSTANCES = {
+    "items": {
+        "anyOf": [
+            {"$ref": "#/components/schemas/VertexInstance"},
+            {"$ref": "#/components/schemas/ChatRequest"},
+        ]
+    }
+}
+
+
+class VertexParameters(GenerateParameters, kw_only=True):
+    """As those of ``/generate``, but TGI samples on Vertex unless told otherwise."""
+
+    do_sample: bool = True
+
+
+class VertexInstance(msgspec.Struct, kw_only=True):
+    """A prompt of ``/vertex``; ``parameters`` may be null."""
+
+    inputs: str
+    parameters: VertexParameters | None = None
+
+
+class VertexRequest(msgspec.Struct, kw_only=True):
+    """The body of ``/vertex``: prompts or conversations; each is read by its own keys."""
+
+    instances: Annotated[list[msgspec.Raw], Meta(extra_json_schema=_INSTANCES)]
+
+
+class VertexResponse(msgspec.Struct, kw_only=True):
+    """The text of each instance, in their order."""
+
+    predictions: list[str]
+
+
+class InferInput(msgspec.Struct, kw_only=True):
+    """A tensor of prompts: texts, or the UTF-8 bytes of a single one as numbers."""
+
+    name: str
+    shape: list[Unsigned]
+    datatype: str
+    data: list[Byte | str]
+
+
+class RequestedOutput(msgspec.Struct, kw_only=True):
+    """The name that an output shall have."""
+
+    name: str
+
+
+class InferRequest(msgspec.Struct, kw_only=True):
+    """The body of an inference: one output for each input, where outputs are named at all."""
+
+    id: str | None = None
+    parameters: GenerateParameters = msgspec.field(
+        default_factory=lambda: GenerateParameters(do_sample=True)
+    )
+    inputs: list[InferInput]
+    outputs: list[RequestedOutput] | None = None
+
+    def requests(self, prompts: list[str]) -> list[GenerateRequest]:
+        """One for each of the prompts."""
+        return [GenerateRequest(inputs=prompt, parameters=self.parameters) for prompt in prompts]
+
+
+class InferOutput(msgspec.Struct, kw_only=True):
+    """The texts that follow one input's prompts, in the form that the prompts had."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[int | str]
+
+
+class InferResponse(msgspec.Struct, kw_only=True):
+    """The answer of an inference."""
+
+    model_name: str
+    model_version: str
+    id: str | UnsetType = UNSET
+    outputs: list[InferOutput]
+
+
+class Liveness(msgspec.Struct, kw_only=True):
+    """The answer of health routes; TGI says ``live`` also where it means ready."""
+
+    live: bool
+    ready: bool | UnsetType = UNSET
+
+
+class ServerMetadata(msgspec.Struct, kw_only=True):
+    """What serves."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(msgspec.Struct, kw_only=True):
+    """What a tensor is made of; -1 is any number of them."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(msgspec.Struct, kw_only=True):
+    """What is served: TGI's fields and the protocol's."""
+
+    name: str
+    version: str
+    extensions: list[str]
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
