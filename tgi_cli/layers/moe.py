@@ -273,7 +273,9 @@ class MoE(nn.Module):
         if self.shared_expert is not None:
             shared = self.shared_expert(hidden)
             if self.shared_expert_gate is not None:
-                shared = shared.mul_(self.shared_expert_gate(hidden).sigmoid_())
+                # In float64, since a CPU rounds a single number's sigmoid otherwise than many's.
+                gate = self.shared_expert_gate(hidden).double().sigmoid_()
+                shared = shared.mul_(gate.to(shared.dtype))
             output = output.add_(shared)
         return self.shard.all_reduce(output)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from tests.tools.paged import kernels_add_up_rows_alike
 from tests.tools.sharded import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers import Build, Loadable
@@ -123,6 +124,17 @@ def test_a_token_does_not_see_its_neighbours(stack: bool) -> None:
     for token in (0, 17, 39):
         alone = moe(hidden[token : token + 1])
         torch.testing.assert_close(alone[0], together[token], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_by_one_a_token_is_the_same_to_the_last_bit(dtype: torch.dtype) -> None:
+    if not kernels_add_up_rows_alike(dtype):
+        return  # another processor: there is nothing to keep
+    moe, _ = make(dtype, num_experts=4, intermediate_size=48, **KINDS["gated shared expert"])
+    hidden = torch.randn(40, HIDDEN).to(dtype)
+    alone = torch.cat([moe(hidden[token : token + 1]) for token in range(40)])
+    assert torch.equal(moe(hidden), alone)
+    assert torch.equal(torch.cat((moe(hidden[:7]), moe(hidden[7:]))), alone)
 
 
 def test_no_tokens() -> None:
