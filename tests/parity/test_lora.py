@@ -252,7 +252,7 @@ FAMILIES: dict[str, tuple[Case, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_adapters_of_checkpoints_that_are_arranged_otherwise(name: str, tmp_path: Path) -> None:
+def test_adapters_of_other_families(name: str, tmp_path: Path) -> None:
     case, modules = FAMILIES[name]
     base = make_checkpoint(case, tmp_path / "base")
     adapters = [

@@ -47,12 +47,13 @@ class Target:
 
 
 Targets = Mapping[str, list[Target]]
-"""What adapters may change, by the checkpoint's names of modules."""
+"""What adapters may change, by the checkpoint's names of modules, or else by the model's."""
 
 
 def lora_targets(model: CausalLM) -> Targets:
     """Those of a model that was built with a table of slots."""
     targets: defaultdict[str, list[Target]] = defaultdict(list)
+    own_names: dict[str, list[Target]] = {}
     for path, module in model.named_modules():
         layer = getattr(module, "lora", None)
         if not isinstance(layer, LoraLayer):
@@ -64,7 +65,9 @@ def lora_targets(model: CausalLM) -> Targets:
             targets[source.names[0].removesuffix(".weight")].append(
                 Target(layer, index, source.rows)
             )
-    return targets
+            # Adapters name the modules of transformers, and not every checkpoint does.
+            own_names[name] = [Target(layer, index, None)]
+    return own_names | targets
 
 
 def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) -> list[LoraPair]:

@@ -131,9 +131,10 @@ class ModelRunner:
             OutOfMemoryError: the device's memory did not suffice for the step.
         """
         with out_of_memory_as_error():
-            self.rows.apply(step)
+            # First, and without taking memory: what is in a slot holds for later steps, too.
             if step.adapters and self._adapters is not None:
                 self._adapters.put(step.adapters)
+            self.rows.apply(step)
             if step.copies:
                 self._attention.copy_blocks(step.copies)
             rows = np.array(step.rows, np.int64)
