@@ -4,9 +4,9 @@ A token's result must not depend on what it is computed with, and kernels add up
 pieces: torch's, 512 keys at a time counted from the first one given; MKL's product of fp32
 matrices, 192 at a time, but two halves of 193 to 383. Hidden keys add zeros, so rows come out
 alike if the pieces end at the same keys. So a call begins at a multiple of 512, unless its keys
-are one piece wherever it begins, and in fp32 it is not given 193 to 383 keys but 384. (Where
-processors have bf16 products but no AMX, MKL halves rows of bf16 alike. These are not filled up,
-which would cost more than a last bit, in one of a hundred tokens of such lengths, is worth.)
+are one piece wherever it begins, and in fp32 it is not given 193 to 383 keys but 384. (In
+bf16 rows were seen to be halved too, on a processor without AMX, which changes a last bit of one
+in a hundred tokens of such lengths. Filling up would cost a decode of 200 tokens a third.)
 """
 
 from __future__ import annotations
