@@ -29,7 +29,8 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)
     """generation_config.json; empty where there is none."""
     trust_remote_code: bool = False
-    """What the user said; code that comes with a checkpoint is never run all the same."""
+    """What the user said. Code that comes with a checkpoint is run only then, and only where
+    neither this package nor transformers knows the architecture."""
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of ``key``, which must be a ``kind``; ``default`` where it is null or absent.

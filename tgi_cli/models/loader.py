@@ -26,7 +26,7 @@ from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
-from tgi_cli.models.registry import decoder_spec
+from tgi_cli.models.registry import check_supported, decoder_spec, is_native
 from tgi_cli.models.source import Source
 from tgi_cli.quantization import Unquantized
 
@@ -117,7 +117,7 @@ def load_model(
     """
     with torch.inference_mode():
         build = Build(dtype, Unquantized(), shard, lora, max_positions)
-        model = DecoderForCausalLM(decoder_spec(config), build, device)
+        model = _build(config, build, device)
         layers = [
             (layer, list(layer.slots(path)))
             for path, layer in model.named_modules()
@@ -131,6 +131,16 @@ def load_model(
             fillings = _resolve(model, [slot for _, slots in layers for slot in slots], stored)
             _fill(layers, fillings, device, progress)
     return model.eval()
+
+
+def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
+    """The model without weights: as it is defined here, else as transformers defines it."""
+    if is_native(config):
+        return DecoderForCausalLM(decoder_spec(config), build, device)
+    from tgi_cli.models.transformers import TransformersForCausalLM  # imports transformers
+
+    check_supported(config)
+    return TransformersForCausalLM(config, build, device)
 
 
 def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:

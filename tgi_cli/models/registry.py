@@ -45,32 +45,21 @@ _UNPACKED = {("gpt_oss", "mxfp4")}
 """Families and the quantized weights that they read into dense ones."""
 
 
-def supported() -> str:
-    """One line for the remedy of an error."""
-    return f"supported: {', '.join(sorted(FAMILIES))}"
+def is_native(config: ModelConfig) -> bool:
+    """Whether the architecture is defined here; any other is left to transformers' code."""
+    return config.architecture in FAMILIES
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Refuse, by name, what cannot be run.
+    """Refuse, by name, weights that cannot be read.
 
     Raises:
-        UnsupportedModelError: the architecture, or a quantization of its weights.
+        UnsupportedModelError: a quantization of them.
     """
-    if config.architecture not in FAMILIES:
-        if "auto_map" in config.raw:
-            even = ", which is not run even with --trust-remote-code"
-            raise UnsupportedModelError(
-                f"architecture {config.architecture} is defined by code that comes with the "
-                f"checkpoint{even if config.trust_remote_code else ''}",
-                supported(),
-            )
-        raise UnsupportedModelError(
-            f"architecture {config.architecture} is not supported", supported()
-        )
     quantization = config.raw.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if (FAMILIES[config.architecture], method) in _UNPACKED:
+        if (FAMILIES.get(config.architecture), method) in _UNPACKED:
             return
         raise UnsupportedModelError(
             f"weights quantized with {method or 'an unnamed method'} are not supported",
@@ -92,7 +81,15 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
 
 
 def model_facts(config: ModelConfig) -> ModelFacts:
-    """What the engine must know of a checkpoint before it loads it. Raises as decoder_spec."""
+    """What the engine must know of a checkpoint before it loads it. Raises as decoder_spec.
+
+    Of an architecture that is not defined here it imports transformers, and torch with it.
+    """
+    if not is_native(config):
+        from tgi_cli.models.transformers import transformers_facts
+
+        check_supported(config)
+        return transformers_facts(config)
     spec = decoder_spec(config)
     attentions = [layer.attention for layer in spec.layers]
     return ModelFacts(

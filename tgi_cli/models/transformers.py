@@ -178,19 +178,24 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
     name = config.architecture
     known: Any = getattr(transformers, name, None)
     if known is None:
-        reference = config.get("auto_map", dict, {}).get("AutoModelForCausalLM")
-        if reference is None:
+        code = config.get("auto_map", dict, {})
+        if not code:
             raise UnsupportedModelError(
                 f"architecture {name} is not known, neither here nor to transformers "
                 f"{transformers.__version__}",
                 "check 'architectures' in config.json, or install a newer transformers",
+            )
+        if "AutoModelForCausalLM" not in code:
+            raise UnsupportedModelError(
+                f"architecture {name} is defined by code that comes with the checkpoint, and "
+                "that has no AutoModelForCausalLM"
             )
         if not config.trust_remote_code:
             raise UnsupportedModelError(
                 f"architecture {name} is defined by code that comes with the checkpoint",
                 "--trust-remote-code runs that code, if you trust it",
             )
-        known = get_class_from_dynamic_module(reference, str(config.path))
+        known = get_class_from_dynamic_module(code["AutoModelForCausalLM"], str(config.path))
     trusted = config.trust_remote_code and not known.__module__.startswith("transformers.")
     own: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=trusted)
     _check(own, known)
@@ -211,6 +216,8 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
     """Refuse what a rehearsal would not notice, or would name less clearly."""
     if config.is_encoder_decoder:
         raise Refused("has an encoder")
+    if known.config_class and not isinstance(config, known.config_class):
+        raise Refused(f"is not what its model type {config.model_type!r} names")
     if config.get_text_config() is not config:
         raise Refused("takes images or sound, not text alone")
     if known._is_stateful:

@@ -104,7 +104,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        ({"architectures": ["OPTForCausalLM"]}, UnsupportedModelError, "OPTForCausalLM is not"),
+        (
+            {"architectures": ["OPTForCausalLM"]},
+            UnsupportedModelError,
+            "OPTForCausalLM .* is not what its model type 'llama' names",
+        ),
         (
             {"quantization_config": {"quant_method": "gptq"}},
             UnsupportedModelError,
@@ -143,14 +147,12 @@ def test_what_cannot_be_run_is_refused_by_name(
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_code_in_a_checkpoint_is_refused_whether_trusted_or_not(
+def test_code_without_a_language_model_is_refused_whether_trusted_or_not(
     trusted: bool, tmp_path: Path
 ) -> None:
     make_llama(tmp_path, architectures=["OwnForCausalLM"], auto_map={"AutoModel": "own.Own"})
-    with pytest.raises(UnsupportedModelError, match="OwnForCausalLM is defined by code") as caught:
+    with pytest.raises(UnsupportedModelError, match=r"OwnForCausalLM is defined by code .* has no"):
         model_facts(read_config(tmp_path, trusted))
-    assert ("even with --trust-remote-code" in caught.value.cause) == trusted
-    assert "LlamaForCausalLM" in caught.value.remedy
 
 
 def test_code_beside_a_known_architecture_is_not_needed(tmp_path: Path) -> None:
