@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -282,3 +283,39 @@ def test_a_wish_beyond_the_context_is_cut_where_tgi_cuts_it(engine: FakeEngine) 
     assert fit_length(96, None, info) == 4000
     with pytest.raises(ApiError, match="4000 `inputs` tokens and 100000 `max_new_tokens`"):
         fit_length(4000, 100_000, info)
+
+
+@pytest.mark.parametrize("step", [1, 3, 50])
+async def test_full_text_in_each_event(
+    client: httpx.AsyncClient, engine: FakeEngine, step: int
+) -> None:
+    (ids,) = engine.say("hi 🤗 there")
+    engine.step = step
+    body = {"inputs": "ab", "parameters": {"full_text": True, "details": True}}
+    found = events((await client.post("/generate_stream", json=body)).text)
+    texts = [event["token"]["text"] for event in found]
+    assert [event["token"]["id"] for event in found] == ids
+    assert texts[0] == "h"
+    assert texts[-1] == "hi 🤗 there" == found[-1]["generated_text"]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    assert all(event["generated_text"] is None for event in found[:-1])
+
+
+async def test_full_text_ends_where_the_stop_string_does(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.say("one two three")
+    parameters = {"full_text": True, "stop": ["tw"], "return_full_text": True}
+    body = {"inputs": "Count: ", "stream": True, "parameters": parameters}
+    found = events((await client.post("/", json=body)).text)
+    assert found[-1]["token"]["text"] == "one tw"
+    assert found[-1]["generated_text"] == "Count: one tw"
+
+
+async def test_a_markdown_image_in_the_prompt_is_text(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """To a model that sees nothing a prompt is text, whatever it is about."""
+    text = "Explain ![](x.png)"
+    assert (await client.post("/generate", json={"inputs": text})).status_code == 200
+    assert list(engine.requests[0].prompt_ids) == engine.tokenizer.encode(text)

@@ -15,13 +15,11 @@ from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest, U
 
 Byte = Annotated[int, Meta(ge=0, le=255)]
 
-_INSTANCES = {
-    "items": {
-        "anyOf": [
-            {"$ref": "#/components/schemas/VertexInstance"},
-            {"$ref": "#/components/schemas/ChatRequest"},
-        ]
-    }
+_INSTANCE = {
+    "anyOf": [
+        {"$ref": "#/components/schemas/VertexInstance"},
+        {"$ref": "#/components/schemas/ChatRequest"},
+    ]
 }
 
 
@@ -41,7 +39,7 @@ class VertexInstance(msgspec.Struct, kw_only=True):
 class VertexRequest(msgspec.Struct, kw_only=True):
     """The body of ``/vertex``: prompts or conversations; each is read by its own keys."""
 
-    instances: Annotated[list[msgspec.Raw], Meta(extra_json_schema=_INSTANCES)]
+    instances: list[Annotated[msgspec.Raw, Meta(extra_json_schema=_INSTANCE)]]
 
 
 class VertexResponse(msgspec.Struct, kw_only=True):

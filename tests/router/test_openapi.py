@@ -1,0 +1,130 @@
+"""The document of the API covers what is served, and its page needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from tgi_cli.router.operations import OPERATIONS
+from tgi_cli.router.routes.docs import kind
+
+
+@pytest.fixture
+async def document(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/api-doc/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()  # type: ignore[no-any-return]
+
+
+async def test_every_route_is_in_it(app: Starlette, document: dict[str, Any]) -> None:
+    served = {
+        (method, re.sub(r":\w+\}", "}", route.path))
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    told = {
+        (method.upper(), path) for path, methods in document["paths"].items() for method in methods
+    }
+    assert told == served == set(OPERATIONS)
+
+
+async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert names == set(document["components"]["schemas"])
+
+
+async def test_operations_are_told_apart(document: dict[str, Any]) -> None:
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(set(ids)) == len(ids)
+    assert all(operation["summary"] for operation in operations)
+    for operation in operations:
+        if "requestBody" in operation:
+            assert {"400", "413", "415", "422"} <= set(operation["responses"])
+
+
+async def test_bodies_are_those_that_the_routes_read(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["GenerateRequest"]["required"] == ["inputs"]
+    parameters = schemas["GenerateParameters"]["properties"]
+    assert parameters["temperature"]["exclusiveMinimum"] == 0
+    assert parameters["top_p"]["exclusiveMaximum"] == 1
+    assert parameters["full_text"] | {"description": ""} == {
+        "type": "boolean",
+        "default": False,
+        "description": "",
+    }
+    assert schemas["VertexRequest"]["properties"]["instances"]["type"] == "array"
+    streamed = document["paths"]["/generate_stream"]["post"]["responses"]["200"]
+    assert set(streamed["content"]) == {"text/event-stream"}
+    whole = document["paths"]["/generate"]["post"]["responses"]["200"]
+    assert "x-compute-time" in whole["headers"]
+
+
+async def test_examples_are_answered(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
+    tried = 0
+    for path, methods in document["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        example = content.get("application/json", {}).get("example")
+        if example is not None:
+            answer = await client.post(path.format(model="m", version="1"), json=example)
+            assert answer.status_code == 200, (path, answer.text)
+            tried += 1
+    assert tried >= 9
+
+
+async def test_without_a_key_nothing_is_said_of_keys(document: dict[str, Any]) -> None:
+    assert "security" not in document
+    assert "securitySchemes" not in document["components"]
+
+
+class TestKey:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"api_key": "s3cret"}
+
+    async def test_the_document_says_what_needs_one(self, app: Starlette) -> None:
+        transport = httpx.ASGITransport(app)
+        headers = {"authorization": "Bearer s3cret"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://router", headers=headers
+        ) as client:
+            told = (await client.get("/api-doc/openapi.json")).json()
+            page = (await client.get("/docs")).text
+        assert told["security"] == [{"key": []}]
+        assert "401" in told["paths"]["/generate"]["post"]["responses"]
+        for path in ("/health", "/ping", "/metrics"):
+            assert told["paths"][path]["get"]["security"] == []
+        assert "API key" in page
+        assert "s3cret" not in page + json.dumps(told)
+
+
+async def test_the_page_is_all_there_is(
+    client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
+    answer = await client.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    page = answer.text
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+    assert "@import" not in page
+    assert "url(" not in page
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in page
+    for name in document["components"]["schemas"]:
+        assert f'id="{name}"' in page
+
+
+def test_schemas_in_a_few_words() -> None:
+    assert kind({"$ref": "#/components/schemas/Token"}) == "Token"
+    assert kind({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer | null"
+    assert kind({"type": "array", "items": {"type": "string"}}) == "array of string"
+    assert kind({"enum": ["a", "b"]}) == '"a" | "b"'
+    assert kind({}) == "any"
