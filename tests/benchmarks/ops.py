@@ -54,11 +54,6 @@ def cases(
         4 * nbytes(x) + nbytes(weight),
     )
     yield (
-        "add_rms_norm one_plus",
-        lambda: ops.add_rms_norm(x, residual, weight, eps, True),
-        4 * nbytes(x) + nbytes(weight),
-    )
-    yield (
         "add_layer_norm",
         lambda: ops.add_layer_norm(x, residual, weight, weight, eps),
         4 * nbytes(x) + 2 * nbytes(weight),

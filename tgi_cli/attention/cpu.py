@@ -11,8 +11,8 @@ or as decode. torch's kernel adds up a row the same way whatever else it compute
 it is given a multiple of 16 keys (hidden ones add zeros) and a multiple of 4 queries (its
 remainders of 1 to 3 take other code - and more time: 930 us for 3, 720 for 4), and as long as
 long sums are cut at the same keys, which is the plan's part. The same holds with a cap and with
-sinks: the steps outside that kernel keep its rules. So it is on x86 with AVX-512, but for some
-lengths in bf16 that the plan names; elsewhere a last bit may differ.
+sinks: the steps outside that kernel keep its rules. So it is on x86 with AVX-512;
+elsewhere a last bit may differ.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tgi_cli.attention.cpu_plan import FP32_PIECE, PIECE
+from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE
 
 _fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
     torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
@@ -70,7 +70,7 @@ class Scoring:
     ) -> Tensor:
         output = torch.empty_like(queries)
         kv_heads, longest, head_dim = keys.shape[1:]
-        at_once = max(1, _AT_ONCE // (kv_heads * min(longest, FP32_PIECE) * head_dim))
+        at_once = max(1, _AT_ONCE // (kv_heads * min(longest, MATRIX_PIECE) * head_dim))
         for begin in range(0, len(queries), at_once):
             some = slice(begin, begin + at_once)
             hidden = mask[some] if mask.dim() == 4 else mask
@@ -96,7 +96,7 @@ class Scoring:
             sinks = sinks.repeat(size, 1)[..., None]
             largest = largest.maximum(sinks)
             sums = (sinks - largest).exp_()
-        ones = queries.new_ones(FP32_PIECE, 16)
+        ones = queries.new_ones(MATRIX_PIECE, 16)
         for piece in _pieces(keys.shape[2]):
             weights = torch.bmm(queries, _widened(keys[:, :, piece], wide).transpose(1, 2))
             scores, hidden = weights.view(size, kv_heads, rows, -1), mask[..., piece].to(wide)
@@ -124,8 +124,8 @@ def _pieces(keys: int) -> Iterator[slice]:
     """Where long rows are cut so that they add up alike; :mod:`tgi_cli.attention.cpu_plan`."""
     for start in range(0, keys, PIECE):
         stop = min(start + PIECE, keys)
-        for begin in range(start, stop, FP32_PIECE):
-            yield slice(begin, min(begin + FP32_PIECE, stop))
+        for begin in range(start, stop, MATRIX_PIECE):
+            yield slice(begin, min(begin + MATRIX_PIECE, stop))
 
 
 def _widened(some: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -10,7 +11,7 @@ from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
-from tgi_cli.layers.norm import LayerNorm, RMSNorm, WideRMSNorm
+from tgi_cli.layers.norm import QKNorm, WideRMSNorm
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines of a step's positions, [T, 1, rotated dimensions] each."""
@@ -47,8 +48,10 @@ class Attention(nn.Module):
         window: how many positions a query sees, its own included; None: all.
         softcap: of the scores; see :class:`~tgi_cli.attention.PagedAttention`.
         sinks: whether heads have one.
-        q_norm, k_norm: of queries and keys before they are rotated, per head [.., head_dim] or
-            over all heads at once [T, heads * head_dim] (:class:`WideRMSNorm`).
+        qk_norm_eps: of the RMS norms of queries and keys before they are rotated; None: there
+            are none.
+        qk_norm: whether these run over each head (``one_plus``: with 1 + weight for a factor) or
+            over all heads together (``wide``).
     """
 
     def __init__(
@@ -66,8 +69,8 @@ class Attention(nn.Module):
         window: int | None = None,
         softcap: float | None = None,
         sinks: bool = False,
-        q_norm: RMSNorm | LayerNorm | None = None,
-        k_norm: RMSNorm | LayerNorm | None = None,
+        qk_norm_eps: float | None = None,
+        qk_norm: Literal["heads", "one_plus", "wide"] = "heads",
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -85,8 +88,17 @@ class Attention(nn.Module):
             build, num_heads * head_dim, hidden_size, output_bias, units=num_heads
         )
         self.sinks = Sinks(build, num_heads) if sinks else None
-        self.q_norm = q_norm
-        self.k_norm = k_norm
+        self.qk_norm: QKNorm | None = None
+        self.q_norm: WideRMSNorm | None = None
+        self.k_norm: WideRMSNorm | None = None
+        if qk_norm_eps is not None and qk_norm == "wide":
+            self.q_norm = WideRMSNorm(build, num_heads * head_dim, num_heads, qk_norm_eps)
+            self.k_norm = WideRMSNorm(build, num_kv_heads * head_dim, num_kv_heads, qk_norm_eps)
+        elif qk_norm_eps is not None:
+            one_plus = qk_norm == "one_plus"
+            self.qk_norm = QKNorm(
+                build, self.heads[0], self.heads[1], head_dim, qk_norm_eps, one_plus
+            )
         self.kv_spec = KVSpec(self.heads[1], head_dim, window)
 
     def forward(
@@ -94,24 +106,16 @@ class Attention(nn.Module):
     ) -> Tensor:
         """``rotation`` is None where positions are not rotated."""
         qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        if self.q_norm is None:
-            if rotation is not None:
-                ops.rotate_(qkv[:, : self.heads[0] + self.heads[1]], *rotation)
-            query, key, value = qkv.split(self.heads, dim=1)
-        else:
-            query, key, value = qkv.split(self.heads, dim=1)
-            query, key = _normed(self.q_norm, query), _normed(self.k_norm, key)
-            if rotation is not None:
-                ops.rotate_(query, *rotation)
-                ops.rotate_(key, *rotation)
+        query, key, value = qkv.split(self.heads, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query.copy_(self.q_norm(query.flatten(1)).view(query.shape))
+            key.copy_(self.k_norm(key.flatten(1)).view(key.shape))
+        rotated = qkv[:, : self.heads[0] + self.heads[1]]
+        if self.qk_norm is not None:
+            self.qk_norm(rotated, rotation)
+        elif rotation is not None:
+            ops.rotate_(rotated, *rotation)
         sinks = None if self.sinks is None else self.sinks.weight
         attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks)
         output: Tensor = self.o_proj(attended.flatten(1))
         return output
-
-
-def _normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
-    assert norm is not None
-    wide = isinstance(norm, WideRMSNorm)
-    normed: Tensor = norm(heads.flatten(1)).view(heads.shape) if wide else norm(heads)
-    return normed

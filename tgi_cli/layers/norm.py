@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,25 +15,29 @@ from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 class RMSNorm(Loadable):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32.
 
-    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight (Gemma).
+    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight (Gemma), and kept
+    as that, in float32: in 16 bits the sum would lose most of a small weight.
     """
 
     def __init__(self, build: Build, size: int, eps: float, one_plus: bool = False) -> None:
         super().__init__()
-        self.weight = empty_parameter(size, dtype=build.dtype)
+        self.weight = empty_parameter(size, dtype=torch.float32 if one_plus else build.dtype)
         self.size = size
         self.eps = eps
         self.one_plus = one_plus
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{path}.weight", (self.size,), lambda tensor: self.weight.copy_(tensor))
+        yield WeightSlot(f"{path}.weight", (self.size,), self._fill)
+
+    def _fill(self, tensor: Tensor) -> None:
+        self.weight.copy_(tensor).add_(1.0 if self.one_plus else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps, self.one_plus)
+        return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """The norm of ``x + residual``, and that sum; ``residual`` is overwritten by it."""
-        return ops.add_rms_norm(x, residual, self.weight, self.eps, self.one_plus)
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class LayerNorm(Loadable):
@@ -88,3 +93,46 @@ class WideRMSNorm(RMSNorm):
         copies = self.shard.size * self.size
         scale = torch.rsqrt(squares / copies + self.eps)
         return (x.float() * scale * self.weight.float()).to(x.dtype)
+
+
+class QKNorm(Loadable):
+    """The RMS norms of queries and keys, head by head, with the rotation that follows them.
+
+    Both are done at once: ``weight`` [heads, head_dim] has the norms' weights once per head, the
+    queries' first. Weights are those of ``q_norm`` and ``k_norm`` beside it.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        one_plus: bool = False,
+    ) -> None:
+        super().__init__()
+        dtype = torch.float32 if one_plus else build.dtype
+        self.weight = empty_parameter(num_heads + num_kv_heads, head_dim, dtype=dtype)
+        self.num_heads = num_heads
+        self.eps = eps
+        self.one_plus = one_plus
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        parent = path.rpartition(".")[0]
+        for name, heads in (
+            ("q_norm", slice(0, self.num_heads)),
+            ("k_norm", slice(self.num_heads, None)),
+        ):
+            shape = (self.weight.shape[1],)
+            yield WeightSlot(f"{parent}.{name}.weight", shape, partial(self._fill, heads))
+
+    def _fill(self, heads: slice, tensor: Tensor) -> None:
+        self.weight[heads].copy_(tensor).add_(1.0 if self.one_plus else 0.0)
+
+    def forward(self, heads: Tensor, rotation: tuple[Tensor, Tensor] | None) -> None:
+        """Norm, and rotate, queries and keys [T, heads, head_dim] in place."""
+        if rotation is None:
+            heads.copy_(ops.rms_norm(heads, self.weight, self.eps))
+        else:
+            ops.norm_rotate_(heads, self.weight, self.eps, *rotation)

@@ -37,14 +37,14 @@ def _triton() -> ModuleType | None:
     return triton_ops
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight; ``weight`` may
-    be of a wider dtype than x, whose dtype the result has, and broadcasts over x.
+    https://arxiv.org/abs/1910.07467. ``weight`` [size], or [heads, size] for x [T, heads, size],
+    may be of a wider dtype than x, whose dtype the result has.
     """
     if x.is_cuda and (kernels := _triton()):
-        normed: Tensor = kernels.rms_norm(x, weight, eps, one_plus)
+        normed: Tensor = kernels.rms_norm(x, weight, eps)
         return normed
     # F.rms_norm is seven operations on a CPU, some of them on a mixture of dtypes: of
     # [2048, 576] in bfloat16 it makes 0.9 ms, this 0.45.
@@ -52,19 +52,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> T
     scale = vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
     scale.add_(eps).rsqrt_()
     normed = wide * scale if wide is x else wide.mul_(scale)
-    return normed.mul_(1.0 + weight.float() if one_plus else weight).to(x.dtype)
+    return normed.mul_(weight).to(x.dtype)
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, one_plus: bool = False
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``x + residual``, and that sum; ``residual`` is overwritten by it."""
     if residual is None:
-        return rms_norm(x, weight, eps, one_plus), x
+        return rms_norm(x, weight, eps), x
     if x.is_cuda and (kernels := _triton()):
-        return kernels.add_rms_norm(x, residual, weight, eps, one_plus), residual
+        return kernels.add_rms_norm(x, residual, weight, eps), residual
     residual.add_(x)
-    return rms_norm(residual, weight, eps, one_plus), residual
+    return rms_norm(residual, weight, eps), residual
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

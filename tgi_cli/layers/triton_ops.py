@@ -30,7 +30,6 @@ def _norm_kernel(
     BLOCK: tl.constexpr,  # the power of 2 that is not below SIZE
     ADD: tl.constexpr,
     CENTER: tl.constexpr,
-    ONE_PLUS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -50,8 +49,6 @@ def _norm_kernel(
     values *= tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
     place = weight + (row % INNER) * weight_stride + columns
     factor = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    if ONE_PLUS:
-        factor += 1.0
     values *= factor
     if HAS_BIAS:
         values += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
@@ -65,7 +62,6 @@ def _norm(
     bias: Tensor | None,
     eps: float,
     center: bool = False,
-    one_plus: bool = False,
 ) -> Tensor:
     size = x.shape[-1]
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -89,7 +85,6 @@ def _norm(
         BLOCK=block,
         ADD=residual is not None,
         CENTER=center,
-        ONE_PLUS=one_plus,
         HAS_BIAS=bias is not None,
         num_warps=_warps(block),
     )
@@ -104,14 +99,14 @@ def _warps(elements: int) -> int:
     return min(max(elements // 512, 1), 16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As :func:`tgi_cli.layers.ops.rms_norm`; x [T, size] or a view [T, heads, size]."""
-    return _norm(x, None, weight, None, eps, one_plus=one_plus)
+    return _norm(x, None, weight, None, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The norm of ``x + residual``, which overwrites ``residual``; both [T, size]."""
-    return _norm(x, residual, weight, None, eps, one_plus=one_plus)
+    return _norm(x, residual, weight, None, eps)
 
 
 def add_layer_norm(
@@ -299,4 +294,4 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 def probe() -> None:
     """Compile and launch a kernel. Raises what Triton raises where it cannot."""
     x = torch.ones(1, 16, device="cuda")
-    rms_norm(x, x[0], 1e-6, False)
+    rms_norm(x, x[0], 1e-6)

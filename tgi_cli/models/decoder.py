@@ -20,7 +20,6 @@ from tgi_cli.layers import (
     PositionEmbedding,
     RMSNorm,
     RotaryEmbedding,
-    WideRMSNorm,
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
@@ -165,12 +164,6 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 
 
 def _attention(build: Build, spec: AttentionSpec, hidden_size: int, index: int) -> Attention:
-    norms: list[Norm | None] = []
-    for heads in (spec.num_heads, spec.num_kv_heads):
-        if spec.qk_norm is not None and spec.wide_qk_norm:
-            norms.append(WideRMSNorm(build, heads * spec.head_dim, heads, spec.qk_norm.eps))
-        else:
-            norms.append(_norm(build, spec.qk_norm, spec.head_dim))
     return Attention(
         build,
         index,
@@ -184,8 +177,8 @@ def _attention(build: Build, spec: AttentionSpec, hidden_size: int, index: int) 
         window=spec.window,
         softcap=spec.softcap,
         sinks=spec.sinks,
-        q_norm=norms[0],
-        k_norm=norms[1],
+        qk_norm_eps=spec.qk_norm_eps,
+        qk_norm=spec.qk_norm,
     )
 
 

@@ -49,9 +49,8 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    qk_norm: NormSpec | None = None
-    wide_qk_norm: bool = False
-    """It runs over all heads together (OLMo 2), not over each (Qwen 3)."""
+    qk_norm_eps: float | None = None
+    qk_norm: Literal["heads", "one_plus", "wide"] = "heads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,6 +259,187 @@ class Lonely:
         return torch.cat(outputs)
 
 
+def rows_add_up_alike(fused: bool, dtype: torch.dtype) -> bool:
+    """Whether this processor's kernels have the property that the code above them keeps."""
+    return kernels_add_up_rows_alike(dtype if fused else torch.float32)
+
+
+@pytest.mark.parametrize("scoring", [{}, *SCORINGS.values()], ids=["neither", *SCORINGS])
+@pytest.mark.parametrize("dim", [80, 100, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_head_dims_and_scales_are_any(
+    backend: str, scoring: dict[str, Any], dim: int, dtype: torch.dtype
+) -> None:
+    lens = [(1, 70), (1, 5), (20, 90), (30, 30)]
+    attention = make(backend, [KVSpec(2, dim)], dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.02
+    Batch(lens, 6, 2, dtype, dim=dim, scale=0.07, **scoring).check(attention, 0, tolerance)
+
+
+@backends
+@pytest.mark.parametrize(
+    "scoring", [{}, {"softcap": 2.0}, {"sinks": torch.ones(1)}], ids=["neither", "cap", "sinks"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shard_may_have_one_head(
+    backend: str, scoring: dict[str, Any], dtype: torch.dtype
+) -> None:
+    attention = make(backend, [KVSpec(1, DIM, 40)], dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.02
+    Batch(BATCHES["everything"], 1, 1, dtype, **scoring).check(attention, 0, tolerance)
+
+
+@backends
+@pytest.mark.parametrize("softcap", [0.5, 30.0, 50.0, 400.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 20.0])
+def test_caps_hold_for_small_and_large_scores(backend: str, softcap: float, scale: float) -> None:
+    # Scores of scale 20 are hundreds: without its cap this softmax would take one key alone.
+    lens = [(1, 100), (40, 120)]
+    attention = make(backend, [KVSpec(2, DIM)])
+    batch = Batch(lens, 6, 2, torch.float32, scale=scale, softcap=softcap, sinks=SINKS)
+    batch.check(attention, 0, 5e-4 if softcap > 100 or scale > 10 else 3e-5)
+
+
+@backends
+def test_sinks_take_everything_or_nothing(backend: str) -> None:
+    attention = make(backend, [KVSpec(2, DIM)])
+    lens = [(1, 100), (40, 120)]
+    all_of_it = Batch(lens, 6, 2, torch.float32, sinks=torch.full((6,), 1e4))
+    assert all(output.abs().max() == 0 for output in all_of_it.attend(attention, 0))
+    for sink in (-1e4, -torch.inf):
+        nothing = Batch(lens, 6, 2, torch.float32, sinks=torch.full((6,), sink))
+        without = Batch(lens, 6, 2, torch.float32)
+        for one, other in zip(
+            nothing.attend(attention, 0), without.attend(attention, 0), strict=True
+        ):
+            assert torch.equal(one, other)
+
+
+@backends
+@scorings
+def test_a_broken_number_breaks_its_own_sequence_alone(
+    backend: str, scoring: dict[str, Any]
+) -> None:
+    attention = make(backend, [KVSpec(2, DIM)])
+    numbers, spoilt = torch.ones(2, 2, DIM), torch.ones(2, 2, DIM)
+    spoilt[0] = torch.nan
+    attention.plan(make_metadata([[5], [6]], [1, 1], [1, 1], BLOCK))
+    output = attention(0, torch.ones(2, 6, DIM), spoilt, numbers, 1.0, **scoring)
+    assert output[0].isnan().all()
+    assert output[1].isfinite().all()
+
+
+@scorings
+def test_sinks_without_torch_s_private_kernel(
+    scoring: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_scores, "_fused_with_sums", None)
+    attention = broken(make("cpu", [KVSpec(2, DIM, 50)]))
+    Batch(BATCHES["everything"], 6, 2, torch.float32, **scoring).check(attention, 0, 1e-5)
+
+
+def test_this_torch_has_the_kernel_that_tells_its_sums() -> None:
+    assert cpu_scores._fused_with_sums is not None
+
+
+@backends
+@pytest.mark.parametrize("window", [None, 30])
+def test_equals_transformers_gemma_2_and_gpt_oss(backend: str, window: int | None) -> None:
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as capped
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as sunk
+
+    batch = Batch([(75, 75)], 6, 2, torch.float32)
+    query, key, value = (
+        some[0].transpose(0, 1)[None] for some in (batch.queries, batch.keys, batch.values)
+    )
+    distance = torch.arange(75)[:, None] - torch.arange(75)
+    hidden = (distance < 0) | (distance >= (window or 75))
+    mask = torch.zeros(75, 75).masked_fill_(hidden, -torch.inf)[None, None]
+    module: Any = SimpleNamespace(num_key_value_groups=3, sinks=SINKS, training=False)
+    attention = make(backend, [KVSpec(2, DIM, window)])
+
+    wanted, _ = capped(module, query, key, value, mask, scaling=0.3, softcap=2.0)
+    batch.softcap = 2.0
+    torch.testing.assert_close(batch.attend(attention, 0)[0], wanted[0], atol=1e-5, rtol=0)
+    wanted, _ = sunk(module, query, key, value, mask, scaling=0.3)
+    batch.softcap, batch.sinks = None, SINKS
+    torch.testing.assert_close(batch.attend(attention, 0)[0], wanted[0], atol=1e-5, rtol=0)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[int | None, torch.dtype | None, Batch]:
+    """Window, cache and batch."""
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    heads = kv_heads * draw(st.sampled_from([1, 2, 3, 4, 5]))
+    kv_len = st.one_of(st.integers(1, 90), st.integers(1, 700))
+    decodes = draw(st.lists(kv_len, max_size=5))
+    prefills = draw(st.lists(st.tuples(st.integers(1, 150), kv_len), max_size=2))
+    lens = [(1, length) for length in decodes] + [(min(q, k), k) for q, k in prefills]
+    batch = Batch(
+        lens or [(1, 1)],
+        heads,
+        kv_heads,
+        torch.float32,
+        dim=draw(st.sampled_from([8, 24, 64, 80])),
+        scale=draw(st.sampled_from([0.02, 0.125, 0.5])),
+        softcap=draw(st.sampled_from([None, 1.0, 30.0, 50.0])),
+        sinks=draw(st.sampled_from([None, torch.linspace(-3, 5, heads).bfloat16()])),
+    )
+    window = draw(st.sampled_from([None, 1, 2, 17, 64, 96, 128, 300]))
+    return window, draw(st.sampled_from([None, *FP8])), batch
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(workloads())
+def test_the_fast_backend_follows_the_oracle(
+    workload: tuple[int | None, torch.dtype | None, Batch],
+) -> None:
+    window, cache_dtype, batch = workload
+    spec = KVSpec(batch.keys[0].shape[1], batch.dim, window)
+    outputs = [
+        batch.attend(broken(make(backend, [spec], cache_dtype=cache_dtype)), 0)
+        for backend in ("torch", "cpu")
+    ]
+    for wanted, output in zip(*outputs, strict=True):
+        torch.testing.assert_close(output, wanted, atol=1e-5, rtol=0)
+
+
+class Lonely:
+    """One sequence, computed in one way or another."""
+
+    length = 620
+
+    def __init__(self, spec: KVSpec, dtype: torch.dtype, scoring: dict[str, Any]) -> None:
+        self.spec, self.dtype, self.scoring = spec, dtype, scoring
+        generator = torch.Generator().manual_seed(0)
+        self.query, self.key, self.value = (
+            torch.randn(self.length, heads, spec.head_dim, generator=generator).to(dtype)
+            for heads in (6, 2, 2)
+        )
+
+    def attend(self, chunks: list[int], beside: list[int]) -> Tensor:
+        """In ``chunks``, each together with decodes of sequences ``beside`` so long."""
+        attention = create_attention("cpu", [self.spec], BLOCK, self.dtype, CPU)
+        attention.allocate(400)
+        for cache in (*attention.key_cache, *attention.value_cache):
+            cache.copy_(torch.randn(cache.shape))
+        tables = [list(range(44 * index, 44 * index + 44)) for index in range(len(beside))]
+        tables.append(list(range(399, 359, -1)))
+        done, outputs = 0, []
+        for chunk in chunks:
+            query_lens, kv_lens = [1] * len(beside) + [chunk], [*beside, done + chunk]
+            attention.plan(make_metadata(tables, query_lens, kv_lens, BLOCK))
+            query, key, value = (
+                torch.cat((some[: len(beside)] * 2, some[done : done + chunk]))
+                for some in (self.query, self.key, self.value)
+            )
+            output = attention(0, query, key, value, 0.125, **self.scoring)
+            outputs.append(output[len(beside) :])
+            done += chunk
+        assert done == self.length
+        return torch.cat(outputs)
+
+
 @functools.cache
 def rows_add_up_alike(fused: bool, dtype: torch.dtype) -> bool:
     """Whether this processor's kernels have the property that the code above them keeps.

@@ -43,21 +43,20 @@ def reference(tensor: Tensor) -> Tensor:
 
 
 @matrix
-@given(tokens, widths, dtypes, dtypes, st.booleans(), st.integers(0, 3), seeds)
+@given(tokens, widths, dtypes, dtypes, st.integers(0, 3), seeds)
 def test_rms_norm(
     tokens: int,
     width: int,
     dtype: torch.dtype,
     weight_dtype: torch.dtype,
-    one_plus: bool,
     gap: int,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
     x = numbers(tokens, width + gap, dtype=dtype)[:, :width]
     weight = numbers(width, dtype=weight_dtype)
-    wanted = ops.rms_norm(reference(x), reference(weight), 1e-5, one_plus)
-    close(triton_ops.rms_norm(x, weight, 1e-5, one_plus).cpu(), wanted)
+    wanted = ops.rms_norm(reference(x), reference(weight), 1e-5)
+    close(triton_ops.rms_norm(x, weight, 1e-5).cpu(), wanted)
 
 
 @matrix
@@ -69,22 +68,18 @@ def test_rms_norm_of_heads_among_others(
     qkv = numbers(tokens, heads + 3, dims, dtype=dtype)
     x, weight = qkv[:, 1 : heads + 1], numbers(dims, dtype=dtype)
     wanted = ops.rms_norm(reference(x), reference(weight), 1e-5)
-    close(triton_ops.rms_norm(x, weight, 1e-5, False).cpu(), wanted)
+    close(triton_ops.rms_norm(x, weight, 1e-5).cpu(), wanted)
 
 
 @matrix
-@given(tokens, widths, dtypes, st.booleans(), st.integers(0, 3), seeds)
-def test_add_rms_norm(
-    tokens: int, width: int, dtype: torch.dtype, one_plus: bool, gap: int, seed: int
-) -> None:
+@given(tokens, widths, dtypes, st.integers(0, 3), seeds)
+def test_add_rms_norm(tokens: int, width: int, dtype: torch.dtype, gap: int, seed: int) -> None:
     torch.manual_seed(seed)
     x = numbers(tokens, width + gap, dtype=dtype)[:, :width]
     wide = numbers(tokens, width + 2, dtype=dtype)
     residual, beside, weight = wide[:, :width], reference(wide), numbers(width, dtype=dtype)
-    wanted, total = ops.add_rms_norm(
-        reference(x), reference(residual), reference(weight), 1e-5, one_plus
-    )
-    close(triton_ops.add_rms_norm(x, residual, weight, 1e-5, one_plus).cpu(), wanted)
+    wanted, total = ops.add_rms_norm(reference(x), reference(residual), reference(weight), 1e-5)
+    close(triton_ops.add_rms_norm(x, residual, weight, 1e-5).cpu(), wanted)
     close(residual.cpu(), total)
     assert torch.equal(wide.cpu()[:, width:], beside[:, width:])
 

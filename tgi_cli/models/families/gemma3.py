@@ -67,7 +67,8 @@ def read(config: ModelConfig) -> DecoderSpec:
         bias=bias,
         output_bias=bias,
         scale=config.get("query_pre_attn_scalar", float) ** -0.5,
-        qk_norm=norm,
+        qk_norm_eps=norm.eps,
+        qk_norm="one_plus",
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),

@@ -57,8 +57,8 @@ def read(config: ModelConfig) -> DecoderSpec:
         head_dim=head_dim,
         bias=bias,
         output_bias=bias,
-        qk_norm=norm,
-        wide_qk_norm=True,
+        qk_norm_eps=norm.eps,
+        qk_norm="wide",
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),

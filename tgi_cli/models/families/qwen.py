@@ -45,7 +45,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         head_dim=head_dim,
         bias=bias,
         output_bias=bias and third,
-        qk_norm=norm if third else None,
+        qk_norm_eps=norm.eps if third else None,
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),

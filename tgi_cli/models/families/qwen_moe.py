@@ -56,7 +56,7 @@ def read(config: ModelConfig) -> DecoderSpec:
                     bias=bias,
                     output_bias=bias and third,
                     window=window,
-                    qk_norm=norm if third else None,
+                    qk_norm_eps=norm.eps if third else None,
                 ),
                 mlp=sparse if layer in has_experts else dense,
                 input_norm=norm,
