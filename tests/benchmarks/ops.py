@@ -122,7 +122,7 @@ def measure(tokens: int, arguments: argparse.Namespace, device: torch.device, pe
     for name, step, moved in cases(tokens, arguments, device):
         with patch.object(ops, "_triton", lambda: None):
             columns = [("torch", median_seconds(step, device))]
-        if device.type == "cuda" and ops._triton():
+        if device.type == "cuda" and ops.triton_kernels():
             columns.append(("triton", median_seconds(step, device)))
         line = "".join(
             f"   {form} {seconds * 1e6:10.1f} us {moved / seconds / peak:6.0%}"

@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,10 @@ _ROOT = Path("/")
 
 _UNLIMITED = 1 << 60
 """Version 1 says "no limit" with the largest page-aligned number; nothing real is as large."""
+
+
+_M_MMAP_THRESHOLD = -3
+"""Of mallopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +149,21 @@ def release_pages(tensor: torch.Tensor) -> None:
     if begin < end:
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def large_blocks_apart() -> Iterator[None]:
+    """Have glibc map blocks of 4 MiB and more one by one, so that freed ones go back at once.
+
+    By itself it raises that threshold to 32 MiB as blocks are freed, and keeps the heap of those
+    below: weights that are loaded one after the other left holes of up to a third of the model.
+    https://man7.org/linux/man-pages/man3/mallopt.3.html; with other C libraries nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+    try:
+        yield
+    finally:
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # where it ends by itself; steps reuse blocks

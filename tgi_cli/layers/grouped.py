@@ -67,7 +67,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Group
         # (its bias is not implemented; 2.11 has it under the private name only)
         product = torch._grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
         return product if bias is None else product.add_(bias.index_select(0, groups.experts))
-    if x.is_cuda and ops._triton() is not None:  # Triton can compile here
+    if x.is_cuda and ops.triton_kernels() is not None:  # Triton can compile here
         from tgi_cli.layers.triton_grouped import triton_grouped_linear
 
         return triton_grouped_linear(x, weight, bias, groups.ends)

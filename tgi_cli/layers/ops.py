@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @cache
-def _triton() -> ModuleType | None:
+def triton_kernels() -> ModuleType | None:
     """The kernels for CUDA; asked for at its first operation, and then never again."""
     try:
         from tgi_cli.layers import triton_ops
@@ -43,7 +43,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     https://arxiv.org/abs/1910.07467. ``weight`` [size], or [heads, size] for x [T, heads, size],
     may be of a wider dtype than x, whose dtype the result has.
     """
-    if x.is_cuda and (kernels := _triton()):
+    if x.is_cuda and (kernels := triton_kernels()):
         normed: Tensor = kernels.rms_norm(x, weight, eps)
         return normed
     # F.rms_norm is seven operations on a CPU, some of them on a mixture of dtypes: of
@@ -61,7 +61,7 @@ def add_rms_norm(
     """The norm of ``x + residual``, and that sum; ``residual`` is overwritten by it."""
     if residual is None:
         return rms_norm(x, weight, eps), x
-    if x.is_cuda and (kernels := _triton()):
+    if x.is_cuda and (kernels := triton_kernels()):
         return kernels.add_rms_norm(x, residual, weight, eps), residual
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
@@ -82,7 +82,7 @@ def add_layer_norm(
     """As :func:`add_rms_norm`."""
     if residual is None:
         return layer_norm(x, weight, bias, eps), x
-    if x.is_cuda and (kernels := _triton()):
+    if x.is_cuda and (kernels := triton_kernels()):
         return kernels.add_layer_norm(x, residual, weight, bias, eps), residual
     residual.add_(x)
     return layer_norm(residual, weight, bias, eps), residual
@@ -123,7 +123,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up of [.., 2 I], gate first: [.., I] (https://arxiv.org/abs/2002.05202)."""
-    if gate_up.is_cuda and (kernels := _triton()):
+    if gate_up.is_cuda and (kernels := triton_kernels()):
         product: Tensor = kernels.gated(gate_up, activation)
         return product
     gate, up = gate_up.chunk(2, dim=-1)
@@ -136,7 +136,7 @@ def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
     The first half's sine is negative: (a, b) -> (a cos - b sin, b cos + a sin). Angles
     [T, 1, rotated] may be of fewer dimensions than a head has: the others stay as they are.
     """
-    if heads.is_cuda and (kernels := _triton()):
+    if heads.is_cuda and (kernels := triton_kernels()):
         kernels.rotate_(heads, cosines, sines)
         return
     rotated = cosines.shape[-1]
@@ -154,7 +154,7 @@ def norm_rotate_(heads: Tensor, weight: Tensor, eps: float, cosines: Tensor, sin
     are done at once, which on a CPU takes 21 us for a token of 24 heads of 128 where one after
     the other takes 50.
     """
-    if heads.is_cuda and (kernels := _triton()):
+    if heads.is_cuda and (kernels := triton_kernels()):
         kernels.norm_rotate_(heads, weight, eps, cosines, sines)
         return
     heads.copy_(rms_norm(heads, weight, eps))

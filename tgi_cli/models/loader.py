@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.device.memory import large_blocks_apart
 from tgi_cli.errors import CheckpointError
 from tgi_cli.layers import Build, Loadable, WeightSlot
 from tgi_cli.models.base import CausalLM
@@ -115,7 +116,7 @@ def load_model(
         CheckpointError: files that are absent or cannot be read; tensors that are missing,
             unexpected, of another shape or not floating-point. The message names them.
     """
-    with torch.inference_mode():
+    with torch.inference_mode(), large_blocks_apart():
         build = Build(dtype, Unquantized(), shard, lora, max_positions)
         model = _build(config, build, device)
         layers = [

@@ -175,9 +175,9 @@ def on_cuda(*shape: int) -> Tensor:
 
 @pytest.fixture
 def _asked_anew() -> Iterator[None]:
-    ops._triton.cache_clear()
+    ops.triton_kernels.cache_clear()
     yield
-    ops._triton.cache_clear()
+    ops.triton_kernels.cache_clear()
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, kernels: Any) -> None:

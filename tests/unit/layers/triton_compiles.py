@@ -50,9 +50,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def norms(size: int, dtype: torch.dtype) -> None:
     x, residual, weight, bias = torch.empty(4, 2, size, dtype=dtype)
     weight, bias = weight[0], bias[0]
-    triton_ops.rms_norm(x, weight, 1e-5, True)
-    triton_ops.rms_norm(x.view(2, -1, 64), weight[:64], 1e-5, False)
-    triton_ops.add_rms_norm(x, residual, weight, 1e-5, False)
+    triton_ops.rms_norm(x, weight, 1e-5)
+    triton_ops.rms_norm(x.view(2, -1, 64), weight[:64], 1e-5)
+    triton_ops.add_rms_norm(x, residual, weight, 1e-5)
     triton_ops.add_layer_norm(x, residual, weight, bias, 1e-5)
 
 

@@ -4,16 +4,20 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from tgi_cli.layers import Build, LMHead, MergedLinear
+from tgi_cli.layers import Build, ColumnParallelLinear, LMHead, Part
 from tgi_cli.layers.embedding import Embedding
 from tgi_cli.quantization import Unquantized, packing
 
 CPU = torch.device("cpu")
 
 
-def make(dtype: torch.dtype, bias: bool = True) -> tuple[MergedLinear, torch.Tensor, torch.Tensor]:
-    """A filled layer of two shards, and the weight and bias it was filled with."""
-    layer = MergedLinear(Build(dtype, Unquantized()), 48, {"gate": 40, "up": 24}, bias)
+def make(
+    dtype: torch.dtype, bias: bool = True
+) -> tuple[ColumnParallelLinear, torch.Tensor, torch.Tensor]:
+    """A filled layer of two parts, and the weight and bias it was filled with."""
+    layer = ColumnParallelLinear(
+        Build(dtype, Unquantized()), 48, {"gate": Part(40), "up": Part(24)}, bias
+    )
     weight, bias_values = torch.randn(64, 48).to(dtype), torch.randn(64).to(dtype)
     tensors = {
         "mlp.gate.weight": weight[:40],
