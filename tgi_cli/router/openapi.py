@@ -25,7 +25,7 @@ _ERRORS = {
     400: "The body is no JSON",
     401: "The API key is missing or another one",
     403: "Not allowed on this server",
-    404: "No such model or adapter",
+    404: "No such model, adapter or path",
     413: "The body is larger than allowed",
     415: "The body's content type is not JSON",
     422: "A parameter that cannot be",
@@ -54,7 +54,7 @@ _DEADLINE = {
     "name": "x-request-timeout",
     "in": "header",
     "description": "Seconds that the whole request may take.",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000},
 }
 
 

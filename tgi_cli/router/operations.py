@@ -93,12 +93,13 @@ _ADAPTER = Operation(
 )
 _HEALTH = Operation(tag="Service", errors=(503,), open=True)
 _READY = Operation(tag="KServe", answer=platforms.Liveness, errors=(503,), open=True)
-_METADATA = Operation(tag="KServe", answer=platforms.ModelMetadata)
+_METADATA = Operation(tag="KServe", answer=platforms.ModelMetadata, errors=(404,))
+_MODEL_READY = replace(_READY, errors=(404, 503))
 _INFER = Operation(
     tag="KServe",
     body=(platforms.InferRequest,),
     answer=platforms.InferResponse,
-    errors=_GENERATING,
+    errors=(*_GENERATING, 404),
     timed=True,
     example={"id": "1", "inputs": [_TENSOR]},
 )
@@ -132,10 +133,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v2/health/live"): replace(_READY, errors=()),
     ("GET", "/v2/health/ready"): _READY,
     ("GET", _MODEL): _METADATA,
-    ("GET", f"{_MODEL}/ready"): _READY,
+    ("GET", f"{_MODEL}/ready"): _MODEL_READY,
     ("POST", f"{_MODEL}/infer"): _INFER,
     ("GET", _VERSION): _METADATA,
-    ("GET", f"{_VERSION}/ready"): _READY,
+    ("GET", f"{_VERSION}/ready"): _MODEL_READY,
     ("POST", f"{_VERSION}/infer"): _INFER,
     ("GET", "/"): _HEALTH,
     ("GET", "/health"): _HEALTH,
