@@ -74,6 +74,7 @@ class ServeConfig:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     prefix_caching: bool = True
+    disable_grammar_support: bool = False
     kv_cache_dtype: str = "auto"
     sharded: bool | None = None
     num_shard: int | None = None

@@ -73,6 +73,10 @@ class GenerationRequest:
         fork_of: id of a live request with the same prompt, salt and adapter (another sample of
             it): the prompt's KV is computed once and shared, copied only where the two write.
         adapter_id: of a loaded LoRA adapter; 0: the base model.
+        grammar: what the generated text must be: a grammar of llguidance in its JSON form
+            (https://github.com/guidance-ai/llguidance), of bounded size; None: anything. It ends
+            the request, as a stop id does, where nothing but a stop id may follow; ``ignore_eos``
+            does not change that, since there is nothing else to say.
     """
 
     request_id: int
@@ -86,6 +90,7 @@ class GenerationRequest:
     timeout_seconds: float | None = None
     fork_of: int | None = None
     adapter_id: int = 0
+    grammar: str | None = None
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None
@@ -238,6 +243,7 @@ class EngineInfo:
     """What a client must know of a warmed-up engine: its model and its effective limits.
 
     Token counts throughout. ``max_batch_total_tokens`` is blocks x block size, as measured.
+    ``grammar``: whether requests may have one.
     """
 
     model_id: str
@@ -255,3 +261,4 @@ class EngineInfo:
     block_size: int
     weight_bytes: int
     load_seconds: float
+    grammar: bool = False

@@ -45,7 +45,7 @@ _SAMPLING_SCALARS = (
 )
 NO_TOTALS = Totals()
 NO_ADAPTERS = Adapters()
-_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id")
+_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 

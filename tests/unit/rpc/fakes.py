@@ -27,6 +27,7 @@ INFO = EngineInfo(
     block_size=16,
     weight_bytes=12345,
     load_seconds=1.5,
+    grammar=True,
 )
 
 

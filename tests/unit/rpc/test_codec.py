@@ -56,6 +56,7 @@ REQUEST = {
     "max_new_tokens": uint32,
     "stop_token_ids": st.frozensets(uint32),
     "ignore_eos": st.booleans(),
+    "grammar": st.none() | st.text(),
     "cache_salt": st.binary(max_size=40),
     "priority": st.integers(-(2**31), 2**31 - 1),
     "timeout_seconds": st.none() | st.floats(0, 1e9),
