@@ -8,6 +8,17 @@ adapter of a rank that is the sum of theirs. A step then takes two products, who
 No token is gathered and nothing is asked of the host, so that the shapes depend on the number
 of tokens alone. An adapter's scale is part of its B. On a CPU, where a column costs time even if
 nobody uses it, the products are of the columns between the first and the last slot in use.
+
+Milliseconds of a decode step of a 135M Llama in bf16 on one core, adapters of rank 16 on all
+linear layers (``python -m tests.benchmarks.lora``):
+
+========  =========  ==========  =========  ==========  ==========
+rows      no slots   nobody's    1 adapter  2 adapters  4 adapters
+========  =========  ==========  =========  ==========  ==========
+1         33.8       32.7        39.9
+4         32.4       30.7        39.4       42.7        47.7
+32        83.3       82.7        98.8       105.3       115.5
+========  =========  ==========  =========  ==========  ==========
 """
 
 from __future__ import annotations

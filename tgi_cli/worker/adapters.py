@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from tgi_cli.models import CausalLM
 from tgi_cli.models.lora import lora_targets, read_adapter
 from tgi_cli.worker.memory import LOAD_REMEDY, out_of_memory_as_error
 
+log = logging.getLogger(__name__)
+
 
 class AdapterShelf:
     """Implements :class:`tgi_cli.engine.step.AdapterStore` for one model on one device.
@@ -25,15 +28,13 @@ class AdapterShelf:
         table: its slots, not allocated yet.
         dtype: of the model.
         device: of the model.
-
-    Attributes:
-        num_bytes: of the slots.
     """
 
     def __init__(
         self, model: CausalLM, table: LoraTable, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.num_bytes = table.allocate(dtype, device)
+        size = table.allocate(dtype, device) / 2**20
+        log.info("%d slots for adapters of rank %d: %.1f MiB", table.slots, table.rank, size)
         self._table = table
         self._targets = lora_targets(model)
         self._pin = device.type == "cuda"
