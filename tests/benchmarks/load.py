@@ -1,8 +1,9 @@
-"""Time and memory to load a checkpoint: ``python -m tests.benchmarks.load CHECKPOINT``.
+"""Time and memory to a model's first logits: ``python -m tests.benchmarks.load CHECKPOINT``.
 
-Each round is a process of its own that loads the model and nothing else. Peaks are the process's
-(VmHWM: anonymous pages and the mapped pages of files), over what ``import torch`` and our modules
-take; the time is with the files in the page cache.
+Ours and transformers' ``from_pretrained`` (which maps weights and reads them when they are used),
+in turns; each round is a process of its own that loads a model and runs one token through it.
+Peaks are the process's (VmHWM: anonymous pages and the mapped pages of files), over what the
+imports before it take; the time is with the files in the page cache.
 """
 
 from __future__ import annotations
@@ -14,32 +15,56 @@ import subprocess
 import sys
 from pathlib import Path
 
+_OURS = """
+from tgi_cli.models import load_model, read_config
+from tgi_cli.models import decoder
+from tgi_cli.attention import create_attention
+from tests.tools.paged import make_metadata
+def load(path, dtype, load_format):
+    model = load_model(read_config(path), dtype, torch.device("cpu"), load_format=load_format)
+    attention = create_attention(None, model.kv_specs, 16, dtype, torch.device("cpu"))
+    attention.allocate(1)
+    with torch.inference_mode():
+        attention.plan(make_metadata([[0]], [1], [1], 16))
+        model.logits(model(torch.tensor([1]), torch.tensor([0]), attention))
+    return model
+"""
+
+_THEIRS = """
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+def load(path, dtype, load_format):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    with torch.inference_mode():
+        model(torch.tensor([[1]]))
+    return model
+"""
+
 _CHILD = """
 import json, sys, time
 from pathlib import Path
 import torch
-from tgi_cli.models import load_model, read_config
+{}
 def status(name):
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
-config = read_config(Path(sys.argv[1]))
 torch.zeros(1)
 before, began = status("VmRSS"), time.perf_counter()
-dtype, load_format = getattr(torch, sys.argv[2]), sys.argv[3]
-model = load_model(config, dtype, torch.device("cpu"), load_format=load_format)
+model = load(Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3])
 seconds = time.perf_counter() - began
-print(json.dumps({"seconds": seconds, "before": before, "peak": status("VmHWM"),
-                  "after": status("VmRSS"), "weights": model.weight_bytes}))
+print(json.dumps({{"seconds": seconds, "before": before, "peak": status("VmHWM"),
+                  "after": status("VmRSS")}}))
 """
 
 
-def measure(path: Path, dtype: str, load_format: str) -> dict[str, float]:
+def measure(code: str, path: Path, dtype: str, load_format: str) -> dict[str, float]:
     """One round: seconds, and bytes before, at the peak and after."""
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(path), dtype, load_format],
+        [sys.executable, "-c", _CHILD.format(code), str(path), dtype, load_format],
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
     )
     result: dict[str, float] = json.loads(done.stdout)
@@ -53,22 +78,26 @@ def main() -> None:
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    on_disk = sum(file.stat().st_size for file in arguments.checkpoint.glob("*.safetensors"))
-    rounds = [
-        measure(arguments.checkpoint, arguments.dtype, arguments.load_format)
-        for _ in range(arguments.rounds)
-    ]
-    middle = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
-    size = on_disk or middle["weights"]
-    print(f"on disk            {on_disk / 1e6:8.0f} MB")
-    print(f"weights as kept    {middle['weights'] / 1e6:8.0f} MB")
-    print(
-        f"seconds            {middle['seconds']:8.2f}   ({size / middle['seconds'] / 1e9:.2f} GB/s)"
-    )
-    print(f"before             {middle['before'] / 1e6:8.0f} MB")
-    for name in ("peak", "after"):
-        taken = middle[name] - middle["before"]
-        print(f"{name:19}{taken / 1e6:8.0f} MB over that, {taken / size:.2f} times the weights")
+    size = sum(file.stat().st_size for file in arguments.checkpoint.glob("*.safetensors"))
+    sides = {"tgi": _OURS}
+    if arguments.load_format == "auto":
+        sides["transformers"] = _THEIRS
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for _ in range(arguments.rounds):
+        for name, code in sides.items():
+            told = measure(code, arguments.checkpoint, arguments.dtype, arguments.load_format)
+            rounds[name].append(told)
+    print(f"{size / 1e6:.0f} MB of weights on disk; medians of {arguments.rounds}\n")
+    print("| | seconds | imports MB | peak over them MB | of the weights | stays MB |")
+    print("|---|---|---|---|---|---|")
+    for name, told in rounds.items():
+        middle = {key: statistics.median(each[key] for each in told) for key in told[0]}
+        peak, after = (middle[key] - middle["before"] for key in ("peak", "after"))
+        share = f"{peak / size:.2f}" if size else "-"
+        print(
+            f"| {name} | {middle['seconds']:.1f} | {middle['before'] / 1e6:.0f} "
+            f"| {peak / 1e6:.0f} | {share} | {after / 1e6:.0f} |"
+        )
 
 
 if __name__ == "__main__":
