@@ -19,7 +19,6 @@ from tgi_cli.router.operations import ALSO, NAMED, OPERATIONS, Operation
 from tgi_cli.router.schemas.service import ErrorResponse, OpenAIErrorResponse
 
 _REF = "#/components/schemas/{name}"
-_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 _ERRORS = {
     400: "The body is no JSON",
@@ -92,7 +91,7 @@ def _operations(routes: Sequence[BaseRoute]) -> Iterator[tuple[str, str, Route, 
     for route in routes:
         if not isinstance(route, Route):
             continue
-        path = _PARAMETER.sub(r"{\1}", route.path)
+        path = route.path_format
         for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = NAMED.get(route.name) or OPERATIONS[method, path]
             yield path, method, route, operation
@@ -133,7 +132,7 @@ def _describe(
     }
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in _PARAMETER.findall(path)
+        for name in route.param_convertors
     ]
     if operation.timed:
         parameters.append(_DEADLINE)
