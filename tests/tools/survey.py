@@ -44,6 +44,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
     "sliding_window": 24,
+    "is_decoder": True,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -64,8 +65,19 @@ OVERRIDES: tuple[dict[str, Any], ...] = (
     MLA,
     {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
     {"rotary_dim": 8, "n_embd": 64, "n_head": 4, "n_layer": 4},
-    {"attention_types": [[["global", "local"], 2]], "is_decoder": True},
-    {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "layer_types": None},
+    {"attention_types": [[["global", "local"], 2]]},
+    {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_hidden_layers": ...},
+    {
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
 )
 """Tried in this order: not every configuration takes every size."""
 
@@ -80,7 +92,8 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     why = refused = ""
     for values in OVERRIDES:
         try:
-            config = kind.config_class(**{**SIZES, **values})
+            sizes = {key: size for key, size in (SIZES | values).items() if size is not ...}
+            config = kind.config_class(**sizes)
             config.architectures = [name]
             config.save_pretrained(folder)
             _refuse_early(folder)

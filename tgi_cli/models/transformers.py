@@ -168,6 +168,10 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
             raise UnsupportedModelError(f"{cannot}: it {NO_CALL}") from error
         if isinstance(error, TypeError) and "Visible" in first:
             raise UnsupportedModelError(f"{cannot}: it {LOOKS}") from error
+        if "meta tensor" in first:
+            raise UnsupportedModelError(
+                f"{cannot}: it looks at numbers while it computes, to decide how to go on"
+            ) from error
         raise UnsupportedModelError(
             f"{cannot}: its code fails in a rehearsal ({type(error).__name__}: {first})"
         ) from error
@@ -242,6 +246,8 @@ def _decoder(whole: Any) -> Any:
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise Refused("cannot be told the positions of tokens")
     for module in decoder.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            raise Refused("counts positions from the padding token's number")  # RoBERTa
         if isinstance(module, nn.Conv1d | nn.RNNBase):
             raise Refused(f"has layers that keep a state ({type(module).__name__})")
         kinds = _rope_types(module)

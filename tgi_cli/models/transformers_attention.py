@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
@@ -25,6 +26,9 @@ RUN, PROBE = "tgi_paged", "tgi_probe"
 
 _FAR = 1 << 18
 """A position to look back from: no window in use is as long."""
+
+_SHIFT = 8
+"""Tokens by which a convolution might shift them, at most."""
 
 _HARMLESS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"}
@@ -184,7 +188,57 @@ class _Rehearsal:
         return query
 
 
-def probe(decoder: nn.Module, config: Any, tokens: int = 7) -> tuple[Seat, Any]:
+_CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
+_ALONG = dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "sort", "flip", "_softmax"), 1)
+_ALONG |= {"topk": 2, "roll": 2}
+"""Operations along a dimension, and which of their arguments says along which; if it is absent,
+the last."""
+
+
+class _Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations that let tokens see each other: only attention's may, for they are cached.
+
+    Tokens are told from everything else by their number, which is like no other size.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tokens = tokens
+        self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name, tokens = func.overloadpacket.__name__, self._tokens
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
+            raise Refused("sums up tokens outside of attention")
+        if name in _ALONG:
+            dims = args[_ALONG[name]] if len(args) > _ALONG[name] else -1
+            for dim in dims if isinstance(dims, list) else [dims]:
+                if tensors[0].shape[dim] == tokens:
+                    raise Refused(f"computes along tokens outside of attention ({name})")
+        for tensor in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(tensor, Tensor):
+                if tensor.shape.count(tokens) > 1:
+                    raise Refused("computes with pairs of tokens outside of attention")
+                if self._near.intersection(tensor.shape):
+                    raise Refused("shifts tokens against each other")
+        return output
+
+
+def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
+    """One that is not near to a size of the model, nor to what sizes are halved or doubled to."""
+    sizes = {size for weight in decoder.parameters() for size in weight.shape}
+    sizes |= {value for value in vars(config).values() if type(value) is int}
+    sizes |= {size * factor // 4 for size in sizes for factor in (1, 2, 3, 6, 8, 12)}
+    return next(
+        count
+        for count in range(1009, 1 << 20)
+        if sizes.isdisjoint(range(count - _SHIFT, count + _SHIFT + 1))
+    )
+
+
+def probe(decoder: nn.Module, config: Any) -> tuple[Seat, Any]:
     """Run ``decoder`` on the meta device, where it must be, and see what its layers ask for.
 
     ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
@@ -195,30 +249,32 @@ def probe(decoder: nn.Module, config: Any, tokens: int = 7) -> tuple[Seat, Any]:
     Raises:
         Refused: something cannot be served. Whatever the model's code raises.
     """
+    tokens = _number_of_tokens(decoder, config)
     seat = Seat()
     for module in decoder.modules():
         module.tgi_seat = seat  # type: ignore[assignment]  # any object may be an attribute
-    ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
 
-    def run(implementation: str, positions: int = tokens, **inputs: Tensor) -> Any:
+    def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
         config._attn_implementation = implementation
-        at = torch.zeros(1, positions, dtype=torch.int64, device="meta")
-        return decoder(input_ids=ids, position_ids=at, use_cache=False, **inputs)
+        many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
+        return decoder(
+            input_ids=many[:, :ids], position_ids=many[:, :positions], use_cache=False, **inputs
+        )
 
     # A mask of ones: without it transformers would look at the positions' values for packed
     # sequences, of which there are none on this device.
-    run(PROBE, attention_mask=torch.ones_like(ids))
+    run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
     seat.keys.clear()
     layers = getattr(config, "num_hidden_layers", len(seat.specs))
     if not seat.specs:
         raise Refused(NO_CALL)
     if len(seat.specs) != layers:
         raise Refused(f"attends in {len(seat.specs)} of its {layers} layers only")
-    with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))):
-        output = run(RUN)
+    with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))), _Witness(tokens):
+        output = run(RUN, tokens, tokens)
     try:
         with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))):
-            run(RUN, positions=tokens + 4)
+            run(RUN, 7, 11)
     except Refused:
         raise
     except Exception:  # whatever the model's code raises: it used the positions

@@ -22,7 +22,14 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.transformers_attention import Refused, Seat, Visible, _describe, _record
+from tgi_cli.models.transformers_attention import (
+    Refused,
+    Seat,
+    Visible,
+    _describe,
+    _record,
+    _Witness,
+)
 
 STATE = "keeps a state beside keys and values"
 MASK = "a mask that is neither causal nor a sliding window"
@@ -66,6 +73,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "OpenAIGPTLMHeadModel": ({}, "does not call attention through transformers' interface"),
     "BloomForCausalLM": ({}, "cannot be told the positions"),
     "MptForCausalLM": ({}, "cannot be told the positions"),
+    "RobertaForCausalLM": (SMALL | {"is_decoder": True}, "counts positions from"),
+    "BltForCausalLM": ({}, "looks at numbers while it computes"),
     "DogeForCausalLM": (SMALL, "looks into the mask"),
     "GPTNeoXJapaneseForCausalLM": ({}, "looks into the mask"),
 }
@@ -175,3 +184,48 @@ def _meta(*shape: int) -> Tensor:
 def test_layers_that_ask_for_more_are_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         _call(**changed)
+
+
+T = 73
+
+
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (lambda x: x[:, 1:], "shifts tokens"),
+        (lambda x: nn.functional.pad(x, (0, 0, 3, 0)), "shifts tokens"),
+        (lambda x: x.roll(1, 1), "along tokens"),
+        (lambda x: x.cumsum(1), "along tokens"),
+        (lambda x: x.flip(1), "along tokens"),
+        (lambda x: x.softmax(1), "along tokens"),
+        (lambda x: x.topk(3, dim=1), "along tokens"),
+        (lambda x: x.transpose(1, 2).sort(), "along tokens"),
+        (lambda x: x @ x.transpose(1, 2), "pairs of tokens"),
+        (lambda x: x.transpose(1, 2) @ x, "sums up tokens"),
+        (lambda x: torch.einsum("btd,bte->bde", x, x), "sums up tokens"),
+    ],
+)
+def test_tokens_may_not_meet_outside_of_attention(
+    compute: Callable[[Tensor], Any], reason: str
+) -> None:
+    with pytest.raises(Refused, match=reason), _Witness(T):
+        compute(_meta(1, T, 16))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: nn.functional.linear(x, _meta(4, 16)),
+        lambda x: nn.functional.layer_norm(x, (16,)),
+        lambda x: x.softmax(-1),
+        lambda x: x.view(1, T, 4, 4).transpose(1, 2).contiguous(),
+        lambda x: x[0].topk(2, dim=-1),
+        lambda x: x[0].sort(),
+        lambda x: torch.cat([x[..., 8:], x[..., :8]], -1),
+        lambda x: _meta(1, 8, 1) @ _meta(1, 1, T),
+        lambda x: x.repeat_interleave(2, dim=1),
+    ],
+)
+def test_each_token_may_do_what_it_likes(compute: Callable[[Tensor], Any]) -> None:
+    with _Witness(T):
+        compute(_meta(1, T, 16))
