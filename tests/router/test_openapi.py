@@ -120,6 +120,9 @@ async def test_the_page_is_all_there_is(
         assert f"<code>{path}</code>" in page
     for name in document["components"]["schemas"]:
         assert f'id="{name}"' in page
+    assert set(re.findall(r'href="#(\w+)"', page)) <= set(document["components"]["schemas"])
+    assert 'href="#GenerateRequest"' in page
+    assert "``" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
 
 
 def test_schemas_in_a_few_words() -> None:

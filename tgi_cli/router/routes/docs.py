@@ -58,7 +58,7 @@ def _template() -> jinja2.Template:
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """A schema in a few words: ``integer >= 1, or null``, ``array of Token``."""
+    """A schema in a few words: ``integer | null``, ``array of Token``."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:
