@@ -1,0 +1,257 @@
+"""How models write reasoning and tool calls: data, and how to tell which a model uses.
+
+Each entry is a field of a response template, transformers' description of what a model writes
+(https://huggingface.co/docs/transformers/main/chat_response_parsing): what opens it, what closes
+it, and how its content becomes a part of the message. A model whose tokenizer_config.json has a
+``response_template`` of its own needs none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Field = Mapping[str, Any]
+
+ANY_START = r"\A"
+"""Of templates that do not know how a model's turns begin: response.py cuts them out before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """What stands around the arguments of calls, to be constrained by; ``NAME`` is the function's.
+
+    Attributes:
+        trigger: a text that begins with it is a call.
+        begin, end: around one call's arguments.
+        between: two calls of one answer.
+        first, last: around all of them.
+    """
+
+    trigger: str
+    begin: str
+    end: str
+    between: str = "\n"
+    first: str = ""
+    last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls are written.
+
+    Attributes:
+        region: the field of a response template.
+        marks: groups of texts; a model that has all of one group, in its chat template or as
+            tokens, writes calls so.
+        bare: no marker tells a call from text that looks alike, so only names of the request's
+            tools count.
+        id_length: of the letters and digits of a call's id; 0: OpenAI's form.
+        grammar: None: arguments are no JSON, or nothing marks where a call may begin.
+    """
+
+    region: Field
+    marks: tuple[tuple[str, ...], ...]
+    bare: bool = False
+    id_length: int = 0
+    grammar: CallGrammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How reasoning is told from the answer; fields of a response template.
+
+    Attributes:
+        region: the reasoning.
+        content: of the answer itself, where even that is marked.
+        start: what the answer begins behind, in the prompt; None: that is not known.
+        marks: as :class:`ToolFormat`.
+    """
+
+    region: Field
+    marks: tuple[tuple[str, ...], ...]
+    content: Field = field(default_factory=dict)
+    start: str | None = None
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _field(content: str, name: str, arguments: str, **keys: Any) -> Field:
+    return {"repeats": True, "content": content, "transform": _call(name, arguments), **keys}
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "harmony": ToolFormat(
+        _field(
+            "json",
+            "{name}",
+            "{content}",
+            open_pattern=r"(?:<\|channel\|>(?:commentary|analysis) to=(?:functions\.)?"
+            r"(?P<name>[\w.-]+?)(?:\s*<\|constrain\|>\w+|\s+\w+)?|"
+            r" to=(?:functions\.)?(?P<name>[\w.-]+?)<\|channel\|>(?:commentary|analysis)"
+            r"(?:\s*<\|constrain\|>\w+|\s+\w+)?)<\|message\|>",
+            close=["<|call|>", "<|end|>"],
+        ),
+        (("<|channel|>", "<|message|>"),),
+        grammar=CallGrammar(
+            " to=functions.",
+            " to=functions.NAME<|channel|>commentary json<|message|>",
+            "<|call|>",
+            between="<|start|>assistant",
+        ),
+    ),
+    "qwen3_coder": ToolFormat(
+        _field(
+            "xml-inline",
+            "{name}",
+            "{content}",
+            open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\s]+)>",
+            close_pattern=r"</function>\s*</tool_call>",
+            content_args={
+                "tag_pattern": r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"
+            },
+        ),
+        (("<tool_call>", "<function="),),
+    ),
+    "glm45": ToolFormat(
+        _field(
+            "xml-inline",
+            "{name}",
+            "{content}",
+            open_pattern=r"<tool_call>\s*(?P<name>[^<\s]+)",
+            close="</tool_call>",
+            content_args={
+                "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*"
+                r"<arg_value>(?P<value>.*?)</arg_value>"
+            },
+        ),
+        (("<tool_call>", "<arg_key>"),),
+    ),
+    "hermes": ToolFormat(
+        _field(
+            "json",
+            "{content.name}",
+            "{content.arguments}",
+            open="<tool_call>",
+            close="</tool_call>",
+        ),
+        (("<tool_call>",),),
+        grammar=CallGrammar(
+            "<tool_call>", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"
+        ),
+    ),
+    "mistral": ToolFormat(
+        _field(
+            "json",
+            "{name}",
+            "{content}",
+            open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)\s*"
+            r"(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?(?=\s*\{)",
+            close_pattern=r"(?=\[TOOL_CALLS\])",
+        ),
+        (("[TOOL_CALLS]", "[ARGS]"),),
+        id_length=9,
+        grammar=CallGrammar("[TOOL_CALLS]", "[TOOL_CALLS]NAME[ARGS]", "", between=""),
+    ),
+    "mistral_list": ToolFormat(
+        _field(
+            "json",
+            "{name}",
+            "{arguments}",
+            open="[TOOL_CALLS]",
+            transform_each=True,
+        ),
+        (("[TOOL_CALLS]",),),
+        id_length=9,
+        grammar=CallGrammar(
+            "[TOOL_CALLS]",
+            '{"name": "NAME", "arguments": ',
+            "}",
+            between=", ",
+            first="[TOOL_CALLS] [",
+            last="]",
+        ),
+    ),
+    "deepseek": ToolFormat(
+        _field(
+            "json",
+            "{name}",
+            "{content}",
+            open_pattern=r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>"
+            r"(?:function<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n|"
+            r"(?!function<｜tool▁sep｜>)(?P<name>[^<\n]+)<｜tool▁sep｜>)",
+            close_pattern=r"(?:\s*```)?<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>|"
+            r"(?=\s*<｜tool▁call▁begin｜>)|\s*\Z|(?=\s*[^\s<]))",
+        ),
+        (("<｜tool▁call▁begin｜>",),),
+    ),
+    "llama3_json": ToolFormat(
+        _field(
+            "json",
+            "{content.name}",
+            "{content.parameters}",
+            open_pattern=r"\A\s*(?:<\|python_tag\|>\s*)?"
+            r'(?=\{\s*"(?:type"\s*:\s*"function"\s*,\s*")?name"\s*:)',
+        ),
+        (("<|python_tag|>", '"parameters"'),),
+        bare=True,
+    ),
+}
+"""By the names of ``--tool-call-parser``; of two that fit, the earlier is taken."""
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "harmony": ReasoningFormat(
+        {"open": "<|channel|>analysis<|message|>", "close": "<|end|>", "repeats": True},
+        (("<|channel|>", "<|message|>"),),
+        content={
+            "open": ["<|channel|>final<|message|>", "<|channel|>commentary<|message|>"],
+            "close": ["<|end|>", "<|return|>"],
+            "repeats": True,
+        },
+        start="<|start|>assistant",
+    ),
+    "think": ReasoningFormat(
+        {"open": "<think>", "close": "</think>"}, (("<think>",), ("</think>",))
+    ),
+    "mistral": ReasoningFormat(
+        {"open": "[THINK]", "close": "[/THINK]"}, (("[THINK]", "[/THINK]"),)
+    ),
+    "seed_oss": ReasoningFormat(
+        {"open": "<seed:think>", "close": "</seed:think>"}, (("<seed:think>",),)
+    ),
+}
+"""By the names of ``--reasoning-parser``; of two that fit, the earlier is taken."""
+
+PARSERS = ("auto", "none")
+"""What both flags take besides: see for yourself, and leave all in the text."""
+
+FALLBACK = "hermes"
+"""What models are asked to write whose templates do not know tools."""
+
+
+def detect(formats: Mapping[str, Any], has: Callable[[str], bool]) -> str | None:
+    """The first format whose marks a model has; None if it has none's."""
+    for name, form in formats.items():
+        if any(all(map(has, group)) for group in form.marks):
+            return name
+    return None
+
+
+def compose(tools: str | None, reasoning: str | None) -> dict[str, Any] | None:
+    """The response template of both together; None where nothing is marked."""
+    fields: dict[str, Any] = {"content": {}}
+    start = None
+    if reasoning is not None:
+        form = REASONING_FORMATS[reasoning]
+        fields["reasoning_content"] = dict(form.region)
+        fields["content"] = dict(form.content)
+        start = form.start
+    if tools is not None:
+        fields["tool_calls"] = dict(TOOL_FORMATS[tools].region)
+    if len(fields) == 1:
+        return None
+    anchor = {"start_anchor": start} if start else {"start_anchor_pattern": ANY_START}
+    return {**anchor, "fields": fields}

@@ -1,0 +1,222 @@
+"""What a model wrote, taken apart while it is written: answer, reasoning, calls of tools.
+
+transformers' response parser tells the regions of the text apart
+(``transformers.utils.chat_parsing``); what is inside a call comes out as it is written, so that
+its arguments can be streamed. Nothing is lost: what opens like a call and is none, is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tgi_cli.text.calls import Arguments, Call, CallStream, whole_calls
+
+if TYPE_CHECKING:
+    from tgi_cli.text.response import ResponseFormat
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""What response templates call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of what came before it."""
+
+    text: str
+
+
+Piece = Content | Reasoning | Call | Arguments
+
+
+@dataclass(slots=True)
+class Message:
+    """All pieces of one answer together."""
+
+    content: str
+    reasoning: str
+    calls: list[Call]
+    arguments: list[str]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Message:
+        """Add the pieces up."""
+        message = cls("", "", [], [])
+        for piece in pieces:
+            if isinstance(piece, Content):
+                message.content += piece.text
+            elif isinstance(piece, Reasoning):
+                message.reasoning += piece.text
+            elif isinstance(piece, Call):
+                message.calls.append(piece)
+                message.arguments.append("")
+            else:
+                message.arguments[piece.index] += piece.text
+        return message
+
+
+class _Flow:
+    """Text of one kind without the white space where a region begins or ends."""
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.trims = False
+        self._joint = ""
+        self._given = False
+
+    def push(self, text: str) -> str:
+        """What may be shown; white space at the end waits for what follows it."""
+        text = self.held + text
+        if self.trims:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self.held = text[len(shown) :]
+        if not shown:
+            return ""
+        joint, self._joint = self._joint, ""
+        self.trims, self._given = False, True
+        return joint + shown
+
+    def cut(self, joint: str = "") -> None:
+        """A region begins or ends here; ``joint`` goes between what was and what comes."""
+        self.held, self.trims = "", True
+        self._joint = joint if self._given else ""
+
+    def forget(self) -> None:
+        """What was is the prompt's."""
+        self.held, self._joint, self._given = "", "", False
+
+
+class ResponseReader:
+    """Reads one answer as it is written.
+
+    The pieces of a text, added up, do not depend on how it was cut. White space around regions
+    is dropped; an answer that has none is left as it is.
+
+    Attributes:
+        calls: how many there have been.
+    """
+
+    def __init__(
+        self,
+        form: ResponseFormat,
+        loaded: Any,
+        prefix: str,
+        tools: Sequence[Mapping[str, Any]],
+        parallel: bool,
+    ) -> None:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        self._form = form
+        self._fields = loaded.fields
+        self._tools = [dict(tool) for tool in tools]
+        self._names: frozenset[str] | None = None
+        if form.bare:
+            self._names = frozenset(str(tool["function"]["name"]) for tool in self._tools)
+        self._most = None if parallel else 1
+        self.calls = 0
+        self._raw = prefix
+        """Text that no event has told of yet: markers, and what may become one."""
+        self._region = ""
+        """A call's text so far, markers included."""
+        self._call: CallStream | None = None
+        self._content, self._reasoning = _Flow(), _Flow()
+        self._parser = ResponseParser(loaded, prefix=prefix)
+        for event in self._parser.initial_events:
+            self._pieces(event)
+        self._content.forget()
+        self._reasoning.forget()
+
+    def push(self, text: str) -> list[Piece]:
+        """What the next piece of text adds."""
+        self._raw += text
+        return [piece for event in self._parser.feed(text) for piece in self._pieces(event)]
+
+    def finish(self) -> list[Piece]:
+        """What the end adds."""
+        _, events = self._parser.finalize()
+        pieces = [piece for event in events for piece in self._pieces(event)]
+        if self._content.held and not self._content.trims:
+            pieces.append(Content(self._content.held))
+        return pieces
+
+    def _pieces(self, event: Mapping[str, Any]) -> list[Piece]:
+        name = event["field"]
+        if event["type"] == "region_open":
+            return self._opened(name)
+        if event["type"] == "region_close":
+            return self._closed(name)
+        text = event["text"]
+        self._leave(text)
+        if self._call is not None:
+            self._region += text
+            return self._numbered(self._call.push(text))
+        if name == "content":
+            return self._answer(text)
+        shown = self._reasoning.push(text) if name in REASONING else ""
+        return [Reasoning(shown)] if shown else []
+
+    def _opened(self, name: str) -> list[Piece]:
+        pattern = self._fields[name].open_re
+        if pattern is None:
+            return []
+        self._content.cut("\n" if name == "content" else "")
+        if name in REASONING:
+            self._reasoning.cut("\n")
+        match = pattern.search(self._raw)
+        captures: dict[str, str] = {}
+        if match is not None:
+            captures = {key: text for key, text in match.groupdict().items() if text is not None}
+            self._region = match.group()
+            self._raw = self._raw[match.end() :]
+        if name != "tool_calls":
+            return []
+        self._call = CallStream(self._form.shape, captures, self._names)
+        return self._numbered(self._call.begin())
+
+    def _closed(self, name: str) -> list[Piece]:
+        field = self._fields[name]
+        if field.open_re is not None and field.close_re is not None:
+            match = field.close_re.match(self._raw)
+            if match is not None:
+                self._region += match.group()
+                self._raw = self._raw[match.end() :]
+        if name in REASONING:
+            self._reasoning.cut()
+        call, self._call = self._call, None
+        if call is None:
+            return []
+        if call.began:
+            return self._numbered(call.end())
+        found = whole_calls(self._form.whole, self._region, self._tools, self._names)
+        return self._numbered(found) if found else self._answer(self._region)
+
+    def _leave(self, text: str) -> None:
+        """Leave ``text``, which an event told of, behind."""
+        place = 0 if self._raw.startswith(text) else max(self._raw.find(text), 0)
+        self._raw = self._raw[place + len(text) :]
+
+    def _answer(self, text: str) -> list[Piece]:
+        shown = self._content.push(text)
+        return [Content(shown)] if shown else []
+
+    def _numbered(self, pieces: Sequence[Call | Arguments]) -> list[Piece]:
+        """Numbered and named within the answer; those beyond the limit left out."""
+        found: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Call):
+                self.calls += 1
+            if self._most is not None and self.calls > self._most:
+                continue
+            if isinstance(piece, Call):
+                piece = replace(piece, id=self._form.new_id())
+            found.append(replace(piece, index=self.calls - 1))
+        return found
