@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tgi_cli
+from tests.tools.certificates import Files
 from tgi_cli import demo
 from tgi_cli.cli import engine_options, main, options
 from tgi_cli.config import ServeConfig
@@ -114,6 +115,11 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(launcher, "serve", interrupted)
     assert main.run(["serve"]) == ExitCode.INTERRUPTED
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files.make(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -258,7 +264,7 @@ def test_a_containers_name_is_no_address(
 
 
 def test_the_halves_are_told_what_the_whole_was_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Files
 ) -> None:
     """The command lines of the children, read by the children, give the same settings."""
     import tgi_cli.router.server as router_server
@@ -283,7 +289,13 @@ def test_the_halves_are_told_what_the_whole_was_told(
         watermark_gamma=0.25,
         watermark_delta=3.5,
         generation_config="none",
-        api_key="secret",
+        api_key="secret,second",
+        cors_allow_origin=("https://a.example", "http://localhost:8000"),
+        ssl_certfile=files.cert,
+        ssl_keyfile=files.key,
+        otlp_endpoint="http://collector:4317",
+        otlp_service_name="mine",
+        vllm_metrics=True,
     )
     model = LocalModel(tmp_path, "org/model", "refs/pr/1")
     uds = tmp_path / "engine.sock"
@@ -297,9 +309,10 @@ def test_the_halves_are_told_what_the_whole_was_told(
 
     arguments = children.router_command(config, router, model, f"unix:{uds}", 4, 3)
     assert "secret" not in str(arguments), "anybody may look at the list of processes"
-    monkeypatch.setenv("API_KEY", "secret")
+    monkeypatch.setenv("API_KEY", "secret,second")
     assert main.run(arguments) == ExitCode.OK
     told = seen["router"]
+    assert told.api_keys == ("secret", "second")
     assert (told.engine_url, told.socket_fd) == (f"unix:{uds}", 4)
     assert (told.model_path, told.model_id, told.revision) == (tmp_path, "org/model", "refs/pr/1")
     for name in RouterOptions.__dataclass_fields__:
@@ -332,7 +345,7 @@ def test_the_api_key_reaches_the_router_alone(monkeypatch: pytest.MonkeyPatch) -
     assert "secret" not in "".join(command for command, _ in started)
 
 
-@pytest.mark.parametrize("key", ["", "  ", "schlüssel"])
+@pytest.mark.parametrize("key", ["", "  ", "schlüssel", "a,,b", ",", "two words", "a\tb"])
 def test_a_key_that_guards_nothing_is_refused(
     key: str,
     served: dict[str, Any],
@@ -347,6 +360,66 @@ def test_a_key_that_guards_nothing_is_refused(
     assert main.run(["serve"]) == ExitCode.OK
     assert served["router"].api_key == "secret"
     assert "secret" not in repr(served["router"])
+
+
+def test_several_keys(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main.run(["serve", "--api-key", "a, b", "--api-key", "c"]) == ExitCode.OK
+    assert served["router"].api_key == "a,b,c"
+    monkeypatch.setenv("API_KEY", "d,e")
+    assert main.run(["serve"]) == ExitCode.OK
+    assert served["router"].api_key == "d,e"
+    assert main.run(["serve", "--api-key", "f"]) == ExitCode.OK
+    assert served["router"].api_key == "f", "a flag beats its variable"
+
+
+def test_origins(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--cors-allow-origin", "https://a.example", "--cors-allow-origin", "http://b:1"]
+    assert main.run(["serve", *flags]) == ExitCode.OK
+    assert served["router"].cors_allow_origin == ("https://a.example", "http://b:1")
+    monkeypatch.setenv("CORS_ALLOW_ORIGIN", "https://a.example, http://b:1")
+    assert main.run(["serve"]) == ExitCode.OK
+    assert served["router"].cors_allow_origin == ("https://a.example", "http://b:1")
+    assert main.run(["serve", "--cors-allow-origin", "*"]) == ExitCode.OK
+    assert served["router"].cors_allow_origin == ()
+    for origin in ("a.example", "https://a.example/", "https://a.example/page"):
+        assert main.run(["serve", "--cors-allow-origin", origin]) == ExitCode.USAGE
+        assert "is not an origin" in capsys.readouterr().err
+
+
+def test_certificates_are_tried_before_anything_is_started(
+    served: dict[str, Any], files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, other, locked = str(files.cert), str(files.other_key), str(files.locked)
+    assert main.run(["serve", "--ssl-certfile", good, "--ssl-keyfile", str(files.key)]) == 0
+    assert (served["router"].ssl_certfile, served["router"].ssl_keyfile) == (files.cert, files.key)
+    assert main.run(["serve", "--ssl-certfile", str(files.both)]) == ExitCode.OK
+    served.clear()
+    for flags in (
+        ["--ssl-certfile", good],
+        ["--ssl-certfile", good, "--ssl-keyfile", other],
+        ["--ssl-certfile", good, "--ssl-keyfile", "/none"],
+        ["--ssl-certfile", good, "--ssl-keyfile", locked],
+        ["--ssl-keyfile", str(files.key)],
+    ):
+        assert main.run(["serve", *flags]) == ExitCode.USAGE
+        said = capsys.readouterr().err.splitlines()
+        assert said[0].startswith("error: --ssl-")
+        assert len(said) <= 2
+    assert not served
+
+
+def test_traces_need_a_collector_and_the_extra(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["serve", "--otlp-endpoint", "http://collector:4317"]) == ExitCode.OK
+    assert served["router"].otlp_endpoint == "http://collector:4317"
+    assert main.run(["serve", "--otlp-endpoint", "collector"]) == ExitCode.USAGE
+    assert "is not a URL" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    assert main.run(["serve", "--otlp-endpoint", "http://collector:4317"]) == ExitCode.USAGE
+    assert "pip install 'tgi-cli[otlp]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "model-server"])

@@ -1,4 +1,4 @@
-"""With an API key, what makes the server work needs it; what only looks does not."""
+"""With an API key, every route needs it, but those that ask whether the server is well."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
+from tgi_cli.router.operations import OPERATIONS
 
 KEY = "s3cret"
 BODY: dict[str, Any] = {
@@ -18,7 +19,27 @@ BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hello"}],
 }
 GUARDED = ("/", "/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions")
-OPEN = ("/", "/health", "/ping", "/info", "/metrics", "/v1/models", "/v1/models/tgi")
+OPEN = {
+    ("GET", path)
+    for path in (
+        "/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready",
+        "/v2/models/{model}/ready", "/v2/models/{model}/versions/{version}/ready",
+    )
+}  # fmt: skip
+OTHERS = [
+    ("GET", "/nothing"),
+    ("POST", "/health"),
+    ("DELETE", "/metrics"),
+    ("OPTIONS", "/generate"),
+    ("GET", "/health/"),
+    ("GET", "//health"),
+    ("GET", "/%68ealth"),
+    ("GET", "/health%2F..%2Finfo"),
+    ("GET", "/v2/models/a/versions/ready"),
+    ("GET", "/v1/models%2Ftgi"),
+    ("GET", "/info?x=/health"),
+    ("GET", "/info#/health"),
+]
 
 
 @pytest.fixture
@@ -55,9 +76,51 @@ async def test_the_key_opens(client: httpx.AsyncClient, route: str, scheme: str)
     assert (await client.post(route, json=BODY, headers=headers)).status_code == 200
 
 
-@pytest.mark.parametrize("route", OPEN)
-async def test_looking_is_free(client: httpx.AsyncClient, route: str) -> None:
-    assert (await client.get(route)).status_code == 200
+def test_what_is_open() -> None:
+    assert {where for where, operation in OPERATIONS.items() if operation.open} == OPEN
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(OPERATIONS), ids=" ".join)
+async def test_every_route_is_guarded_or_open(
+    client: httpx.AsyncClient, engine: FakeEngine, method: str, path: str
+) -> None:
+    path = path.replace("{model}", "tgi").replace("{version}", "1")
+    answer = await client.request(method, path, json=BODY if method == "POST" else None)
+    guarded = answer.status_code == 401
+    assert guarded != ((method, path.replace("tgi", "{model}").replace("/1", "/{version}")) in OPEN)
+    assert answer.status_code in (200, 401)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(("method", "path"), OTHERS)
+async def test_no_spelling_of_a_path_gets_around_the_key(
+    client: httpx.AsyncClient, method: str, path: str
+) -> None:
+    for host in ("router", "router/health?", "/health#@router"):
+        headers = {"host": host}
+        answer = await client.request(method, f"http://router{path}", headers=headers)
+        assert answer.status_code == 401
+
+
+async def test_head_is_as_open_as_get(client: httpx.AsyncClient) -> None:
+    assert (await client.head("/health")).status_code == 200
+    assert (await client.head("/info")).status_code == 401
+
+
+class TestSeveralKeys:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"api_key": "first,second-and-longer"}
+
+    @pytest.mark.parametrize("key", ["first", "second-and-longer"])
+    async def test_any_of_them_opens(self, client: httpx.AsyncClient, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await client.get("/info", headers=headers)).status_code == 200
+
+    @pytest.mark.parametrize("key", ["first,second-and-longer", "second", "", ","])
+    async def test_nothing_else_does(self, client: httpx.AsyncClient, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await client.get("/info", headers=headers)).status_code == 401
 
 
 async def test_openais_client_brings_it(url: str) -> None:

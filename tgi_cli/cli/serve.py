@@ -51,6 +51,12 @@ def serve(
     watermark_delta: o.WatermarkDelta = 2.0,
     generation_config: o.GenerationConfig = "auto",
     api_key: o.ApiKey = None,
+    cors_allow_origin: o.CorsAllowOrigin = None,
+    ssl_certfile: o.SslCertfile = None,
+    ssl_keyfile: o.SslKeyfile = None,
+    otlp_endpoint: o.OtlpEndpoint = None,
+    otlp_service_name: o.OtlpServiceName = "text-generation-inference.router",
+    vllm_metrics: o.VllmMetrics = False,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
 ) -> None:
@@ -106,6 +112,14 @@ def serve(
         watermark_gamma=watermark_gamma,
         watermark_delta=watermark_delta,
         generation_config=generation_config,
-        api_key=o.checked_key(api_key),
+        api_key=o.checked_key(context, api_key),
+        cors_allow_origin=o.checked_origins(cors_allow_origin),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        otlp_endpoint=otlp_endpoint or None,
+        otlp_service_name=otlp_service_name,
+        vllm_metrics=vllm_metrics,
     )
+    o.checked_tls(ssl_certfile, ssl_keyfile)
+    o.checked_otlp(otlp_endpoint)
     raise typer.Exit(run(config, router))

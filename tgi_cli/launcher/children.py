@@ -74,6 +74,12 @@ class RouterOptions:
     watermark_delta: float = 2.0
     generation_config: str = "auto"
     api_key: str | None = field(default=None, repr=False)
+    cors_allow_origin: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    otlp_endpoint: str | None = None
+    otlp_service_name: str = "text-generation-inference.router"
+    vllm_metrics: bool = False
 
 
 def model_server_command(

@@ -57,6 +57,7 @@ def local_address(listener: socket.socket) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
-def url(host: str, port: int) -> str:
+def url(host: str, port: int, tls: bool = False) -> str:
     """The address as a URL; IPv6 addresses in brackets (RFC 3986)."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -43,6 +43,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             config = replace(config, model_id=model.model_id, revision=model.revision or None)
             config = with_adapters(config)
         host, port = listener.local_address(sock)
+        tls = options.ssl_certfile is not None
         supervisor = Supervisor(config.graceful_termination_timeout)
         with (
             runtime_folder() as folder,
@@ -65,7 +66,8 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
                 partial(children.start_model_server, server, lifeline),
                 start_router,
                 (host, port),
-                partial(_announce, config, options, uds_path, listener.url(host, port)),
+                partial(_announce, config, options, uds_path, listener.url(host, port, tls)),
+                tls,
             )
 
 
@@ -130,7 +132,7 @@ def _announce(config: ServeConfig, options: RouterOptions, uds_path: Path, url: 
     )
     if not config.json_output:
         body = {"inputs": _EXAMPLE_PROMPT, "parameters": {"max_new_tokens": 40}}
-        key = "" if options.api_key is None else '-H "Authorization: Bearer $API_KEY" '
+        key = "" if options.api_key is None else '-H "Authorization: Bearer ${API_KEY%%,*}" '
         print(
             f"\n  curl {url}/generate {key}-H 'Content-Type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}\n",

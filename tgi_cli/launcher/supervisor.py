@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import logging
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ class Supervisor:
         start_router: Callable[[], Child],
         health: tuple[str, int],
         on_ready: Callable[[], None],
+        tls: bool = False,
     ) -> int:
         """Start both, serve until a signal or a death, stop both; returns the exit code.
 
@@ -79,13 +81,14 @@ class Supervisor:
             start_router: starts the router; they start side by side.
             health: host and port whose GET /health says when the server is ready.
             on_ready: called once, then.
+            tls: whether it speaks HTTPS.
 
         Raises:
             ShardError, RouterError: a child died without a word of its own.
         """
         # The router comes up faster if it starts while the model loads.
         server, router = self._watch(start_server()), self._watch(start_router())
-        threading.Thread(target=self._probe, args=health, name="probe", daemon=True).start()
+        threading.Thread(target=self._probe, args=(*health, tls), name="probe", daemon=True).start()
         ready = False
         while True:
             match self._events.get():
@@ -114,10 +117,18 @@ class Supervisor:
         threading.Thread(target=wait, name=f"wait for {child.name}", daemon=True).start()
         return child
 
-    def _probe(self, host: str, port: int) -> None:
+    def _probe(self, host: str, port: int, tls: bool) -> None:
         """Ask for /health until it is well."""
+        context = None
+        if tls:  # our own child, under an address that its certificate need not name
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
         while not self._quit.is_set():
-            connection = http.client.HTTPConnection(host, port, timeout=5.0)
+            if context is None:
+                connection = http.client.HTTPConnection(host, port, timeout=5.0)
+            else:
+                connection = http.client.HTTPSConnection(host, port, timeout=5.0, context=context)
             try:
                 connection.request("GET", "/health")
                 if connection.getresponse().status == 200:

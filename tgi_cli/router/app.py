@@ -7,17 +7,21 @@ import os
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
-from tgi_cli.router import errors
+from tgi_cli.router import access_log, errors
 from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.auth import KeyGuard
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.cors import cors
 from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
+from tgi_cli.router.observe import Observer
 from tgi_cli.router.routes import (
     adapters,
     chat,
@@ -34,6 +38,7 @@ from tgi_cli.router.routes import (
     vertex,
 )
 from tgi_cli.router.state import RouterState
+from tgi_cli.router.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.offload import TextWorkers
@@ -60,40 +65,46 @@ _MODULES = (
 def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> Starlette:
     """The application over a connected engine; its parts are in ``app.state.router``.
 
-    Raises ConfigError when the environment names a route that cannot be.
+    Raises ConfigError when the environment names a route that cannot be, or traces cannot be sent.
     """
     workers = TextWorkers(text.tokenizer, config.validation_workers)
     measured = Metrics(client.info)
     admission = Admission(config.max_concurrent_requests)
     generator = Generator(client, text, workers, measured, admission)
+    routes: list[BaseRoute] = [
+        *vertex.environment_routes(os.environ),
+        *(route for module in _MODULES for route in module.ROUTES),
+    ]
+    tracing = None
+    if config.otlp_endpoint is not None:
+        tracing = Tracing(config.otlp_endpoint, config.otlp_service_name)
+    middleware = [Middleware(Observer, tracing=tracing), cors(config.cors_allow_origin)]
+    if config.api_keys:
+        middleware.append(Middleware(KeyGuard, keys=config.api_keys, routes=routes))
     app = Starlette(
-        routes=[
-            *vertex.environment_routes(os.environ),
-            *(route for module in _MODULES for route in module.ROUTES),
-        ],
+        routes=routes,
+        middleware=middleware,
         exception_handlers={
             errors.ApiError: _api_error,
             errors.ClientGone: _client_gone,
             HTTPException: _http_error,
-            Exception: _defect,
         },
     )
     app.router.redirect_slashes = False
-    if config.api_key is not None:
-        app.add_middleware(KeyGuard, key=config.api_key)
     names = AdapterNames(client, config.model_id)
     defaults = SamplingDefaults()
     if config.generation_config == "auto":
         defaults = SamplingDefaults.read(config.model_path)
     app.state.router = RouterState(
-        config, client, text, workers, measured, admission, generator, names, defaults
+        config, client, text, workers, measured, admission, generator, names, defaults, tracing
     )
     return app
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ApiError)
-    return errors.error_response(request.url.path, error)
+    access_log.note(error)
+    return errors.error_response(request.scope["path"], error)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -106,13 +117,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: ("Not Found", "not_found"), 405: ("Method Not Allowed", "method_not_allowed")}
     message, error_type = words.get(error.status_code, (str(error.detail), "validation"))
-    where = f"{message}: {request.method} {request.url.path}"
+    where = f"{message}: {request.method} {request.scope['path']}"
     return errors.error_response(
-        request.url.path,
+        request.scope["path"],
         errors.ApiError(error.status_code, where, error_type, headers=error.headers),
     )
-
-
-async def _defect(request: Request, error: Exception) -> Response:
-    # Starlette raises the error again behind this answer, and the server logs its traceback.
-    return errors.error_response(request.url.path, errors.internal())

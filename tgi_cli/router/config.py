@@ -19,7 +19,14 @@ class RouterConfig:
         watermark_gamma, watermark_delta: of requests that ask for a watermark.
         generation_config: whether the model's generation_config.json says what a /v1 request means
             that does not say how to sample: ``auto`` or ``none``.
-        api_key: what clients have to bring; None: nothing.
+        api_key: what clients have to bring, any of several with commas between them; None:
+            nothing.
+        cors_allow_origin: origins of the pages that may use the server; none: all.
+        ssl_certfile, ssl_keyfile: PEM files; with them the server speaks TLS. The key may stand in
+            the file of the certificates.
+        otlp_endpoint: the OpenTelemetry collector that gets traces, over gRPC; None: none.
+        otlp_service_name: what the traces call this server.
+        vllm_metrics: show what gateways read under vLLM's names too.
         graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
     """
 
@@ -45,3 +52,14 @@ class RouterConfig:
     watermark_delta: float = 2.0
     generation_config: str = "auto"
     api_key: str | None = field(default=None, repr=False)
+    cors_allow_origin: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    otlp_endpoint: str | None = None
+    otlp_service_name: str = "text-generation-inference.router"
+    vllm_metrics: bool = False
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Each of the keys."""
+        return () if self.api_key is None else tuple(self.api_key.split(","))

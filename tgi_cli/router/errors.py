@@ -105,6 +105,14 @@ def unauthorized() -> ApiError:
     )
 
 
+def late_body() -> ApiError:
+    """The body did not come in time; the connection cannot be used again."""
+    headers = {"connection": "close"}
+    return ApiError(
+        408, "The request's body did not arrive in time", "timeout", headers=headers, plain=True
+    )
+
+
 def forbidden(message: str) -> ApiError:
     """What this server does for nobody."""
     return ApiError(403, message, "forbidden", code="forbidden")

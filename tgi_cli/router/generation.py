@@ -7,14 +7,13 @@ writes to its client is its own affair.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
-from tgi_cli.router import errors
+from tgi_cli.router import access_log, errors
 from tgi_cli.router.delta import Delta, Finish, Token
 from tgi_cli.router.scores import PromptScores, shortest
 from tgi_cli.router.spec import GenerationSpec
@@ -25,8 +24,6 @@ from tgi_cli.text.stop import StopBuffer
 
 if TYPE_CHECKING:
     from tgi_cli.router.generator import Generator
-
-logger = logging.getLogger(__name__)
 
 _ENDS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
 _UINT64 = (1 << 64) - 1
@@ -127,6 +124,9 @@ class Generation:
             raise errors.generation_failed(error.cause) from error
         self._batches = aiter(self._stream)
         generator.live.add(self)
+        self._record = access_log.record()
+        if self._record is not None:
+            self._record.generations.append(self)
 
     def __aiter__(self) -> Generation:
         return self
@@ -146,6 +146,16 @@ class Generation:
             raise self._fail(errors.generation_failed(error.cause)) from error
 
     @property
+    def finish_reason(self) -> FinishReason | None:
+        """How it ended; None: not yet, or not well."""
+        return None if self._finish is None else self._finish.reason
+
+    @property
+    def started(self) -> bool:
+        """Whether it has left the engine's queue."""
+        return self.timings.queue > 0
+
+    @property
     def mean_logprob(self) -> float:
         """What the best of several samples is the best by."""
         return self.logprob_sum / max(self.generated_tokens, 1)
@@ -156,7 +166,8 @@ class Generation:
             self._stream.cancel()
             self._leave(None)
             self._generator.metrics.failures.add(1, "dropped")
-            logger.info("client gone", extra=self._log_fields())
+            if self._record is not None:
+                self._record.dropped = True
 
     def abort(self, error: errors.ApiError) -> None:
         """Make whoever iterates fail with ``error``, as soon as nothing more comes."""
@@ -280,8 +291,6 @@ class Generation:
         metrics.mean_token_duration.observe(timings.inference / max(self.generated_tokens, 1))
         metrics.generated_tokens.observe(self.generated_tokens)
         self._leave(timings.total)
-        fields = self._log_fields()
-        logger.info("success", extra=fields | {"finish_reason": reason.name.lower()})
         return self._finish
 
     def _fail(self, error: errors.ApiError) -> errors.ApiError:
@@ -289,23 +298,11 @@ class Generation:
             self._stream.cancel()
             self._leave(None)
             self._generator.metrics.failures.add(1, error.failure_label)
-            logger.error(error.message, extra=self._log_fields())
+            if self._record is not None and self._record.error is None:
+                self._record.error = error
         return error
 
     def _leave(self, seconds: float | None) -> None:
         self._open = False
         self._generator.live.discard(self)
         self._generator.admission.leave(seconds)
-
-    def _log_fields(self) -> dict[str, object]:
-        """One line per request; never its text."""
-        timings = self.timings
-        end = timings.finished or time.perf_counter()
-        adapter = {"adapter": self.spec.adapter} if self.spec.adapter else {}
-        return adapter | {
-            "prompt_tokens": self.prompt_tokens,
-            "generated_tokens": self.generated_tokens,
-            "total_ms": round((end - timings.arrived) * 1e3, 1),
-            "queue_ms": round(timings.queue * 1e3, 1),
-            "ttft_ms": round(max(timings.first_token - timings.arrived, 0.0) * 1e3, 1),
-        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from tgi_cli.router import errors
+from tgi_cli.router import access_log, errors
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.generation import Generation, Prompt
 from tgi_cli.router.metrics import Metrics
@@ -64,6 +64,7 @@ class Generator:
             self.admission.enter(count)
         except errors.ApiError as error:
             self.metrics.failures.add(count, error.failure_label)
+            access_log.note(error)
             raise
         opened: list[Generation] = []
         try:
@@ -81,7 +82,10 @@ class Generator:
                 generation.close()
             for _ in range(count - len(opened)):
                 self.admission.leave()
-            label = error.failure_label if isinstance(error, errors.ApiError) else "dropped"
+            label = "dropped"
+            if isinstance(error, errors.ApiError):
+                label = error.failure_label
+                access_log.note(error)
             self.metrics.failures.add(count - len(opened), label)
             raise
         return opened
@@ -90,6 +94,7 @@ class Generator:
         """Count a request that was refused before it could be opened."""
         self.metrics.requests.add()
         self.metrics.failures.add(1, error.failure_label)
+        access_log.note(error)
         return error
 
     def _fit(self, count: int) -> None:

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from tgi_cli.router.errors import ApiError, ClientGone
+from tgi_cli.router.errors import ApiError, ClientGone, late_body
+from tgi_cli.router.protocol import body_seconds
 
 T = TypeVar("T")
 
@@ -24,8 +25,8 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
     """The request's body as the decoder's type.
 
     Raises:
-        ApiError: 415 wrong content type, 413 too large, 400 no JSON, 422 wrong types; in plain
-            text on native routes.
+        ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 no JSON, 422 wrong
+            types; in plain text on native routes.
         ClientGone: the connection closed within the body.
     """
     return parse(await read_body(request, limit), decoder)
@@ -78,11 +79,14 @@ async def _read_body(request: Request, limit: int) -> bytes:
     if size <= limit:
         size = 0
         try:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limit:
-                    break
-                chunks.append(chunk)
+            async with asyncio.timeout(body_seconds(limit)):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        break
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise late_body() from None
         except ClientDisconnect as error:
             raise ClientGone from error
     if size > limit:

@@ -25,6 +25,7 @@ _ERRORS = {
     401: "The API key is missing or another one",
     403: "Not allowed on this server",
     404: "No such model, adapter or path",
+    408: "The body did not arrive in time",
     413: "The body is larger than allowed",
     415: "The body's content type is not JSON",
     422: "A parameter that cannot be",

@@ -10,7 +10,7 @@ from typing import Any
 
 from tgi_cli.router.schemas import native, openai, platforms, service
 
-_READING = (400, 413, 415, 422)
+_READING = (400, 408, 413, 415, 422)
 _GENERATING = (*_READING, 424, 429, 500, 503, 504)
 """What a route may answer that lets the engine work."""
 

@@ -9,15 +9,19 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 import uvloop
+from starlette.applications import Starlette
 
 import tgi_cli.logging
 from tgi_cli.errors import AddressInUseError, RouterError
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.protocol import BoundedProtocol, body_seconds
 from tgi_cli.router.state import RouterState
+from tgi_cli.router.tls import server_context
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
 
@@ -40,6 +44,7 @@ def run_router(config: RouterConfig) -> None:
 
     Raises:
         AddressInUseError: the port cannot be bound.
+        ConfigError: the certificate or its key cannot be used, or traces cannot be sent.
         ModelError: the tokenizer or the chat template is missing or unreadable.
         ShardError: the engine's address is none.
         RouterError: the server stopped by itself.
@@ -88,29 +93,18 @@ class _Router:
             # What lives by now lives for good; the collector need not look at it again.
             gc.collect()
             gc.freeze()
-            self._server = _Server(
-                uvicorn.Config(
-                    app,
-                    http="httptools",
-                    ws="none",
-                    lifespan="off",
-                    loop="none",
-                    log_config=None,
-                    access_log=False,
-                    server_header=False,
-                    backlog=_BACKLOG,
-                    timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                    timeout_graceful_shutdown=_LAST_SECONDS,
-                )
-            )
+            self._server = _Server(_uvicorn_config(app, config))
             host, port = self._listener.getsockname()[:2]
-            logger.info("listening on %s port %d", host, port)
+            scheme = "https" if config.ssl_certfile else "http"
+            logger.info("listening on %s port %d (%s)", host, port, scheme)
             await self._server.serve(sockets=[self._listener])
             if self._draining is None:
                 raise RouterError("the HTTP server stopped by itself", "see the log above")
         finally:
             if self._state is not None:
                 self._state.workers.close()
+                if self._state.tracing is not None:
+                    await asyncio.to_thread(self._state.tracing.close)
             await client.close()
 
     def _on_signal(self) -> None:
@@ -144,6 +138,27 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+
+def _uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
+    """How uvicorn serves the app. Raises ConfigError for files that TLS cannot use."""
+    server = uvicorn.Config(
+        app,
+        http=partial(BoundedProtocol, body_seconds=body_seconds(config.payload_limit)),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_SECONDS,
+    )
+    server.load()
+    if config.ssl_certfile is not None:
+        server.ssl = server_context(config.ssl_certfile, config.ssl_keyfile)
+    return server
 
 
 def _listening_socket(config: RouterConfig) -> socket.socket:

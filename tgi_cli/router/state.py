@@ -16,6 +16,7 @@ from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.generation import Generation
 from tgi_cli.router.generator import Generator
 from tgi_cli.router.metrics import Metrics
+from tgi_cli.router.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.offload import TextWorkers
@@ -39,6 +40,7 @@ class RouterState:
     generator: Generator
     adapters: AdapterNames
     defaults: SamplingDefaults
+    tracing: Tracing | None = None
 
     @property
     def fingerprint(self) -> str:

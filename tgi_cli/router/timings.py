@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 class Timings:
     """When things happened to one request: seconds, from ``time.perf_counter()``."""
@@ -18,8 +20,8 @@ class Timings:
 
     @property
     def total(self) -> float:
-        """Arrival to the last token."""
-        return self.finished - self.arrived
+        """Arrival to the last token; to now while there may be more."""
+        return (self.finished or time.perf_counter()) - self.arrived
 
     @property
     def validation(self) -> float:
@@ -28,5 +30,7 @@ class Timings:
 
     @property
     def inference(self) -> float:
-        """First step to the last token."""
+        """First step to the last token; nothing before the first step."""
+        if not (self.queue or self.first_token):
+            return 0.0
         return max(self.total - self.validation - self.queue, 0.0)

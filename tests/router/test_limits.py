@@ -1,0 +1,179 @@
+"""What a client may make the server wait for or remember: over real sockets, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from tgi_cli.router import http
+from tgi_cli.router.protocol import BoundedProtocol, body_seconds
+
+Exchange = Callable[..., Awaitable[bytes]]
+
+HEAD_SECONDS = 0.4
+BODY = json.dumps({"inputs": "hello", "parameters": {"max_new_tokens": 2}}).encode()
+POST = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return {"payload_limit": 1000}
+
+
+@pytest.fixture
+async def port(app: Starlette) -> AsyncIterator[int]:
+    """The app behind the router's own protocol, with little patience."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    protocol = partial(BoundedProtocol, head_seconds=HEAD_SECONDS, body_seconds=-4.0)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=protocol,  # type: ignore[arg-type]
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    serving = asyncio.ensure_future(server._serve([listener]))
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+def exchange(port: int) -> Exchange:
+    """Send parts with pauses between them; all that comes back until the server closes."""
+
+    async def run(*parts: bytes, pause: float = 0.0) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answer = asyncio.ensure_future(reader.read())
+        try:
+            async with asyncio.timeout(20):
+                for part in parts:
+                    try:
+                        writer.write(part)
+                        await writer.drain()
+                    except ConnectionError:
+                        break
+                    await asyncio.sleep(pause)
+                try:
+                    return await answer
+                except ConnectionError:
+                    return b""
+        finally:
+            answer.cancel()
+            writer.close()
+
+    return run
+
+
+def status(answer: bytes) -> int:
+    """Of the first answer; 0: none."""
+    return int(answer.split(b" ")[1]) if answer else 0
+
+
+async def test_a_request_in_pieces_is_answered(exchange: Exchange) -> None:
+    head = POST + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+    answer = await exchange(head[:20], head[20:], BODY[:10], BODY[10:], pause=0.02)
+    assert status(answer) == 200
+    assert b"generated_text" in answer
+
+
+async def test_requests_one_after_the_other(exchange: Exchange) -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answer = await exchange(request, request + request, last, pause=0.05)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: " + b"b" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a" * 40_000 + b": b\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + (b"a: " + b"b" * 1000 + b"\r\n") * 40 + b"\r\n", 431),
+        (b"\x16\x03\x01 this is no HTTP\r\n\r\n", 400),
+    ],
+    ids=["line", "many", "one", "name", "sum", "garbage"],
+)
+async def test_heads_have_bounds(exchange: Exchange, head: bytes, expected: int) -> None:
+    answer = await exchange(*(head[i : i + 8192] for i in range(0, len(head), 8192)))
+    assert status(answer) == expected
+    assert b"connection: close" in answer
+
+
+async def test_a_header_without_end_is_not_gathered(exchange: Exchange) -> None:
+    head = b"GET / HTTP/1.1\r\nhost: x\r\na: "
+    # The client that goes on writing may lose the answer.
+    assert status(await exchange(head, *[b"b" * 8192] * 500)) in (0, 431)
+
+
+async def test_large_heads_below_the_bounds_pass(exchange: Exchange) -> None:
+    headers = (b"a: " + b"b" * 1000 + b"\r\n") * 25 + b"c: d\r\n" * 70
+    answer = await exchange(
+        b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + headers + b"\r\n"
+    )
+    assert status(answer) == 200
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_head_that_does_not_end_is_given_up(exchange: Exchange, start: bytes) -> None:
+    drops = [b"x"] * 40 if start == b"GET /" else [b"a: b\r\n"] * 40
+    assert status(await exchange(start, *drops, pause=HEAD_SECONDS / 5)) == 408
+
+
+async def test_a_connection_without_a_request_is_closed(exchange: Exchange) -> None:
+    assert await exchange() == b""
+    assert await exchange(b"\r\n") == b""
+
+
+async def test_a_body_that_does_not_come(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "body_seconds", lambda _: 0.3)
+    head = POST + b"content-length: 100\r\n\r\n"
+    answer = await exchange(head, *[b" "] * 40, pause=0.1)
+    assert status(answer) == 408
+    assert b"did not arrive in time" in answer
+    assert b"x-request-id" in answer, "a route's answer, with all that these have"
+
+
+async def test_a_body_that_nobody_reads_does_not_hold_the_connection(exchange: Exchange) -> None:
+    head = b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    assert status(await exchange(head, *[b" "] * 30, pause=0.1)) == 404
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("route", [b"/generate", b"/v1/chat/completions", b"/tokenize"])
+async def test_a_body_has_a_bound(exchange: Exchange, chunked: bool, route: bytes) -> None:
+    head = POST.replace(b"/generate", route)
+    text = b'{"inputs": "' + b"x" * 2000
+    if chunked:
+        sent = head + b"transfer-encoding: chunked\r\n\r\n" + b"7d0\r\n" + text[:2000] + b"\r\n"
+    else:
+        sent = head + b"content-length: 2014\r\n\r\n" + text
+    answer = await exchange(sent)
+    assert status(answer) == 413
+    assert b"1000 bytes" in answer
+
+
+async def test_trailers_have_bounds_too(exchange: Exchange) -> None:
+    head = POST + b"transfer-encoding: chunked\r\n\r\n0\r\n"
+    assert status(await exchange(head + b"a: b\r\n" * 200 + b"\r\n")) in (0, 400, 431)
+    endless = head + b"a: " + b"b" * 400_000
+    assert status(await exchange(endless)) in (0, 400, 431)
+
+
+def test_larger_bodies_get_more_time() -> None:
+    assert body_seconds(2_000_000) == pytest.approx(60.5, abs=0.1)

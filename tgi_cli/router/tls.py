@@ -1,0 +1,29 @@
+"""TLS of the HTTP port."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from tgi_cli.errors import ConfigError
+
+
+def server_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
+    """A server's context of PEM files, TLS 1.2 and newer (RFC 8996).
+
+    Raises ConfigError when a file cannot be read, is encrypted, or does not fit the other.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    files = f"--ssl-certfile {certfile}" + (f" --ssl-keyfile {keyfile}" if keyfile else "")
+    try:
+        # A password, though an empty one: without it an encrypted key would ask on the terminal.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{files}: {error.reason or error}",
+            "give a PEM file of the certificate and its chain, and the unencrypted key of it",
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{files}: {error.strerror}") from error
+    return context
