@@ -248,6 +248,10 @@ FAMILIES: dict[str, tuple[Case, tuple[str, ...]]] = {
         Case("Phi3Config", SMALL),
         ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     ),
+    "through transformers' own code": (
+        Case("PhiConfig", SMALL),
+        ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
+    ),
 }
 
 
