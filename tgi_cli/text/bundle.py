@@ -5,19 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tgi_cli.errors import ConfigError
 from tgi_cli.text.chat import ChatTemplate
-from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.response import ResponseFormat, choose
+from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 
 @dataclass(frozen=True, slots=True)
 class TextBundle:
-    """The tokenizer of a model and, where it has one, its chat template."""
+    """The tokenizer of a model and, where it has them, its chat template and how it answers."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
+    response_format: ResponseFormat | None = None
 
     @classmethod
-    def load(cls, model_path: Path, trust_remote_code: bool = False) -> TextBundle:
-        """Read both from a folder. Raises ModelError."""
+    def load(
+        cls,
+        model_path: Path,
+        trust_remote_code: bool = False,
+        *,
+        tokenizer_config_path: Path | None = None,
+        tool_call_parser: str = "none",
+        reasoning_parser: str = "none",
+    ) -> TextBundle:
+        """Read all from a folder; the parsers are ``auto``, ``none`` or a format's name.
+
+        ``tokenizer_config_path``: in place of the folder's tokenizer_config.json, as far as chats
+        are concerned. Raises ModelError, and ConfigError for a parser or a path that is none.
+        """
+        if tokenizer_config_path is not None and not tokenizer_config_path.is_file():
+            raise ConfigError(
+                f"--tokenizer-config-path {tokenizer_config_path} is no file",
+                "give the path of a tokenizer_config.json",
+            )
         tokenizer = Tokenizer.load(model_path, trust_remote_code)
-        return cls(tokenizer, ChatTemplate.load(model_path, tokenizer))
+        template = ChatTemplate.load(model_path, tokenizer, tokenizer_config_path)
+        if template is None:
+            return cls(tokenizer)
+        config = read_json(tokenizer_config_path or model_path / "tokenizer_config.json")
+        response = choose(
+            tokenizer,
+            template.text,
+            template.takes_tools,
+            config.get("response_template"),
+            tool_call_parser,
+            reasoning_parser,
+        )
+        return cls(tokenizer, template, response)

@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -24,6 +25,16 @@ from tgi_cli.errors import ModelError
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
+
+_OURS = frozenset(
+    (
+        *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("tokenizer", "tokenize", "raise_exception", "strftime_now", "namespace", "dict"),
+    )
+)
+"""Names that a template gets from us alone."""
+_SWITCHES = frozenset(("enable_thinking", "thinking", "reasoning_effort", "documents"))
+"""Variables that clients set whatever the model; a template that has no such switch has it off."""
 
 
 class ChatTemplateError(Exception):
@@ -103,24 +114,39 @@ class ChatTemplate:
     """The templates of one model, compiled once.
 
     Raises ChatTemplateError when one of them is no valid Jinja.
+
+    Attributes:
+        text: the sources of all of them.
+        variables: names that they use and do not set themselves.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         environment = _environment()
         self._special_tokens = dict(special_tokens)
-        self._sources = dict(sources)
+        self.text = "\n".join(sources.values())
         try:
             self._templates = {
                 name: environment.from_string(source) for name, source in sources.items()
             }
+            self.variables = frozenset(
+                name
+                for source in sources.values()
+                for name in jinja2.meta.find_undeclared_variables(environment.parse(source))
+            )
         except jinja2.exceptions.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template is invalid: {error}") from error
 
     @classmethod
-    def load(cls, model_path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The templates of a model folder; None when it has none. Raises ModelError."""
-        config = read_json(model_path / "tokenizer_config.json")
-        sources = _sources(model_path, config)
+    def load(
+        cls, model_path: Path, tokenizer: Tokenizer, config_path: Path | None = None
+    ) -> ChatTemplate | None:
+        """The templates of a model folder; None when it has none. Raises ModelError.
+
+        ``config_path`` is a tokenizer_config.json in place of the folder's: a template in it is
+        the one that counts.
+        """
+        config = read_json(config_path or model_path / "tokenizer_config.json")
+        sources = (_of_holder(config) if config_path else {}) or _sources(model_path, config)
         if not sources:
             return None
         special = {
@@ -134,38 +160,74 @@ class ChatTemplate:
         try:
             return cls(sources, named)
         except ChatTemplateError as error:
-            raise ModelError(str(error), f"mend the template in {model_path}") from error
+            raise ModelError(
+                str(error), f"mend the template in {config_path or model_path}"
+            ) from error
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it says anything about tools."""
+        return "tools" in self.variables
+
+    def accepts(self, variable: str) -> bool:
+        """Whether a request may set this variable."""
+        if variable in _OURS or variable.endswith("_token"):
+            return False
+        return variable in self.variables or variable in _SWITCHES
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        *,
+        continue_final_message: bool | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. A last message of the assistant's is continued, as TGI does.
+        """The prompt text.
+
+        ``continue_final_message``: it ends within the last message; None: if that is the
+        assistant's and has content, as TGI does. Else ``add_generation_prompt`` says whether it
+        ends where the assistant begins to speak.
 
         Raises ChatTemplateError when the template refuses, or fails on, the conversation.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()))
         conversation = [dict(message) for message in messages]
-        last = conversation[-1] if conversation else {}
-        continued = last.get("role") == "assistant" and bool(last.get("content"))
+        continued = is_continued(messages, continue_final_message)
         if continued:
-            last["content"] += _CONTINUE
+            conversation[-1]["content"] += _CONTINUE
         try:
             text = template.render(
-                messages=conversation,
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=not continued,
-                **{**self._special_tokens, **variables},
+                **{
+                    "documents": None,
+                    **(variables or {}),
+                    **self._special_tokens,
+                    "messages": conversation,
+                    "tools": list(tools) if tools else None,
+                    "add_generation_prompt": add_generation_prompt and not continued,
+                }
             )
         except jinja2.exceptions.TemplateError as error:
             raise ChatTemplateError(error.message or type(error).__name__) from error
         except Exception as error:  # whatever an expression of a foreign template raises
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
         return _cut_at_tag(text) if continued else text
+
+
+def is_continued(messages: Sequence[Mapping[str, Any]], asked: bool | None = None) -> bool:
+    """Whether the answer goes on where the last message ends.
+
+    Raises ChatTemplateError when that is asked for and there is nothing to go on from.
+    """
+    last = messages[-1] if messages else {}
+    content = isinstance(last.get("content"), str) and bool(last.get("content"))
+    if asked is None:
+        return content and last.get("role") == "assistant"
+    if asked and not content:
+        raise ChatTemplateError("the final message has no text to continue")
+    return asked
 
 
 def _cut_at_tag(text: str) -> str:
@@ -195,15 +257,23 @@ def _sources(model_path: Path, config: Mapping[str, Any]) -> dict[str, str]:
         config,
         read_json(model_path / "processor_config.json"),
     ):
-        value = holder.get("chat_template")
-        if isinstance(value, str):
-            return {"default": value}
-        if isinstance(value, dict):
-            return {str(name): str(source) for name, source in value.items()}
-        if isinstance(value, list):
-            return {
-                entry["name"]: entry["template"]
-                for entry in value
-                if isinstance(entry, dict) and {"name", "template"} <= set(entry)
-            }
+        sources = _of_holder(holder)
+        if sources:
+            return sources
+    return {}
+
+
+def _of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
+    """Template texts by name of a file's ``chat_template``."""
+    value = holder.get("chat_template")
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        return {str(name): str(source) for name, source in value.items()}
+    if isinstance(value, list):
+        return {
+            entry["name"]: entry["template"]
+            for entry in value
+            if isinstance(entry, dict) and {"name", "template"} <= set(entry)
+        }
     return {}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.text import tiny
-from tgi_cli.errors import ModelError
+from tgi_cli.errors import ConfigError, ModelError
+from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat import ChatTemplate, ChatTemplateError
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -116,3 +117,58 @@ def test_places_of_templates(tmp_path: Path) -> None:
     assert rendered() == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja {{ eos_token }}")
     assert rendered() == f"jinja {tiny.EOS}"
+
+
+class TestVariables:
+    SOURCE = "{% if enable_thinking %}think {% endif %}{{ documents | length }}{{ bos_token }}"
+
+    def test_those_that_a_template_names_may_be_set(self) -> None:
+        chat = template(self.SOURCE)
+        assert chat.variables == {"enable_thinking", "documents", "bos_token"}
+        assert chat.accepts("enable_thinking")
+        assert chat.accepts("reasoning_effort")
+        for name in ("messages", "tools", "bos_token", "tokenizer", "anything"):
+            assert not chat.accepts(name)
+        variables = {"enable_thinking": True, "documents": [{}, {}], "bos_token": "x"}
+        assert chat.render(USER, variables=variables) == f"think 2{tiny.BOS}"
+
+    def test_names_that_it_sets_itself_come_from_outside_first(self) -> None:
+        source = "{% if tools is not defined %}{% set tools = none %}{% endif %}{{ tools }}"
+        assert template(source).takes_tools
+        assert not template("{% for tools in messages %}{{ tools }}{% endfor %}").takes_tools
+        assert not template(tiny.CHAT_TEMPLATE).takes_tools
+
+
+class TestEnd:
+    ANSWERED = CONVERSATIONS["continued"]
+
+    def test_a_prompt_for_the_assistant_or_none(self) -> None:
+        chat = template(tiny.CHAT_TEMPLATE)
+        assert chat.render(USER).endswith("<|im_start|>assistant\n")
+        assert chat.render(USER, add_generation_prompt=False).endswith("<b><|im_end|>\n")
+
+    def test_the_final_message_is_continued_if_asked(self) -> None:
+        chat = template(tiny.CHAT_TEMPLATE)
+        assert chat.render(USER, continue_final_message=True).endswith("user\nHéllo <b>")
+        assert chat.render(self.ANSWERED, continue_final_message=True).endswith("Sure, ")
+        ended = chat.render(self.ANSWERED, continue_final_message=False)
+        assert ended.endswith("Sure, <|im_end|>\n<|im_start|>assistant\n")
+        with pytest.raises(ChatTemplateError, match="no text to continue"):
+            chat.render([{"role": "assistant", "content": ""}], continue_final_message=True)
+
+
+def test_another_tokenizer_config(tmp_path: Path) -> None:
+    """Its template is the one that counts; without one, the folder's is."""
+    path = tiny.write_model(tmp_path / "model")
+    (path / "chat_template.jinja").write_text("folder {{ eos_token }}")
+    other = tmp_path / "other.json"
+    for config, expected in (
+        ({"chat_template": "other {{ pad_token }}", "pad_token": "<pad>"}, "other <pad>"),
+        ({}, f"folder {tiny.EOS}"),
+    ):
+        other.write_text(json.dumps(config))
+        chat = TextBundle.load(path, tokenizer_config_path=other).chat_template
+        assert chat is not None
+        assert chat.render(USER) == expected
+    with pytest.raises(ConfigError, match="is no file"):
+        TextBundle.load(path, tokenizer_config_path=tmp_path / "none.json")

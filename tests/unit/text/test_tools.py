@@ -1,0 +1,80 @@
+"""Tools for templates that know none, and what calls may look like."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.unit.text.test_response import TOOLS
+from tgi_cli.text.response_formats import TOOL_FORMATS
+from tgi_cli.text.tools import TOOL_PROMPT, as_text, tool_grammar
+
+CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {"city": "Köln"}}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    {"role": "tool", "tool_call_id": "2", "content": "one"},
+]
+
+
+def test_tools_stand_behind_the_last_message_of_the_users() -> None:
+    told = as_text(TALK, TOOLS)
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert told[:2] == TALK[:2]
+    call = '<tool_call>\n{"name": "time", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert told[2] == {"role": "assistant", "content": f"{call}\n{call}"}
+    results = (
+        "<tool_response>\nnoon\n</tool_response>\n<tool_response>\none\n</tool_response>\n---\n"
+    )
+    text = told[3]["content"]
+    assert text.startswith(results)
+    listed, _, words = text.removeprefix(results).partition("\n" + TOOL_PROMPT)
+    assert [json.loads(line) for line in listed.splitlines()] == TOOLS
+    assert words == ""
+
+
+def test_a_prompt_of_the_requests_own() -> None:
+    [message] = as_text([{"role": "system", "content": "x"}], TOOLS, "Call!")[1:]
+    assert message["role"] == "user"
+    assert message["content"].startswith("---\n{")
+    assert message["content"].endswith("\nCall!")
+
+
+def test_without_tools_only_what_was_called_is_told() -> None:
+    assert "---" not in str(as_text(TALK, []))
+    assert as_text(TALK[:2], []) == TALK[:2]
+
+
+def test_grammar() -> None:
+    hermes = TOOL_FORMATS["hermes"]
+    free = tool_grammar(TOOLS, "auto", True, hermes)
+    assert free is not None
+    assert (free["at_least"], free["at_most"]) == (0, None)
+    assert free["triggers"] == ["<tool_call>"]
+    assert [part["name"] for part in free["structures"]] == ["weather", "time"]
+    one = tool_grammar(TOOLS, {"function": {"name": "time"}}, True, hermes)
+    assert one is not None
+    [part] = one["structures"]
+    assert (one["at_least"], one["at_most"]) == (1, 1)
+    assert part["schema"] == TOOLS[1]["function"]["parameters"]
+    required = tool_grammar(TOOLS, "required", False, hermes)
+    assert required is not None
+    assert (required["at_least"], required["at_most"]) == (1, 1)
+    assert tool_grammar(TOOLS, "auto", True, TOOL_FORMATS["glm45"]) is None
+    assert tool_grammar([], "auto", True, hermes) is None
+    assert tool_grammar(TOOLS, "auto", True, None) is None
+
+
+def test_what_the_grammar_describes_is_read_as_calls() -> None:
+    from tests.unit.text.test_response import _TOKENIZER, calls, form, read
+
+    for name, tools in TOOL_FORMATS.items():
+        told = tool_grammar(TOOLS, "required", True, tools)
+        if told is None:
+            continue
+        written = [f'{part["begin"]}{{"city": "x"}}{part["end"]}' for part in told["structures"]]
+        text = told["first"] + told["between"].join(written) + told["last"]
+        message = read(form(_TOKENIZER, name, "harmony" if name == "harmony" else None), [text])
+        assert calls(message) == [("weather", {"city": "x"}), ("time", {"city": "x"})], name
