@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.batching import BatchingRule
 from tgi_cli.engine.extras import extras_of
+from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Started
@@ -19,7 +20,7 @@ MAX_LOOKAHEAD = 32
 """How many that do not fit are looked at in one step: bounds the cost of a long queue."""
 
 MAX_PASSED = 1024
-"""The same for those whose adapter, or whose parent, is not there yet: that is seen at once."""
+"""The same for those whose adapter, grammar or parent is not there yet: that is seen at once."""
 
 
 class Admission:
@@ -121,13 +122,17 @@ class Admission:
     def _comes_later(self, sequence: Sequence, step: Step) -> bool:
         """Whether something is under way for it that no room in this step can replace.
 
-        Its adapter is being read, or the prompt that it forks from is computed by this step or a
-        later one.
+        Its adapter is being read, its grammar compiled, or the prompt that it forks from is
+        computed by this step or a later one.
         """
-        if not self._adapters.is_ready(sequence.request.adapter_id):
+        if not self._is_ready(sequence):
             return True
         parent = self._parent(sequence)
         return parent is not None and parent.prompt_step in (-1, step.step_id)
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        adapter = self._adapters.is_ready(sequence.request.adapter_id)
+        return adapter and Grammars.is_ready(sequence)
 
     def _fitting(self, budget: int) -> int:
         """How many of the waiting, strictly in order, fit budget and pool together."""
@@ -135,7 +140,7 @@ class Admission:
         count = 0
         for index in range(len(self._waiting)):
             sequence = self._waiting.ranked(index)
-            if not self._adapters.is_ready(sequence.request.adapter_id):
+            if not self._is_ready(sequence):
                 continue
             cached = len(self._cache.match(sequence))
             budget -= sequence.num_tokens - cached * self._limits.block_size

@@ -15,7 +15,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Any
 
+from tgi_cli.engine.grammar import GrammarCompiler
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
@@ -40,7 +42,7 @@ MAX_CONSECUTIVE_FAILURES = 3
 """Failing steps in a row after which the device is taken to be lost."""
 
 READING_SECONDS = 0.005
-"""Between two looks at adapters that are being read, while there is nothing else to do."""
+"""Between two looks at what other threads read or compile, while there is nothing else to do."""
 
 
 class EngineCore:
@@ -51,6 +53,7 @@ class EngineCore:
         limits: what a step and a request may not exceed.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
         on_statistics: told of every step as it is launched, on the loop's thread: keep it quick.
+        grammars: compiles them; None: no request may have one.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -64,12 +67,13 @@ class EngineCore:
         limits: Limits,
         depth: int = 0,
         on_statistics: Callable[[StepStatistics], None] | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.steps = 0
         self._worker = worker
-        self._scheduler = Scheduler(limits, worker if limits.max_loras else None)
+        self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
         self._depth = depth
         self._on_statistics = on_statistics
         self._pending: deque[PendingResult] = deque()
@@ -105,7 +109,7 @@ class EngineCore:
         lost: Fail | None = None
         adapters = self._scheduler.adapters
         idle = not self._pending and (self._stalled or not self._scheduler.num_live)
-        patience = READING_SECONDS if adapters.reading else None
+        patience = READING_SECONDS if self._awaits_threads else None
         while running:
             try:
                 message = self.inbox.get(block=idle, timeout=patience)
@@ -130,10 +134,16 @@ class EngineCore:
                 running = False
         news.extend(self._scheduler.expire())
         news.extend(self._scheduler.collect_adapters())
+        news.extend(self._scheduler.collect_grammars())
         self._emit(news)
         if lost is not None:
             raise ShardError(lost.cause, lost.remedy)
         return running
+
+    @property
+    def _awaits_threads(self) -> bool:
+        """Whether adapters are being read, or grammars compiled."""
+        return self._scheduler.adapters.reading or self._scheduler.grammars.compiling
 
     def _advance(self) -> None:
         """Launch one step if there is one; take in the oldest result that is due."""
@@ -141,7 +151,8 @@ class EngineCore:
         if step is not None:
             try:
                 handle = self._worker.launch(step)
-                self._pending.append(self._worker.sample(handle))
+                masks = self._masks() if self._scheduler.grammars.have_a_say else None
+                self._pending.append(self._worker.sample(handle, masks))
             except ShardError:  # nothing that was launched will arrive
                 raise
             except Exception as error:  # a step's failure, whatever it is, ends its requests only
@@ -151,10 +162,20 @@ class EngineCore:
             self._tell(step)
         self._scheduler.adapters.read_wanted()
         self._stalled = step is None and not self._pending and self._scheduler.num_live > 0
-        if self._stalled and not self._scheduler.adapters.reading:
+        if self._stalled and not self._awaits_threads:
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
             self._collect()
+
+    def _masks(self) -> tuple[list[int], Any] | None:
+        """What grammars allow in the step just launched, computed while the device works on it.
+
+        A matcher must have seen the tokens before the one that it has a say in: those that
+        steps in flight choose are waited for first.
+        """
+        while self._pending:
+            self._collect()
+        return self._scheduler.grammars.masks()
 
     def _collect(self) -> None:
         """Wait for the oldest result and apply it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tgi_cli.engine.adapters import Adapters
+from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest
 from tgi_cli.engine.sequence import Sequence
@@ -17,9 +18,12 @@ def refuse(
     live: Mapping[int, Sequence],
     waiting: WaitingQueue,
     adapters: Adapters,
+    grammars: Grammars,
 ) -> Finished | None:
     """The end of a request that can never run (ERROR) or finds the queue full (OVERLOADED)."""
-    cause = _impossible(request, limits, live) or adapters.refusal(request)
+    cause = (
+        _impossible(request, limits, live) or adapters.refusal(request) or grammars.refusal(request)
+    )
     if cause:
         return Finished(request.request_id, FinishReason.ERROR, cause)
     most_requests, most_tokens = limits.max_queued_requests, limits.max_queued_tokens

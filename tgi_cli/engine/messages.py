@@ -206,7 +206,8 @@ class StepOutputs:
     """All that one step produced, as parallel arrays (one entry per token).
 
     A request may appear more than once; its tokens are in order. ``logprobs`` are natural
-    logarithms of the model's own distribution (before penalties, temperature and filters).
+    logarithms of the model's own distribution (before penalties, temperature and filters); 0.0
+    for a token that a grammar left no choice about, which was not computed.
     ``top_ids[i]`` and ``top_logprobs[i]`` are empty unless the request asked for them.
     ``queued``, ``running``, ``used_blocks`` and ``preemptions`` describe the engine after it.
     """

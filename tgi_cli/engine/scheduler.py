@@ -17,13 +17,13 @@ import heapq
 import time
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 
 from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.admission import Admission
 from tgi_cli.engine.batching import batching_rule
 from tgi_cli.engine.extras import report_context
+from tgi_cli.engine.grammar import GrammarCompiler, Grammars, describe
 from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
@@ -34,22 +34,10 @@ from tgi_cli.engine.messages import (
     Logits,
     StepOutputs,
 )
-from tgi_cli.engine.sequence import Sequence, Status
+from tgi_cli.engine.sequence import Entry, Sequence, Status
 from tgi_cli.engine.statistics import StepStatistics
-from tgi_cli.engine.step import AdapterStore, BlockAppend, Step, StepResult
+from tgi_cli.engine.step import AdapterStore, BlockAppend, Step, StepResult, TokenAppend
 from tgi_cli.engine.waiting import WaitingQueue
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One scheduled sequence of a step in flight."""
-
-    sequence: Sequence
-    attempt: int
-    start: int
-    end: int
-    """Computed tokens once the step is done."""
-    sampled: bool
 
 
 class Scheduler:
@@ -61,13 +49,20 @@ class Scheduler:
     Args:
         limits: what a step and a request may not exceed.
         store: holds adapters; None where the limits give them no slots.
+        grammars: compiles them; None: no request may have one.
     """
 
-    def __init__(self, limits: Limits, store: AdapterStore | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        store: AdapterStore | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.limits = limits
         self.cache = KVCache(limits)
         self.pool = self.cache.pool
         self.adapters = Adapters(limits, store)
+        self.grammars = Grammars(grammars)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by rank
         self.preemptions = 0
@@ -77,7 +72,7 @@ class Scheduler:
             limits, self.cache, self.adapters, self.waiting, self._live, self._rule
         )
         self._freed: list[int] = []
-        self._in_flight: deque[list[_Entry]] = deque()
+        self._in_flight: deque[list[Entry]] = deque()
         self._step_id = 0
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._arrivals = 0
@@ -93,7 +88,9 @@ class Scheduler:
         So is one whose id is live already: the answer then carries that id, and who submits
         from several places keeps ids apart (the wire's server does).
         """
-        refusal = refuse(request, self.limits, self._live, self.waiting, self.adapters)
+        refusal = refuse(
+            request, self.limits, self._live, self.waiting, self.adapters, self.grammars
+        )
         if refusal is not None:
             return refusal
         self._arrivals += 1
@@ -101,6 +98,7 @@ class Scheduler:
         self._live[request.request_id] = sequence
         self.waiting.push(sequence)
         self.adapters.joined(request.adapter_id)
+        self.grammars.joined(sequence)
         if request.timeout_seconds is not None:
             deadline = sequence.arrival_ns + int(request.timeout_seconds * 1e9)
             heapq.heappush(self._deadlines, (deadline, self._arrivals, sequence))
@@ -124,6 +122,11 @@ class Scheduler:
                 ended.append(self._finish(sequence, FinishReason.ERROR, error))
         return ended
 
+    def collect_grammars(self) -> list[Finished]:
+        """Take in the grammars that were compiled; the requests of those that failed end."""
+        failed = self.grammars.collect() if self.grammars.compiling else ()
+        return [self._finish(sequence, FinishReason.ERROR, error) for sequence, error in failed]
+
     def cancel(self, request_id: int) -> Finished | None:
         """End a live request now; its row and blocks are free for the next step."""
         sequence = self._live.get(request_id)
@@ -144,7 +147,7 @@ class Scheduler:
         2025 server core.
         """
         step = Step(self._step_id)
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         if self._rule.mixes:
             self._schedule_decodes(step, entries)
             step.num_decodes = len(entries)
@@ -157,6 +160,7 @@ class Scheduler:
         if not entries:
             return None
         step.freed, self._freed = self._freed, []
+        self.grammars.begin(entries)
         self._step_id += 1
         self._in_flight.append(entries)
         return step
@@ -168,17 +172,21 @@ class Scheduler:
         for place, entry in enumerate(self._in_flight.popleft()):
             index += entry.sampled
             sequence = entry.sequence
-            if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
+            if not entry.is_current:
                 continue  # ended or preempted meanwhile: the result is stale
-            error = result.errors.get(index) if entry.sampled else None
+            chosen = entry.sampled and not sequence.skips
+            if entry.sampled and not chosen:
+                sequence.skips -= 1
+            error = result.errors.get(index) if chosen else None
             if error is not None:
+                error = describe(sequence, error)
                 outputs.finished.append(self._finish(sequence, FinishReason.ERROR, error))
                 continue
             self.cache.index_computed(sequence, entry.end)
             self.cache.leave_behind(sequence, entry.end)
             if result.prompt_scores or result.context_logits:
                 report_context(sequence, place, entry.start, result, outputs)
-            if entry.sampled:
+            if chosen:
                 if index in result.generation_logits:
                     values = result.generation_logits[index][None]
                     outputs.logits.append(
@@ -200,11 +208,13 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one step, in its order
 
-    def _schedule_decodes(self, step: Step, entries: list[_Entry]) -> None:
+    def _schedule_decodes(self, step: Step, entries: list[Entry]) -> None:
         """Every running sequence that has one token to go."""
         block_size = self.limits.block_size
         for sequence in list(self.running):
             if sequence.num_tokens - sequence.num_computed != 1:
+                if sequence.unsent >= 0:
+                    self._has_blocks(step, entries, sequence)  # in order of rank, here as well
                 continue
             if sequence.status is not Status.RUNNING or self._is_complete(sequence):
                 continue
@@ -213,15 +223,15 @@ class Scheduler:
                 self._compute(step, entries, sequence, 1)
         self._rule.decoded()
 
-    def _schedule_prefills(self, step: Step, entries: list[_Entry]) -> None:
+    def _schedule_prefills(self, step: Step, entries: list[Entry]) -> None:
         """Chunks of prompts under way, then of those that are let in."""
         most = self.limits.max_batch_prefill_tokens
         # Many decodes must not starve prefills: a quarter of the budget is always theirs.
         budget = max(most - len(entries), max(1, most // 4))
-        for sequence in self.running:
+        for sequence in list(self.running):
             pending = sequence.num_tokens - sequence.num_computed
-            if budget > 0 and pending > 1:
-                count = min(pending, budget)  # its blocks were taken when it was admitted
+            if budget > 0 and pending > 1 and self._has_blocks(step, entries, sequence):
+                count = min(pending, budget)
                 self._compute(step, entries, sequence, count)
                 budget -= count
         if self._rule.mixes or not entries:
@@ -231,9 +241,13 @@ class Scheduler:
                 if count:
                     self._compute(step, entries, sequence, count)
 
-    def _compute(self, step: Step, entries: list[_Entry], sequence: Sequence, count: int) -> None:
+    def _compute(self, step: Step, entries: list[Entry], sequence: Sequence, count: int) -> None:
         start = sequence.num_computed
         end = start + count
+        if sequence.unsent >= 0:
+            given = sequence.token_ids[sequence.unsent :]
+            step.given.append(TokenAppend(sequence.row, sequence.unsent, given))
+            sequence.unsent = -1
         sampled = end == sequence.num_tokens
         if start < sequence.prompt_tokens <= end:
             sequence.prompt_step = step.step_id
@@ -241,26 +255,37 @@ class Scheduler:
         step.starts.append(start)
         step.counts.append(count)
         step.samples.append(sampled)
-        entries.append(_Entry(sequence, sequence.attempt, start, end, sampled))
+        entries.append(Entry(sequence, sequence.attempt, start, end, sampled))
         sequence.num_computed = end
         sequence.placeholders += sampled
 
     # ------------------------------------------------------------------ blocks and preemption
 
-    def _grow(self, step: Step, entries: list[_Entry], sequence: Sequence) -> bool:
-        """Take one more block, preempting the last in rank if need be.
+    def _has_blocks(self, step: Step, entries: list[Entry], sequence: Sequence) -> bool:
+        """Whether a running sequence holds the blocks of its known tokens, or gets them now.
+
+        Those of a prompt were taken when it was admitted; tokens that a grammar gave come later.
+        """
+        if sequence.status is not Status.RUNNING:
+            return False
+        held = len(sequence.block_ids) * self.limits.block_size
+        return held >= sequence.num_tokens or self._grow(step, entries, sequence)
+
+    def _grow(self, step: Step, entries: list[Entry], sequence: Sequence) -> bool:
+        """Take the blocks that its known tokens lack, preempting the last in rank if need be.
 
         False when that was the sequence itself. Decodes ask in order of rank, so that all that
         rank lower are still to be scheduled in this step and may be preempted.
         """
-        while self.pool.num_available == 0:
+        lacking = self.cache.blocks_for(sequence.num_tokens) - len(sequence.block_ids)
+        while self.pool.num_available < lacking:
             scheduled = {id(entry.sequence) for entry in entries}
             victim = next(s for s in reversed(self.running) if id(s) not in scheduled)
             self._preempt(victim)
             if victim is sequence:
                 return False
         start = len(sequence.block_ids)
-        taken = self.cache.grow(sequence, sequence.num_computed + 1)
+        taken = self.cache.grow(sequence, sequence.num_tokens)
         step.appended.append(BlockAppend(sequence.row, start, taken))
         return True
 
@@ -296,6 +321,10 @@ class Scheduler:
         outputs.top_logprobs.append(result.top_logprobs[index])
         if token in sequence.stop_ids:
             outputs.finished.append(self._finish(sequence, FinishReason.EOS_TOKEN))
+        elif sequence.matcher is not None:
+            reason, error = self.grammars.follow(sequence, token, outputs)
+            if reason is not None:
+                outputs.finished.append(self._finish(sequence, reason, error))
         elif len(sequence.token_ids) >= sequence.max_tokens:
             outputs.finished.append(self._finish(sequence, FinishReason.LENGTH))
 
@@ -306,6 +335,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         self.adapters.ended(sequence.request.adapter_id)
+        self.grammars.ended(sequence)
         del self._live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
 

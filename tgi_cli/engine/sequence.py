@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from tgi_cli.engine.messages import GenerationRequest
+
+if TYPE_CHECKING:
+    from tgi_cli.engine.grammar import GrammarMatcher
 
 
 class Status(Enum):
@@ -24,6 +29,10 @@ class Sequence:
         token_ids: prompt and generated tokens that the host knows.
         prompt_tokens: how many of them are the prompt.
         placeholders: tokens that steps in flight will add.
+        skips: results of steps in flight that say what is known already.
+        unsent: the first of its tokens that the worker's row lacks, -1: it has them all.
+        matcher: where it stands in its grammar; None until that is compiled, and without one.
+        jumps: tokens that its grammar leaves no choice about need not be chosen by the model.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
@@ -44,6 +53,8 @@ class Sequence:
         "block_hashes",
         "block_ids",
         "context_reported",
+        "jumps",
+        "matcher",
         "max_tokens",
         "num_computed",
         "num_indexed",
@@ -55,11 +66,13 @@ class Sequence:
         "request",
         "row",
         "scored",
+        "skips",
         "started",
         "status",
         "stop_ids",
         "ticket",
         "token_ids",
+        "unsent",
     )
 
     def __init__(self, request: GenerationRequest, order: int) -> None:
@@ -69,6 +82,15 @@ class Sequence:
         self.max_tokens = self.prompt_tokens + request.max_new_tokens
         self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
         self.placeholders = 0
+        self.skips = 0
+        self.unsent = -1
+        self.matcher: GrammarMatcher | None = None
+        # Those that look at every token, or may forbid any, get to see every one.
+        self.jumps = not (
+            request.logits_processors
+            or request.return_generation_logits
+            or request.sampling.bad_words
+        )
         self.num_computed = 0
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
@@ -90,12 +112,42 @@ class Sequence:
         """Known tokens, placeholders included."""
         return len(self.token_ids) + self.placeholders
 
+    def jump(self, token_ids: list[int]) -> None:
+        """Append tokens that no step chooses, after the last that one did.
+
+        What a step in flight will choose is the first of them, or comes too late.
+        """
+        self.unsent = len(self.token_ids)
+        self.token_ids.extend(token_ids)
+        self.skips += self.placeholders
+        self.placeholders = 0
+
     def rewind(self) -> None:
         """Forget what was computed: it will be recomputed from the known tokens."""
         self.placeholders = 0
+        self.skips = 0
+        self.unsent = -1
         self.num_computed = 0
         self.num_indexed = 0
         self.prompt_step = -1
         self.row = -1
         self.attempt += 1
         self.status = Status.WAITING
+
+
+@dataclass(slots=True)
+class Entry:
+    """One scheduled sequence of a step in flight."""
+
+    sequence: Sequence
+    attempt: int
+    start: int
+    end: int
+    """Computed tokens once the step is done."""
+    sampled: bool
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still runs as it did when the step was scheduled."""
+        sequence = self.sequence
+        return sequence.status is Status.RUNNING and sequence.attempt == self.attempt

@@ -60,6 +60,15 @@ class BlockAppend:
     block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenAppend:
+    """Tokens of a running row that no step chose: they stand from position ``start`` on."""
+
+    row: int
+    start: int
+    token_ids: list[int]
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over a flat batch.
@@ -73,12 +82,15 @@ class Step:
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
     destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
     (slot, adapter id) to be put on the device before it; whoever used such a slot has ended.
+    ``given`` tokens stand in their rows before it, too; where an earlier step chose a token for
+    the same position, theirs counts.
     """
 
     step_id: int
     freed: list[int] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
     appended: list[BlockAppend] = field(default_factory=list)
+    given: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)

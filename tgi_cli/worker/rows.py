@@ -3,7 +3,7 @@
 ===============  =========================================  ================================
 state            shape                                      who writes it
 ===============  =========================================  ================================
-tokens           int32 [max_rows, max_tokens + 1], device   a new row; then the sampler
+tokens           int32 [max_rows, max_tokens + 1], device   a new row; the sampler; a grammar
 block table      int32 [max_rows, max_blocks], host         a new row; then its differences
 its device copy  the same, device                           the same differences
 sampling         one record per row, host                   a new row
@@ -78,7 +78,7 @@ class Rows:
         if self.asking:
             for row in step.freed:
                 self.asking.pop(row, None)
-        if step.new:
+        if step.new or step.given:
             self._write_tokens(step)
             for new in step.new:
                 self._write_wishes(new)
@@ -96,10 +96,13 @@ class Rows:
         self.tokens.view(-1).index_copy_(0, flat_indices, token_ids.int())
 
     def _write_tokens(self, step: Step) -> None:
+        writes = [(new.row, 0, new.token_ids) for new in step.new]
+        writes += [(given.row, given.start, given.token_ids) for given in step.given]
         spans = [
-            np.arange(len(new.token_ids), dtype=np.int64) + new.row * self.width for new in step.new
+            np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
+            for row, start, token_ids in writes
         ]
-        values = [np.array(new.token_ids, np.int32) for new in step.new]
+        values = [np.array(token_ids, np.int32) for _, _, token_ids in writes]
         indices, token_ids = self._upload(np.concatenate(spans), np.concatenate(values))
         self.write(indices, token_ids)
 
