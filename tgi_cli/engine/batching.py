@@ -18,11 +18,13 @@ class BatchingRule(Protocol):
     mixes: prefills share a step with decodes.
     strict: prompts run whole, and one that does not fit lets nobody pass.
     gathers: a batch is gathered at once, though its prefill may take several steps.
+    reason: why those that join a running batch now may do so, in TGI's words.
     """
 
     mixes: bool
     strict: bool
     gathers: bool
+    reason: str
 
     def window(self, running: int) -> Window:
         """How few and how many sequences may join ``running`` ones in the next step."""
@@ -41,6 +43,7 @@ class Fused:
     """Anyone at any step."""
 
     mixes, strict, gathers = True, False, False
+    reason = "chunking"
 
     def __init__(self, limits: Limits) -> None:
         self._size = limits.max_batch_size
@@ -68,9 +71,11 @@ class Inflight:
         self._ratio = limits.waiting_served_ratio
         self._patience = limits.max_waiting_tokens
         self._waited = 1
+        self.reason = ""
 
     def window(self, running: int) -> Window:
         impatient = self._waited >= self._patience
+        self.reason = "wait_exceeded" if impatient else "backpressure"
         fewest = 1 if not running or impatient else max(1, int(running * self._ratio))
         return fewest, self._size - running
 
@@ -85,6 +90,7 @@ class Static:
     """A new batch only after the last one has run to its end."""
 
     mixes, strict, gathers = False, False, True
+    reason = ""
 
     def __init__(self, limits: Limits) -> None:
         self._size = limits.max_batch_size

@@ -12,6 +12,7 @@ gets them next writes in a step that the device runs after that one, in order of
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -30,7 +31,7 @@ from tgi_cli.engine.messages import (
     UnloadAdapter,
 )
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.statistics import StepClock, StepStatistics, StepTimes
 from tgi_cli.engine.step import PendingResult, Step, Worker
 from tgi_cli.errors import ShardError
 
@@ -53,6 +54,7 @@ class EngineCore:
         limits: what a step and a request may not exceed.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
         on_statistics: told of every step as it is launched, on the loop's thread: keep it quick.
+        on_times: told of every step as it ends, there too.
         grammars: compiles them; None: no request may have one.
 
     Attributes:
@@ -68,6 +70,7 @@ class EngineCore:
         depth: int = 0,
         on_statistics: Callable[[StepStatistics], None] | None = None,
         grammars: GrammarCompiler | None = None,
+        on_times: Callable[[StepTimes], None] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
@@ -76,6 +79,7 @@ class EngineCore:
         self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
         self._depth = depth
         self._on_statistics = on_statistics
+        self._clock = StepClock(on_times)
         self._pending: deque[PendingResult] = deque()
         self._failures = 0
         self._stalled = False
@@ -147,8 +151,10 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Launch one step if there is one; take in the oldest result that is due."""
+        began = time.perf_counter()
         step = self._scheduler.schedule()
         if step is not None:
+            self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
             try:
                 handle = self._worker.launch(step)
                 masks = self._masks() if self._scheduler.grammars.have_a_say else None
@@ -189,9 +195,12 @@ class EngineCore:
             return
         self._failures = 0
         self.steps += 1
+        self._clock.arrive()
         outputs = self._scheduler.update(result)
+        self._clock.update()
         if outputs:
             self.outbox.put(outputs)
+        self._clock.end()
 
     def _tell(self, step: Step) -> None:
         """Statistics of a step, to whoever asked; computed while the device works."""
@@ -209,6 +218,7 @@ class EngineCore:
         log.error("a step failed: %s", cause, exc_info=error)
         self.steps += 1
         self._failures += 1
+        self._clock.end(failed=True)
         self.outbox.put(self._scheduler.fail(cause))
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures} steps failed in a row") from error

@@ -342,6 +342,7 @@ class Scheduler:
     def statistics(self, step: Step) -> StepStatistics:
         """Of a step that was just scheduled."""
         contexts = len(step.rows) - step.num_decodes
+        oldest = self.waiting.oldest()
         return StepStatistics(
             timestamp=time.time(),
             iteration=self._step_id,
@@ -359,6 +360,9 @@ class Scheduler:
             reused_tokens=self._admission.reused_tokens,
             prompt_tokens=self._admission.prompt_tokens,
             preemptions=self.preemptions,
+            new_requests=len(step.new),
+            joined=self._rule.reason if 0 < len(step.new) < len(self.running) else "",
+            oldest_ns=0 if oldest is None else oldest.arrival_ns,
         )
 
     def describe(self, outputs: StepOutputs) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -24,12 +26,16 @@ class StepStatistics:
         cached_blocks: blocks, used or free, whose content can be found by a prefix.
         tokens_per_block: of the KV cache.
         scheduled_requests: in this step, context_requests + generation_requests.
-        context_requests: whose prompt (or what preemption lost) it computed.
+        context_requests: whose prompt (or what preemption lost, or a grammar gave) it computed.
         generation_requests: that it gave one more token.
-        context_tokens: prompt tokens that it computed.
+        context_tokens: prompt tokens that it computed, and others that no step chose.
         reused_tokens: prompt tokens that were found in the prefix cache, since the start.
         prompt_tokens: prompt tokens of all requests that started, since the start.
         preemptions: since the start.
+        new_requests: that got a place in the batch with it.
+        joined: why they joined requests that run already (TGI's words: ``chunking``,
+            ``backpressure``, ``wait_exceeded``); empty: they did not.
+        oldest_ns: when the one that waits longest came, in ``time.monotonic_ns()``; 0: none waits.
     """
 
     timestamp: float
@@ -48,6 +54,9 @@ class StepStatistics:
     reused_tokens: int
     prompt_tokens: int
     preemptions: int
+    new_requests: int = 0
+    joined: str = ""
+    oldest_ns: int = 0
 
     def to_json(self) -> str:
         """One object under the batch manager's own names, and ours for what it lacks."""
@@ -73,3 +82,80 @@ class StepStatistics:
                 "Preemptions": self.preemptions,
             }
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What one step took of the engine's time, in seconds.
+
+    Attributes:
+        prefill: it computed prompts, perhaps beside decodes.
+        joined: it let somebody into the batch.
+        failed: it ended with an error.
+        schedule: choosing what it computes.
+        forward: the worker's, from launch to result, less what it still worked on the step before.
+        update: taking in its tokens.
+        send: handing them over.
+    """
+
+    prefill: bool
+    joined: bool
+    failed: bool
+    schedule: float
+    forward: float
+    update: float
+    send: float
+
+    @property
+    def total(self) -> float:
+        """All of its own time."""
+        return self.schedule + self.forward + self.update + self.send
+
+
+class StepClock:
+    """Follows steps through the core loop, in the order of their launches.
+
+    Args:
+        tell: gets each step's times as it ends, on the loop's thread; None: nobody asks.
+    """
+
+    def __init__(self, tell: Callable[[StepTimes], None] | None) -> None:
+        self._tell = tell
+        self._launched: deque[tuple[bool, bool, float, float]] = deque()
+        self._last = 0.0
+        self._arrived = 0.0
+        self._updated = 0.0
+
+    def launch(self, prefill: bool, joined: bool, began: float) -> None:
+        """A step is about to be launched; choosing it began at ``began``."""
+        now = time.perf_counter()
+        self._launched.append((prefill, joined, now - began, now))
+
+    def arrive(self) -> None:
+        """The oldest step's result is there."""
+        self._arrived = self._updated = time.perf_counter()
+
+    def update(self) -> None:
+        """It has been taken in."""
+        self._updated = time.perf_counter()
+
+    def end(self, failed: bool = False) -> None:
+        """The oldest step is over."""
+        prefill, joined, schedule, launched = self._launched.popleft()
+        now = time.perf_counter()
+        if failed:
+            self._arrived = self._updated = now
+        forward = self._arrived - max(launched, self._last)
+        self._last = self._arrived
+        if self._tell is not None:
+            self._tell(
+                StepTimes(
+                    prefill=prefill,
+                    joined=joined,
+                    failed=failed,
+                    schedule=schedule,
+                    forward=forward,
+                    update=self._updated - self._arrived,
+                    send=now - self._updated,
+                )
+            )

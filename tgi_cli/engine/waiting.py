@@ -46,13 +46,18 @@ class WaitingQueue:
         self.remove(sequence)
         self._admitted += 1
 
-    def starved(self) -> Sequence | None:
-        """The longest waiting sequence, if too many were admitted since it came."""
+    def oldest(self) -> Sequence | None:
+        """The one that has stood here longest."""
         arrivals = self._by_arrival
         while arrivals and arrivals[0].status is not Status.WAITING:
             arrivals.popleft()
-        if arrivals and self._admitted - arrivals[0].ticket >= MAX_OVERTAKEN:
-            return arrivals[0]
+        return arrivals[0] if arrivals else None
+
+    def starved(self) -> Sequence | None:
+        """The longest waiting sequence, if too many were admitted since it came."""
+        oldest = self.oldest()
+        if oldest is not None and self._admitted - oldest.ticket >= MAX_OVERTAKEN:
+            return oldest
         return None
 
     def ranked(self, index: int) -> Sequence:

@@ -27,9 +27,9 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, options
+from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, options, statistics
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import Adapters, EngineLoad, TokenBatch
+from tgi_cli.rpc.interface import Adapters, EngineLoad, EngineStatistics, TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class GrpcEngineClient:
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._info: EngineInfo | None = None
         self._load = EngineLoad()
+        self._statistics = EngineStatistics()
         self._adapters = Adapters()
         self._connected = False
         self._streams: dict[int, _Stream] = {}
@@ -182,6 +183,17 @@ class GrpcEngineClient:
             self._seen = (health.steps, now)
             return True
         return now - self._seen[1] < self._stall_seconds
+
+    async def statistics(self) -> EngineStatistics:
+        if self._connected:
+            try:
+                answer = await self._stub.Statistics(pb.StatisticsRequest(), timeout=2.0)
+            except grpc.aio.AioRpcError as error:
+                log.debug("no statistics: %s", error.details())
+            else:
+                self._statistics = statistics.decode(answer)
+                self._load = codec.decode_load(answer.load)
+        return self._statistics
 
     @property
     def adapters(self) -> Adapters:

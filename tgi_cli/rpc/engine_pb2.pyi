@@ -96,6 +96,46 @@ class HealthResponse(_message.Message):
     live_requests: int
     def __init__(self, steps: _Optional[int] = ..., live_requests: _Optional[int] = ...) -> None: ...
 
+class StatisticsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatisticsResponse(_message.Message):
+    __slots__ = ("distributions", "counts", "queue_age_seconds", "load")
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    distributions: _containers.RepeatedCompositeFieldContainer[Distribution]
+    counts: _containers.RepeatedCompositeFieldContainer[Count]
+    queue_age_seconds: float
+    load: StepMessage
+    def __init__(self, distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., queue_age_seconds: _Optional[float] = ..., load: _Optional[_Union[StepMessage, _Mapping]] = ...) -> None: ...
+
+class Distribution(_message.Message):
+    __slots__ = ("name", "label", "bounds", "counts", "sum")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    label: str
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, name: _Optional[str] = ..., label: _Optional[str] = ..., bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class Count(_message.Message):
+    __slots__ = ("name", "label", "count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    label: str
+    count: int
+    def __init__(self, name: _Optional[str] = ..., label: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
 class ClientMessage(_message.Message):
     __slots__ = ("submit", "cancel")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]

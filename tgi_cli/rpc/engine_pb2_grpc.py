@@ -44,6 +44,11 @@ class EngineStub(object):
                 request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthRequest.SerializeToString,
                 response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthResponse.FromString,
                 _registered_method=True)
+        self.Statistics = channel.unary_unary(
+                '/tgi.engine.v1.Engine/Statistics',
+                request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsRequest.SerializeToString,
+                response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsResponse.FromString,
+                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/tgi.engine.v1.Engine/Session',
                 request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.ClientMessage.SerializeToString,
@@ -78,6 +83,13 @@ class EngineServicer(object):
 
     def Health(self, request, context):
         """Whether the core loop makes progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Statistics(self, request, context):
+        """What the engine has counted since its start, and its load: for whoever watches it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,6 +133,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Health,
                     request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthRequest.FromString,
                     response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthResponse.SerializeToString,
+            ),
+            'Statistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Statistics,
+                    request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsRequest.FromString,
+                    response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
@@ -197,6 +214,33 @@ class Engine(object):
             '/tgi.engine.v1.Engine/Health',
             tgi__cli_dot_rpc_dot_engine__pb2.HealthRequest.SerializeToString,
             tgi__cli_dot_rpc_dot_engine__pb2.HealthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Statistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tgi.engine.v1.Engine/Statistics',
+            tgi__cli_dot_rpc_dot_engine__pb2.StatisticsRequest.SerializeToString,
+            tgi__cli_dot_rpc_dot_engine__pb2.StatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

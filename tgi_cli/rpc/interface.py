@@ -6,7 +6,7 @@ a few lines without one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -19,6 +19,7 @@ from tgi_cli.engine.messages import (
     Started,
 )
 from tgi_cli.errors import ModelError
+from tgi_cli.rpc.distribution import Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,22 @@ class EngineLoad:
     context_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What the engine has counted since its start, by name and label.
+
+    Attributes:
+        distributions: of seconds, by stage and method, and ``("schedule", "join")``; ``sizes``
+            and ``accepted`` without label. See :class:`tgi_cli.rpc.totals.Tally`.
+        counts: ``launched`` and ``failed`` steps by method, ``joined`` by reason.
+        queue_age: seconds that the longest waiting request has waited; 0: none waits.
+    """
+
+    distributions: Mapping[tuple[str, str], Distribution] = field(default_factory=dict)
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    queue_age: float = 0.0
+
+
 class TokenStream(Protocol):
     """The tokens of one submitted request; ends after the batch that carries ``finished``."""
 
@@ -141,6 +158,10 @@ class EngineClient(Protocol):
 
     async def healthy(self) -> bool:
         """Ask the engine; False when it is gone, or stands still while requests wait."""
+        ...
+
+    async def statistics(self) -> EngineStatistics:
+        """Ask the engine, which brings :attr:`load` up to date; if it is gone, as last heard."""
         ...
 
     def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:

@@ -70,7 +70,8 @@ def _serve(
     config = capacity.config
     limits = Limits.of(config, capacity.num_blocks, capacity.kv_window)
     tally = Tally()
-    engine = EngineCore(worker, limits, 0 if config.device == "cpu" else 1, on_statistics=tally)
+    depth = 0 if config.device == "cpu" else 1
+    engine = EngineCore(worker, limits, depth, on_statistics=tally, on_times=tally.timed)
     # What lives now lives for ever: the collector need not walk the model again.
     gc.collect()
     gc.freeze()

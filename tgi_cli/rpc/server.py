@@ -35,7 +35,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.errors import AddressInUseError
-from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path
+from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path, statistics
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.adapters import AdapterRegistry, unknown
@@ -161,6 +161,12 @@ class EngineServer(AdapterServicer):
     def Health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthResponse:
         engine = self._engine
         return pb.HealthResponse(steps=engine.steps, live_requests=engine.live_requests)
+
+    def Statistics(
+        self, request: pb.StatisticsRequest, context: grpc.ServicerContext
+    ) -> pb.StatisticsResponse:
+        load = codec.encode_step(self._part(), self._tally.now)
+        return statistics.encode(statistics.statistics_of(self._tally, load.queued), load)
 
     def Session(
         self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext

@@ -15,7 +15,7 @@ from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
-from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.statistics import StepStatistics, StepTimes
 from tgi_cli.engine.step import Step, StepResult
 from tgi_cli.errors import ShardError
 
@@ -163,6 +163,34 @@ def test_every_step_is_told_to_whoever_asked() -> None:
     assert [s.iteration for s in told] == [1, 2, 3, 4, 5]
     assert [s.context_tokens for s in told] == [8, 0, 0, 0, 0]
     assert [s.generation_requests for s in told] == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_step_is_timed(depth: int) -> None:
+    told: list[StepTimes] = []
+    worker = FakeWorker(
+        4, fail_when=lambda step: RuntimeError() if len(worker.steps) == 6 else None
+    )
+    core = EngineCore(worker, limits(), depth, on_times=told.append)
+    core.inbox.put(request(1, range(8), 30))
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    client = Client(core)
+    client.read_until_finished(1)
+    core.inbox.put(request(2, range(8), 3))
+    client.read_until_finished(2)
+    core.inbox.put(Shutdown())
+    thread.join(timeout=20)
+    assert len(told) == core.steps
+    assert [times.failed for times in told].count(True) == 1
+    prefills = [place for place, times in enumerate(told) if times.prefill]
+    assert prefills == [place for place, times in enumerate(told) if times.joined]
+    assert len(prefills) == 2
+    assert prefills[0] == 0
+    for times in told:
+        parts = (times.schedule, times.forward, times.update, times.send)
+        assert min(parts) >= 0
+        assert times.total == pytest.approx(sum(parts))
 
 
 class _Lost(FakeWorker):

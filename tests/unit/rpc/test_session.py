@@ -439,3 +439,19 @@ async def test_messages_beyond_grpcs_usual_limit_pass(
     cause = "y" * 5_000_000
     engine.put_tokens(finished=[Finished(taken.request_id, FinishReason.ERROR, cause)])
     assert (await collect(stream)).finished == Finished(1, FinishReason.ERROR, cause)
+
+
+async def test_statistics_are_asked_for(
+    server: EngineServer, client: GrpcEngineClient, engine: ScriptedEngine
+) -> None:
+    server._tally.launched["decode"] = 7
+    engine.put_tokens(queued=4, running=2)
+    await until(lambda: server._gauges.queued == 4)
+    told = await client.statistics()
+    assert told.counts["launched", "decode"] == 7
+    assert (client.load.queued, client.load.running) == (4, 2), "though no message came to it"
+    server._tally.launched["decode"] = 8
+    engine.outbox.put(None)
+    await asyncio.to_thread(server.stop)
+    await until(lambda: not client.connected)
+    assert (await client.statistics()).counts["launched", "decode"] == 7, "as last heard"
