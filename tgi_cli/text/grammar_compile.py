@@ -1,0 +1,323 @@
+"""From what a request asks its answer to be to a grammar of llguidance, or to what is wrong.
+
+Compiling may take any time and any memory, so it happens in a process of its own:
+:mod:`tgi_cli.text.grammar_worker`. https://github.com/guidance-ai/llguidance
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from tgi_cli.text import json_schema
+from tgi_cli.text.grammar import GrammarError
+from tgi_cli.text.json_schema import Path
+
+MOST_LEVELS = 64
+"""Of objects and lists in a schema; llguidance reads twice as many."""
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""One space may follow a comma or a colon. More white space is only more tokens, and without a
+bound there are models that write nothing else any more."""
+
+_LOCATE_SECONDS = 1.0
+_LONGEST_CAUSE = 300
+_CARET = re.compile(
+    r"regex parse error:\n    (?P<line>.*)\n    (?P<before> *)\^+\nerror: (?P<why>.+)"
+)
+_WHY = re.compile(r"regex parse error:.*^error: (?P<why>.+?)$", re.DOTALL | re.MULTILINE)
+_PLACE = re.compile(r"^at 1\(\d+\): (invalid regex .* \(in regex\): )?", re.DOTALL)
+_KEYS = re.compile(r"Unimplemented keys: (?P<keys>\[.*\])$")
+_REMOTE = re.compile(r"Resource '(?P<uri>.*?)' is not present in a registry")
+_POINTER = re.compile(r"Pointer '(?P<pointer>.*)' does not exist")
+
+
+class SpecialTokens:
+    """The tokens of a model that are no text of their own.
+
+    Args:
+        added: id of each added token, special or not.
+        special: those of them that are.
+        ends: ids that end a text.
+    """
+
+    def __init__(
+        self, added: Mapping[str, int], special: Sequence[str] = (), ends: Sequence[int] = ()
+    ) -> None:
+        self.ids = dict(added)
+        self._special = frozenset(special)
+        self._ends = frozenset(ends)
+        names = sorted(self.ids, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def literal(self, text: str) -> str:
+        """Lark for a text. What is one token in it may be that token."""
+        parts = self._split.split(text) if self._split is not None else [text]
+        told = [self._token(part) if part in self.ids else _quoted(part) for part in parts if part]
+        return " ".join(told) or '""'
+
+    def _token(self, name: str) -> str:
+        token = f"<[{self.ids[name]}]>"
+        # Whether the letters of one that is not special are the token is the tokenizer's affair.
+        return token if name in self._special else f"({token} | {_quoted(name)})"
+
+    def others(self, texts: Sequence[str]) -> str:
+        """Lark for any of them but those of ``texts`` and the ends; empty: there is none."""
+        ids = {i for name, i in self.ids.items() if name not in texts} - self._ends
+        return f"<[{','.join(map(str, sorted(ids)))}]>" if ids else ""
+
+    def tokenizer(self) -> LLTokenizer:
+        """A vocabulary of all bytes, and these tokens with their own ids."""
+        return LLTokenizer(_Bytes(self.ids, min(self._ends, default=None)), slices=[])  # type: ignore[arg-type]
+
+
+class _Bytes:
+    """What llguidance takes for a tokenizer; see its ``TokenizerWrapper``."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, special: Mapping[str, int], end: int | None) -> None:
+        by_id = {index: name.encode() for name, index in special.items()}
+        if end is None or end not in by_id:
+            end = max(by_id, default=-1) + 1
+            by_id[end] = b"<end>"
+        self.eos_token_id = end
+        self.special_token_ids = sorted(by_id)
+        size = max(max(by_id) + 1, 256 + len(by_id))
+        letters = iter(range(256))
+        self.tokens = [
+            by_id[i]
+            if i in by_id
+            else bytes(letter for letter in [next(letters, None)] if letter is not None)
+            for i in range(size)
+        ]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.encode() if isinstance(text, str) else text
+        return [self.tokens.index(bytes([letter])) for letter in text]
+
+
+class Compiler:
+    """Compiles for one model."""
+
+    def __init__(self, tokens: SpecialTokens) -> None:
+        self._tokens = tokens
+        self._tokenizer = tokens.tokenizer()
+
+    def compile(self, form: bytes) -> str:
+        """The grammar of :attr:`tgi_cli.text.grammar.Grammar.form`, as llguidance's JSON.
+
+        It has been begun, too: its first mask is computed. Raises GrammarError.
+        """
+        try:
+            asked = json.loads(form)
+            grammars = self._grammars(asked)
+            found = json.dumps({"grammars": grammars}, ensure_ascii=False)
+        except RecursionError:
+            raise GrammarError("it is nested too deeply") from None
+        if error := self._error(found):
+            raise GrammarError(_told(error))
+        matcher = LLMatcher(self._tokenizer, found, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(_told(matcher.get_error()))
+        return found
+
+    def _grammars(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if "json" in asked:
+            return [{"json_schema": self._schema(asked["json"], asked.get("whitespace"))}]
+        if "regex" in asked:
+            return [{"lark_grammar": self._regex(asked["regex"])}]
+        if "choice" in asked:
+            return [{"lark_grammar": "start: " + " | ".join(map(_quoted, asked["choice"]))}]
+        if "lark" in asked:
+            try:
+                return [{"lark_grammar": any_to_lark(asked["lark"])}]
+            except Exception as error:  # whatever the conversion of a wrong GBNF stumbles over
+                raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
+        return self._tags(asked["tags"])
+
+    def _error(self, grammar: str) -> str:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        return messages[0] if failed else ""
+
+    def _regex(self, pattern: str) -> str:
+        """As in TGI, ``\\d``, ``\\w`` and ``\\s`` are ASCII."""
+        lark = f"start: /{regex_to_lark(pattern, 'dws')}/"
+        error = self._error(json.dumps({"grammars": [{"lark_grammar": lark}]}))
+        if not error:
+            return lark
+        if (found := _CARET.search(error)) and "\n" not in pattern:
+            place = _unescaped(pattern, len(found["before"]))
+            raise GrammarError(f"invalid regex at position {place}: {found['why']}")
+        raise GrammarError(f"invalid regex: {_told(error)}")
+
+    def _schema(self, asked: Any, whitespace: str | None = None, name: str = "") -> dict[str, Any]:
+        """A schema that llguidance takes, with its options. Raises GrammarError."""
+        where = f"schema of `{name}`: " if name else ""
+        if isinstance(asked, str):
+            try:
+                asked = json.loads(asked)
+            except ValueError as error:
+                raise GrammarError(f"{where}it is no JSON: {error}") from None
+        if asked is True:
+            asked = {}
+        if not isinstance(asked, dict):
+            raise GrammarError(f"{where}a JSON schema must be an object")
+        if json_schema.depth(asked) > MOST_LEVELS:
+            raise GrammarError(f"{where}it is nested more than {MOST_LEVELS} levels deep")
+        schema = json_schema.refine(asked)
+        own = schema.get("x-guidance")
+        options = {**_COMPACT, **(own if isinstance(own, dict) else {})}
+        if whitespace is not None:
+            options |= {
+                "whitespace_flexible": True,
+                "whitespace_pattern": whitespace,
+                "item_separator": ",",
+                "key_separator": ":",
+            }
+        schema["x-guidance"] = {**options, "lenient": False}
+        if cause := self._schema_error(schema):
+            raise GrammarError(where + self._located(asked, cause))
+        return schema
+
+    def _schema_error(self, schema: Any) -> str:
+        return self._error(json.dumps({"grammars": [{"json_schema": schema}]}))
+
+    def _located(self, schema: dict[str, Any], cause: str) -> str:
+        """Say where in a schema the error is: in the innermost part that has one by itself."""
+        document = {"x": json_schema.moved(schema, "x")}
+        until = time.monotonic() + _LOCATE_SECONDS
+        path: Path = ()
+        seen = {path}
+        part: Any = schema
+        while isinstance(part, dict):
+            inner: list[tuple[Path, Any]] = [
+                (path + step, child)
+                for step, child in json_schema.children(part)
+                if step[0] not in ("$defs", "definitions")
+            ]
+            target = json_schema.at(schema, str(part.get("$ref", "")))
+            if target is not None:
+                inner.append((target, _part(schema, target)))
+            for place, child in inner:
+                if place in seen or time.monotonic() > until:
+                    continue
+                seen.add(place)
+                document["$ref"] = json_schema.pointer(("x", *place))
+                if found := self._schema_error(document):
+                    path, part, cause = place, child, found
+                    break
+            else:
+                break
+        return f"{_told(cause, part)} (at {json_schema.pointer(path)})"
+
+    def _tags(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """See :func:`tgi_cli.text.grammar.structural_tag`."""
+        triggers, structures = asked["triggers"], asked["structures"]
+        first, between, last = (asked[name] for name in ("first", "between", "last"))
+        literal = self._tokens.literal
+        schemas = [
+            {"name": f"s{place}", "json_schema": self._schema(each["schema"], name=each["name"])}
+            for place, each in enumerate(structures)
+        ]
+
+        def alternatives(cut: int = 0, trigger: str = "") -> str:
+            """All structures that begin with the trigger, the first ``cut`` letters left out."""
+            return " | ".join(
+                f"{literal(each['begin'][cut:])} @s{place} {literal(each['end'])}"
+                for place, each in enumerate(structures)
+                if each["begin"].startswith(trigger)
+            )
+
+        once = asked["at_most"] == 1
+        further = "" if once else f"({literal(between)} call)*"
+        if asked["at_least"]:
+            rules = [
+                f"start: {literal(first)} call {further} {literal(last)}",
+                f"call: {alternatives()}",
+            ]
+        else:
+            rules = [f"call: {alternatives()}"] if first or last else []
+            calls = []
+            others = self._tokens.others(triggers)
+            for number, trigger in enumerate(triggers):
+                if first or last:
+                    rest = f"{literal(first[len(trigger) :])} call {further} {literal(last)}"
+                else:
+                    rest = alternatives(len(trigger), trigger)
+                    if not rest:
+                        continue
+                calls.append(f"call_{number}")
+                token = self._tokens.ids.get(trigger)
+                heads = [f"free <[{token}]>"] if token is not None else []
+                heads.append(
+                    f"(TEXT? {others})* trigger_{number}" if others else f"trigger_{number}"
+                )
+                rules += [
+                    f"call_{number}: ({' | '.join(heads)}) ({rest})",
+                    f"trigger_{number}[lazy]: /(.|\\n)*{regex_to_lark(re.escape(trigger))}/",
+                ]
+            start = f"({' | '.join(calls)})"
+            rules = [
+                f"start: free | {start}" if once else f"start: {start}* free",
+                f"free: TEXT? ({others} TEXT?)*" if others else "free: TEXT?",
+                "TEXT: /(.|\\n)+/",
+                *rules,
+            ]
+        return [{"name": "start", "lark_grammar": "\n".join(rules)}, *schemas]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _part(schema: Any, path: Path) -> Any:
+    for key in path:
+        schema = schema[key]
+    return schema
+
+
+def _unescaped(pattern: str, column: int) -> int:
+    """The place in a pattern of a column of what :func:`regex_to_lark` made of it."""
+    low, high = 0, len(pattern)
+    while low < high:
+        middle = (low + high) // 2
+        if len(regex_to_lark(pattern[: middle + 1], "dws")) > column:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _told(error: str, schema: Any = None) -> str:
+    """llguidance's words in ours, in one line of bounded length."""
+    if found := _KEYS.search(error):
+        keys = [f"`{key}`" for key in json.loads(found["keys"])]
+        words = "keyword" if len(keys) == 1 else "keywords"
+        verb = "is" if len(keys) == 1 else "are"
+        return f"JSON schema {words} {', '.join(keys)} {verb} not supported"
+    if error.startswith("oneOf constraints"):
+        return "`oneOf` is only supported where the alternatives exclude each other: use `anyOf`"
+    if found := _REMOTE.search(error):
+        return f"'{found['uri']}' is not known: only references within the schema are followed"
+    if found := _POINTER.search(error):
+        return f"`$ref` '#{found['pointer']}' leads nowhere"
+    if error.startswith("Unknown format: "):
+        return f"`format` '{error.partition(': ')[2]}' is not supported"
+    if found := _CARET.search(error):
+        error = f"{found['why']} at position {len(found['before'])} of the regex {found['line']}"
+    elif found := _WHY.search(error):
+        error = found["why"]
+    line = " ".join(_PLACE.sub("", error.split("\n   1 | ")[0]).split())
+    if isinstance(schema, dict) and "pattern" in schema and "regex" in line:
+        line = f"`pattern`: {line}"
+    return line if len(line) <= _LONGEST_CAUSE else f"{line[:_LONGEST_CAUSE]}..."
