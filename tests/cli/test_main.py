@@ -13,7 +13,7 @@ import pytest
 import tgi_cli
 from tests.tools.certificates import Files
 from tgi_cli import demo
-from tgi_cli.cli import engine_options, main, options
+from tgi_cli.cli import engine_options, main, network_options, options
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ExitCode
 from tgi_cli.hub import LocalModel
@@ -465,8 +465,8 @@ def test_the_help_says_what_is_not_so_nowhere() -> None:
     for module in (serve, model_server, router):
         function = getattr(module, module.__name__.rpartition(".")[2])
         source = Path(function.__code__.co_filename).read_text(encoding="utf-8")
-        for where, name in re.findall(r": ([eo])\.(\w+) = ", source):
-            place = engine_options if where == "e" else options
+        for where, name in re.findall(r": ([eno])\.(\w+) = ", source):
+            place = {"e": engine_options, "n": network_options, "o": options}[where]
             option = getattr(place, name).__metadata__[0]
             hidden = getattr(option, "hidden", False)
             assert hidden or name == "ModelId" or option.envvar, name

@@ -15,14 +15,17 @@ from tgi_cli.engine.messages import (
     Started,
 )
 from tgi_cli.errors import ShardError
+from tgi_cli.rpc import statistics
 from tgi_cli.rpc.interface import (
     Adapter,
     AdapterError,
     AdapterFault,
     Adapters,
     EngineLoad,
+    EngineStatistics,
     TokenBatch,
 )
+from tgi_cli.rpc.totals import Tally
 from tgi_cli.text.tokenizer import Tokenizer
 
 END_ID = 1
@@ -66,6 +69,7 @@ class FakeEngine:
         used: the adapters' names of ``requests``.
         adapters: what the router has heard of; ``there`` is what is loaded.
         asked: how often the router asked.
+        tally: what it has counted.
         fault: what the next loading or unloading ends with.
     """
 
@@ -83,6 +87,7 @@ class FakeEngine:
             steps=11,
             context_tokens=60,
         )
+        self.tally = Tally()
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()
@@ -119,6 +124,9 @@ class FakeEngine:
 
     async def healthy(self) -> bool:
         return self.is_healthy
+
+    async def statistics(self) -> EngineStatistics:
+        return statistics.statistics_of(self.tally, self.load.queued)
 
     async def list_adapters(self) -> Adapters:
         self.asked += 1

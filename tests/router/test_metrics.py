@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
+from tgi_cli.engine.statistics import StepStatistics, StepTimes
+from tgi_cli.router.spec import GenerationSpec
+from tgi_cli.router.state import RouterState
+from tgi_cli.sampling.params import SamplingParams
 
 COUNTERS = {"tgi_request_count", "tgi_request_success", "tgi_request_failure"}
 HISTOGRAMS = {
@@ -29,8 +37,50 @@ GAUGES = {
     "tgi_kv_cache_usage": 80 / 1024,
     "tgi_request_in_flight": 0,
     "tgi_prefix_cache_blocks": 7,
+    "tgi_lora_adapters": 0,
+    "tgi_cache_config_info{block_size=16}{num_blocks=64}": 1,
 }
-
+METHODS = ("prefill", "decode")
+DASHBOARD = {
+    "tgi_batch_concat": "reason",
+    "tgi_batch_concat_duration_bucket": "method",
+    "tgi_batch_current_max_tokens": None,
+    "tgi_batch_current_size": None,
+    "tgi_batch_decode_duration_bucket": "method",
+    "tgi_batch_filter_duration_bucket": "method",
+    "tgi_batch_forward_duration_bucket": "method",
+    "tgi_batch_inference_duration_bucket": "method",
+    "tgi_queue_size": None,
+    "tgi_request_count": None,
+    "tgi_request_duration_bucket": None,
+    "tgi_request_failure": "err",
+    "tgi_request_generated_tokens_bucket": None,
+    "tgi_request_generated_tokens_count": None,
+    "tgi_request_generated_tokens_sum": None,
+    "tgi_request_input_length_bucket": None,
+    "tgi_request_mean_time_per_token_duration_bucket": None,
+    "tgi_request_queue_duration_bucket": None,
+    "tgi_request_skipped_tokens_bucket": None,
+    "tgi_request_success": None,
+}
+"""What the queries of TGI's Grafana dashboard (assets/tgi_grafana.json) read, and the label that
+they select or group by. ``skipped_tokens_bucket`` TGI itself has never had: there it is a summary.
+"""
+LABELS = {
+    "tgi_batch_inference_count": METHODS,
+    "tgi_batch_inference_success": METHODS,
+    "tgi_batch_inference_failure": METHODS,
+    "tgi_batch_inference_duration": METHODS,
+    "tgi_batch_forward_duration": METHODS,
+    "tgi_batch_decode_duration": METHODS,
+    "tgi_batch_filter_duration": METHODS,
+    "tgi_batch_concat_duration": ("decode",),
+    "tgi_batch_concat": ("backpressure", "wait_exceeded", "chunking"),
+    "tgi_request_failure": (
+        "validation", "overloaded", "generation", "timeout", "incomplete", "dropped", "template",
+    ),
+}  # fmt: skip
+"""TGI's, and ``timeout`` for deadlines, which it did not have."""
 
 ENGINE_COUNTERS = {
     "tgi_preemption_count": 1,
@@ -60,11 +110,14 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
     types = dict(
         line.split(" ")[2:4] for line in answer.text.splitlines() if line.startswith("# TYPE ")
     )
+    durations = {name for name in LABELS if name.endswith("duration")}
     for names, kind in (
         (COUNTERS, "counter"),
         (ENGINE_COUNTERS, "counter"),
-        (HISTOGRAMS, "histogram"),
-        (GAUGES, "gauge"),
+        (HISTOGRAMS | durations, "histogram"),
+        ({"tgi_batch_next_size", "tgi_request_skipped_tokens"}, "histogram"),
+        (LABELS.keys() - durations, "counter"),
+        ({name.partition("{")[0] for name in GAUGES} | {"tgi_queue_age_seconds"}, "gauge"),
     ):
         for name in names:
             assert types[name] == kind, name
@@ -78,12 +131,115 @@ async def test_engine_gauges(client: httpx.AsyncClient) -> None:
     assert {name: found[name] for name in ENGINE_COUNTERS} == ENGINE_COUNTERS
 
 
+async def test_every_query_of_tgis_dashboard_finds_its_metric(client: httpx.AsyncClient) -> None:
+    found = await samples(client)
+    for name, label in DASHBOARD.items():
+        some = [sample for sample in found if sample.partition("{")[0] == name]
+        assert some, name
+        if label is not None:
+            assert all(f"{{{label}=" in sample for sample in some), name
+
+
+async def test_labels(client: httpx.AsyncClient) -> None:
+    found = await samples(client)
+    for name, values in LABELS.items():
+        label = {"tgi_batch_concat": "reason", "tgi_request_failure": "err"}.get(name, "method")
+        counted = f"{name}_count" if name.endswith("duration") else name
+        some = {sample for sample in found if sample.partition("{")[0] == counted}
+        assert some == {f"{counted}{{{label}={value}}}" for value in values}, name
+
+
+async def test_the_engines_steps(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    tally = engine.tally
+    tally(step_statistics(new_requests=3, context_tokens=20, joined="chunking"))
+    tally(step_statistics(generation_requests=3, oldest_ns=time.monotonic_ns() - 3_000_000_000))
+    tally(step_statistics(generation_requests=3, oldest_ns=time.monotonic_ns() - 3_000_000_000))
+    tally.timed(step_times(prefill=True, seconds=0.5))
+    tally.timed(step_times(prefill=False, seconds=0.01))
+    tally.timed(step_times(prefill=False, seconds=0.01, failed=True))
+    found = await samples(client)
+    for name, prefill, decode in (("count", 1, 2), ("success", 1, 1), ("failure", 0, 1)):
+        name = f"tgi_batch_inference_{name}"
+        assert found[f"{name}{{method=prefill}}"] == prefill
+        assert found[f"{name}{{method=decode}}"] == decode
+    for name, share in (("inference", 1.6), ("forward", 1.0), ("decode", 0.2), ("filter", 0.1)):
+        name = f"tgi_batch_{name}_duration"
+        assert found[f"{name}_sum{{method=prefill}}"] == pytest.approx(share * 0.5)
+        assert found[f"{name}_count{{method=prefill}}"] == 1
+        assert found[f"{name}_sum{{method=decode}}"] == pytest.approx(share * 0.01)
+        assert found[f"{name}_bucket{{le=+Inf}}{{method=decode}}"] == 1
+    assert found["tgi_batch_concat_duration_sum{method=decode}"] == pytest.approx(0.15)
+    assert found["tgi_batch_concat{reason=chunking}"] == 1
+    assert (found["tgi_batch_next_size_count"], found["tgi_batch_next_size_sum"]) == (1, 3)
+    assert found["tgi_batch_next_size_bucket{le=2}"] == 0
+    assert found["tgi_request_skipped_tokens_count"] == 6
+    assert found["tgi_request_skipped_tokens_sum"] == 0
+    assert 3 <= found["tgi_queue_age_seconds"] < 60
+
+
+def step_statistics(**fields: Any) -> StepStatistics:
+    counts = dict.fromkeys(StepStatistics.__dataclass_fields__, 0)
+    return StepStatistics(**(counts | {"joined": ""} | fields))
+
+
+def step_times(prefill: bool, seconds: float, failed: bool = False) -> StepTimes:
+    return StepTimes(
+        prefill=prefill,
+        joined=prefill,
+        failed=failed,
+        schedule=0.3 * seconds,
+        forward=seconds,
+        update=0.2 * seconds,
+        send=0.1 * seconds,
+    )
+
+
+class TestGateways:
+    """What endpoint pickers read: our names always, vLLM's behind a flag."""
+
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"vllm_metrics": True}
+
+    async def test_the_load(self, client: httpx.AsyncClient) -> None:
+        found = await samples(client)
+        model = "{model_name=acme/tiny}"
+        assert found[f"vllm:num_requests_waiting{model}"] == found["tgi_queue_size"] == 3
+        assert found[f"vllm:num_requests_running{model}"] == found["tgi_batch_current_size"] == 2
+        usage = found["tgi_kv_cache_usage"]
+        assert found[f"vllm:kv_cache_usage_perc{model}"] == usage
+        assert found[f"vllm:gpu_cache_usage_perc{model}"] == usage
+        assert found["vllm:cache_config_info{block_size=16}{num_gpu_blocks=64}"] == 1
+        assert not [name for name in found if "lora_requests_info" in name]
+
+    async def test_adapters_in_use(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.load_names("law", 'a"b\\c')
+        engine.gate = asyncio.Semaphore(0)
+        generator = state.generator
+        specs = [
+            GenerationSpec(prompt="hi", sampling=SamplingParams(), adapter=name)
+            for name in ("law", 'a"b\\c', "law")
+        ]
+        opened = await generator.open(specs, time.perf_counter())
+        engine.gate.release()
+        await anext(opened[0])
+        found = await samples(client)
+        expected = '{max_lora=4}{running_lora_adapters=law}{waiting_lora_adapters=a"b\\c,law}'
+        for name in ("tgi_lora_requests_info", "vllm:lora_requests_info"):
+            assert found[name + expected] == pytest.approx(time.time(), abs=60)
+        assert found["tgi_lora_adapters"] == 2
+        for generation in opened:
+            generation.close()
+
+
 async def test_buckets(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     text = (await client.get("/metrics")).text
 
     def bounds(name: str) -> list[str]:
         lines = [line for line in text.splitlines() if line.startswith(name + "_bucket")]
-        return [line.split('"')[1] for line in lines]
+        return [line.split('le="')[1].partition('"')[0] for line in lines]
 
     seconds = bounds("tgi_request_duration")
     assert len(seconds) == 36
@@ -93,6 +249,9 @@ async def test_buckets(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert len(bounds("tgi_request_input_length")) == 101
     assert float(bounds("tgi_request_input_length")[-2]) == engine.info.max_input_tokens
     assert float(bounds("tgi_request_generated_tokens")[-2]) == engine.info.max_total_tokens
+    assert bounds("tgi_batch_next_size") == [*map(str, range(1, 1025)), "+Inf"]
+    for name in (name for name in LABELS if name.endswith("duration")):
+        assert bounds(name) == seconds * len(LABELS[name])
 
 
 ANSWERED = [

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tgi_cli.cli import engine_options as e
+from tgi_cli.cli import network_options as n
 from tgi_cli.cli import options as o
 
 
@@ -39,13 +40,13 @@ def router(
     watermark_gamma: o.WatermarkGamma = 0.5,
     watermark_delta: o.WatermarkDelta = 2.0,
     generation_config: o.GenerationConfig = "auto",
-    api_key: o.ApiKey = None,
-    cors_allow_origin: o.CorsAllowOrigin = None,
-    ssl_certfile: o.SslCertfile = None,
-    ssl_keyfile: o.SslKeyfile = None,
-    otlp_endpoint: o.OtlpEndpoint = None,
-    otlp_service_name: o.OtlpServiceName = "text-generation-inference.router",
-    vllm_metrics: o.VllmMetrics = False,
+    api_key: n.ApiKey = None,
+    cors_allow_origin: n.CorsAllowOrigin = None,
+    ssl_certfile: n.SslCertfile = None,
+    ssl_keyfile: n.SslKeyfile = None,
+    otlp_endpoint: n.OtlpEndpoint = None,
+    otlp_service_name: n.OtlpServiceName = "text-generation-inference.router",
+    vllm_metrics: n.VllmMetrics = False,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
     socket_fd: Annotated[
@@ -67,8 +68,8 @@ def router(
     o.set_up_logs("router", logger_level, json_output)
     if lifeline_fd is not None:
         lifeline.hold(lifeline_fd)
-    o.checked_tls(ssl_certfile, ssl_keyfile)
-    o.checked_otlp(otlp_endpoint)
+    n.checked_tls(ssl_certfile, ssl_keyfile)
+    n.checked_otlp(otlp_endpoint)
     hostname = o.listen_address(context, hostname)
     if socket_fd is None:
         socket_fd = listener.bind(hostname, port).detach()
@@ -104,8 +105,8 @@ def router(
             watermark_gamma=watermark_gamma,
             watermark_delta=watermark_delta,
             generation_config=generation_config,
-            api_key=o.checked_key(context, api_key),
-            cors_allow_origin=o.checked_origins(cors_allow_origin),
+            api_key=n.checked_key(context, api_key),
+            cors_allow_origin=n.checked_origins(cors_allow_origin),
             ssl_certfile=ssl_certfile,
             ssl_keyfile=ssl_keyfile,
             otlp_endpoint=otlp_endpoint or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tgi_cli.cli import engine_options as e
+from tgi_cli.cli import network_options as n
 from tgi_cli.cli import options as o
 
 
@@ -50,13 +51,13 @@ def serve(
     watermark_gamma: o.WatermarkGamma = 0.5,
     watermark_delta: o.WatermarkDelta = 2.0,
     generation_config: o.GenerationConfig = "auto",
-    api_key: o.ApiKey = None,
-    cors_allow_origin: o.CorsAllowOrigin = None,
-    ssl_certfile: o.SslCertfile = None,
-    ssl_keyfile: o.SslKeyfile = None,
-    otlp_endpoint: o.OtlpEndpoint = None,
-    otlp_service_name: o.OtlpServiceName = "text-generation-inference.router",
-    vllm_metrics: o.VllmMetrics = False,
+    api_key: n.ApiKey = None,
+    cors_allow_origin: n.CorsAllowOrigin = None,
+    ssl_certfile: n.SslCertfile = None,
+    ssl_keyfile: n.SslKeyfile = None,
+    otlp_endpoint: n.OtlpEndpoint = None,
+    otlp_service_name: n.OtlpServiceName = "text-generation-inference.router",
+    vllm_metrics: n.VllmMetrics = False,
     logger_level: o.LoggerLevel = "INFO",
     json_output: o.JsonOutput = False,
 ) -> None:
@@ -112,14 +113,14 @@ def serve(
         watermark_gamma=watermark_gamma,
         watermark_delta=watermark_delta,
         generation_config=generation_config,
-        api_key=o.checked_key(context, api_key),
-        cors_allow_origin=o.checked_origins(cors_allow_origin),
+        api_key=n.checked_key(context, api_key),
+        cors_allow_origin=n.checked_origins(cors_allow_origin),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         otlp_endpoint=otlp_endpoint or None,
         otlp_service_name=otlp_service_name,
         vllm_metrics=vllm_metrics,
     )
-    o.checked_tls(ssl_certfile, ssl_keyfile)
-    o.checked_otlp(otlp_endpoint)
+    n.checked_tls(ssl_certfile, ssl_keyfile)
+    n.checked_otlp(otlp_endpoint)
     raise typer.Exit(run(config, router))
