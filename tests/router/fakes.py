@@ -50,6 +50,7 @@ def engine_info(vocab_size: int = 400) -> EngineInfo:
         block_size=16,
         weight_bytes=1000,
         load_seconds=0.1,
+        grammar=True,
     )
 
 

@@ -41,6 +41,7 @@ from tgi_cli.router.state import RouterState
 from tgi_cli.router.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.grammar_check import GrammarChecker
 from tgi_cli.text.offload import TextWorkers
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,10 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     workers = TextWorkers(text.tokenizer, config.validation_workers)
     measured = Metrics(client.info)
     admission = Admission(config.max_concurrent_requests)
-    generator = Generator(client, text, workers, measured, admission)
+    grammars = None
+    if client.info.grammar and not config.disable_grammar_support:
+        grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
+    generator = Generator(client, text, workers, measured, admission, grammars)
     routes: list[BaseRoute] = [
         *vertex.environment_routes(os.environ),
         *(route for module in _MODULES for route in module.ROUTES),

@@ -19,6 +19,7 @@ class RouterConfig:
         watermark_gamma, watermark_delta: of requests that ask for a watermark.
         generation_config: whether the model's generation_config.json says what a /v1 request means
             that does not say how to sample: ``auto`` or ``none``.
+        disable_grammar_support: refuse requests that say what the answer must be.
         api_key: what clients have to bring, any of several with commas between them; None:
             nothing.
         cors_allow_origin: origins of the pages that may use the server; none: all.
@@ -51,6 +52,7 @@ class RouterConfig:
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
     generation_config: str = "auto"
+    disable_grammar_support: bool = False
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None

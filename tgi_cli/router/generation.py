@@ -34,12 +34,14 @@ keeps all of them apart and far from the small numbers that people choose."""
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt ready for the engine: its ids, how many may follow, the seed (None: greedy)."""
+    """A prompt ready for the engine: its ids, how many may follow, the seed (None: greedy), and
+    the grammar of what follows (None: it may be anything)."""
 
     spec: GenerationSpec
     ids: list[int]
     max_new_tokens: int
     seed: int | None
+    grammar: str | None = None
 
     def seed_of(self, sample: int) -> int | None:
         """The seed of one of its samples; the first has the prompt's own."""
@@ -115,6 +117,7 @@ class Generation:
             cache_salt=spec.cache_salt,
             timeout_seconds=left,
             fork_of=None if lead is None else lead.request_id,
+            grammar=prompt.grammar,
             # A fork's prompt is not computed, and its scores are those of the lead.
             prompt_logprobs=spec.prompt_logprobs if lead is None else None,
         )

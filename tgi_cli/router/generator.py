@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from tgi_cli.router import access_log, errors
+from tgi_cli.router import access_log, errors, structured
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.generation import Generation, Prompt
 from tgi_cli.router.metrics import Metrics
@@ -13,11 +13,16 @@ from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.validation import fit_length
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.grammar import Grammar, GrammarError
+from tgi_cli.text.grammar_check import CheckerBusy, GrammarChecker
 from tgi_cli.text.offload import TextWorkers
 
 
 class Generator:
-    """Admits, tokenizes and submits what the routes ask for."""
+    """Admits, tokenizes and submits what the routes ask for.
+
+    ``grammars`` None: requests that have one are refused.
+    """
 
     def __init__(
         self,
@@ -26,11 +31,13 @@ class Generator:
         workers: TextWorkers,
         metrics: Metrics,
         admission: Admission,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         self.client = client
         self.text = text
         self.metrics = metrics
         self.admission = admission
+        self.grammars = grammars
         self._workers = workers
         self.info = client.info
         self.stop_ids = frozenset(self.info.eos_token_ids)
@@ -121,9 +128,21 @@ class Generator:
                 f"Given: {spec.sampling.min_new_tokens}",
                 "min_tokens",
             )
+        grammar = None if spec.grammar is None else await self._compile(spec.grammar)
         seed = None
         if not spec.sampling.greedy:
             seed = secrets.randbits(64) if spec.seed is None else spec.seed
         self.metrics.input_length.observe(len(ids))
         self.metrics.max_new_tokens.observe(new_tokens, spec.samples)
-        return Prompt(spec, ids, new_tokens, seed)
+        return Prompt(spec, ids, new_tokens, seed, grammar)
+
+    async def _compile(self, grammar: Grammar) -> str:
+        """As the engine takes it."""
+        if self.grammars is None:
+            raise structured.not_supported(grammar.param)
+        try:
+            return await self.grammars.compile(grammar)
+        except GrammarError as error:
+            raise structured.not_valid(error, grammar.param) from error
+        except CheckerBusy:
+            raise self.admission.overloaded() from None

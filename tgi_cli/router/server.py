@@ -103,6 +103,8 @@ class _Router:
         finally:
             if self._state is not None:
                 self._state.workers.close()
+                if self._state.generator.grammars is not None:
+                    self._state.generator.grammars.close()
                 if self._state.tracing is not None:
                     await asyncio.to_thread(self._state.tracing.close)
             await client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.grammar import Grammar
 from tgi_cli.text.stop import StopStrings
 
 NO_STOPS = StopStrings()
@@ -30,6 +31,7 @@ class GenerationSpec:
         prompt_logprobs: report log-probabilities of the prompt's tokens, and so many of the
             likeliest in place of each; None: do not.
         prompt_only: nothing of the continuation is wanted.
+        grammar: what the continuation must be; None: anything.
         priority: higher is served first.
         cache_salt: only requests of the same salt share cached prefixes, so that nobody can find
             out by timing what another tenant has sent.
@@ -49,6 +51,7 @@ class GenerationSpec:
     samples: int = 1
     prompt_logprobs: int | None = None
     prompt_only: bool = False
+    grammar: Grammar | None = None
     priority: int = 0
     cache_salt: bytes = b""
     adapter: str = ""

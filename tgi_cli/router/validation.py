@@ -17,6 +17,7 @@ from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest
 from tgi_cli.router.schemas.openai import Sampling
 from tgi_cli.router.spec import GenerationSpec
+from tgi_cli.router.structured import native_grammar, openai_grammar
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bad_words import word_ids
 from tgi_cli.text.stop import StopStrings
@@ -137,6 +138,7 @@ def native_spec(
         keep_stop=True,
         samples=best_of,
         prompt_logprobs=0 if asked.decoder_input_details else None,
+        grammar=native_grammar(asked.grammar),
     )
 
 
@@ -159,8 +161,6 @@ def _best_of(asked: GenerateParameters, config: RouterConfig, stream: bool) -> i
     for broken, message in checks:
         if broken:
             raise errors.validation(message)
-    if asked.grammar is not None:
-        raise errors.unsupported("grammar")
     return best_of
 
 
@@ -179,9 +179,7 @@ def openai_specs(
     """What a /v1 request asks for, once for each of its prompts. Raises ApiError."""
     if request.n is not None and request.n < 1:
         raise errors.validation("`n` must be strictly positive", "n")
-    response_format = request.response_format or {}
-    if response_format.get("type", "text") != "text":
-        raise errors.unsupported("response_format")
+    grammar = openai_grammar(request)
     if request.prompt_logprobs not in (None, False):
         raise errors.unsupported("prompt_logprobs")
     if max_tokens is not None and max_tokens <= 0:
@@ -221,6 +219,7 @@ def openai_specs(
             # Lower is earlier there, and higher is here.
             priority=-_or(request.priority, 0),
             cache_salt=_or(request.cache_salt, "").encode(),
+            grammar=grammar,
         )
         for prompt in prompts
     ]

@@ -21,7 +21,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """What both request bodies have in common."""
+    """What both request bodies have in common; the last six by the names that vLLM gave them."""
 
     model: str | None = None
     stream: bool | None = None
@@ -47,6 +47,12 @@ class Sampling(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     prompt_logprobs: Any = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
