@@ -203,6 +203,17 @@ CrossCheck = Annotated[
         rich_help_panel=_LOADING,
     ),
 ]
+DisableGrammarSupport = Annotated[
+    bool,
+    typer.Option(
+        "--disable-grammar-support",
+        help="Refuse requests that say what form their text must have (grammars, tools, response "
+        "formats).",
+        envvar="DISABLE_GRAMMAR_SUPPORT",
+        show_envvar=False,
+        rich_help_panel=_LIMITS,
+    ),
+]
 Sharded = Annotated[
     bool | None,
     typer.Option(

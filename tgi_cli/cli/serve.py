@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from tgi_cli.cli import chat_options as c
 from tgi_cli.cli import engine_options as e
 from tgi_cli.cli import network_options as n
 from tgi_cli.cli import options as o
@@ -34,6 +33,7 @@ def serve(
     waiting_served_ratio: e.WaitingServedRatio = None,
     max_waiting_tokens: e.MaxWaitingTokens = None,
     prefix_caching: e.PrefixCaching = True,
+    disable_grammar_support: e.DisableGrammarSupport = False,
     kv_cache_dtype: e.KvCacheDtype = "auto",
     load_format: e.LoadFormat = "auto",
     cross_check: e.CrossCheck = False,
@@ -52,9 +52,6 @@ def serve(
     watermark_gamma: o.WatermarkGamma = 0.5,
     watermark_delta: o.WatermarkDelta = 2.0,
     generation_config: o.GenerationConfig = "auto",
-    tokenizer_config_path: c.TokenizerConfigPath = None,
-    tool_call_parser: c.ToolCallParser = "auto",
-    reasoning_parser: c.ReasoningParser = "auto",
     api_key: n.ApiKey = None,
     cors_allow_origin: n.CorsAllowOrigin = None,
     ssl_certfile: n.SslCertfile = None,
@@ -94,6 +91,7 @@ def serve(
         waiting_served_ratio=waiting_served_ratio,
         max_waiting_tokens=max_waiting_tokens,
         prefix_caching=prefix_caching,
+        disable_grammar_support=disable_grammar_support,
         kv_cache_dtype=kv_cache_dtype,
         load_format=load_format,
         cross_check=cross_check,
@@ -117,9 +115,6 @@ def serve(
         watermark_gamma=watermark_gamma,
         watermark_delta=watermark_delta,
         generation_config=generation_config,
-        tokenizer_config_path=tokenizer_config_path,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
         api_key=n.checked_key(context, api_key),
         cors_allow_origin=n.checked_origins(cors_allow_origin),
         ssl_certfile=ssl_certfile,

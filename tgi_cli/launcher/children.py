@@ -32,6 +32,7 @@ _ENGINE_FLAGS = (
     "waiting_served_ratio",
     "max_waiting_tokens",
     "prefix_caching",
+    "disable_grammar_support",
     "kv_cache_dtype",
     "load_format",
     "cross_check",
@@ -73,9 +74,6 @@ class RouterOptions:
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
     generation_config: str = "auto"
-    tokenizer_config_path: Path | None = None
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None

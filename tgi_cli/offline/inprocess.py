@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.grammar import GrammarCompiler
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
@@ -69,6 +70,7 @@ class InProcessEngine:
         on_stats: gets each step's statistics as JSON, on the loop's thread.
         model_id: of the base, whose name no adapter may have.
         on_end: called when the loop has ended, on its thread.
+        grammars: compiles them; None: no request may have one.
 
     Attributes:
         request_ids: unique ones.
@@ -83,10 +85,11 @@ class InProcessEngine:
         on_stats: Callable[[str], None] | None = None,
         model_id: str = "",
         on_end: Callable[[], None] | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
         on_statistics = None if on_stats is None else _told(on_stats)
-        core = EngineCore(worker, limits, depth, on_statistics)
+        core = EngineCore(worker, limits, depth, on_statistics, grammars)
         self._inbox, self._outbox = core.inbox, core.outbox
         self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()

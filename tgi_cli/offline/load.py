@@ -100,7 +100,9 @@ def start_engine(
         capacity.load_seconds,
         capacity.warmup_seconds,
     )
-    engine = InProcessEngine(worker, limits, depth, on_stats, info.model_id, worker.close)
+    engine = InProcessEngine(
+        worker, limits, depth, on_stats, info.model_id, worker.close, worker.grammars
+    )
     worker.watch(engine.fail)
     try:
         for item in serve.lora_adapters:

@@ -37,6 +37,7 @@ class GenerationKeywords(TypedDict, total=False):
     timeout_seconds: float | None
     add_special_tokens: bool
     adapter: str | Sequence[str | None] | None
+    grammar: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,9 @@ class GenerationOptions:
         add_special_tokens: as the tokenizer's post-processor says, to prompts that are text.
         adapter: name of a loaded LoRA adapter, one for all prompts or one each; None: the base
             model.
+        grammar: what the text must be: a grammar of llguidance, in the JSON form that its
+            ``grammar_from`` makes of a JSON schema, a regular expression or Lark. It is over
+            where nothing may follow, whatever ``ignore_eos`` says.
 
     Raises:
         ValueError: a value out of its range.
@@ -83,6 +87,7 @@ class GenerationOptions:
     timeout_seconds: float | None = None
     add_special_tokens: bool = True
     adapter: str | Sequence[str | None] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         asked = self.max_new_tokens
@@ -238,6 +243,7 @@ def requests_of(
         return_context_logits=options.return_context_logits,
         return_generation_logits=options.return_generation_logits,
         adapter_id=adapter_id,
+        grammar=options.grammar,
     )
     others = [
         replace(

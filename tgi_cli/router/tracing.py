@@ -9,8 +9,6 @@ whether it is sampled; else OTEL_TRACES_SAMPLER does, and by default all are. At
 from __future__ import annotations
 
 import importlib.util
-import threading
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +17,7 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.router import access_log
 from tgi_cli.router.access_log import RequestRecord
 
-_CLOSE_SECONDS = 2.0
+_FLUSH_MILLISECONDS = 2000
 _HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -56,7 +54,7 @@ class Tracing:
         resource = Resource.create(
             {SERVICE_NAME: service_name, SERVICE_VERSION: tgi_cli.__version__}
         )
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tgi_cli.router", tgi_cli.__version__)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
@@ -81,10 +79,8 @@ class Tracing:
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
-        # The SDK's own bounds are longer than a server may take to end.
-        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-        closing.start()
-        closing.join(_CLOSE_SECONDS)
+        self._provider.force_flush(_FLUSH_MILLISECONDS)
+        self._provider.shutdown()
 
 
 class RequestSpan:
@@ -101,6 +97,7 @@ class RequestSpan:
 
         span, record = self._span, self._record
         if not span.is_recording():
+            span.end()
             return
         if record.route:
             span.update_name(f"{record.method} {record.route}")
@@ -110,18 +107,14 @@ class RequestSpan:
             span.set_status(StatusCode.ERROR)
         for generation in record.generations:
             self._stages(generation.index, generation.timings)
-        span.end(self._at(time.perf_counter()))
-
-    def _at(self, moment: float) -> int:
-        """The time of day, in nanoseconds, of a moment of ``time.perf_counter()``."""
-        return self._record.began_ns + int((moment - self._record.began) * 1e9)
+        span.end()
 
     def _stages(self, index: int, timings: Any) -> None:
         """What a sequence's time went into, as children beside each other."""
         from opentelemetry.trace import set_span_in_context
 
         parent = set_span_in_context(self._span)
-        begin = self._at(timings.arrived)
+        begin = self._record.began_ns + int((timings.arrived - self._record.began) * 1e9)
         for name, seconds in (
             ("validate", timings.validation),
             ("queue", timings.queue),
@@ -131,7 +124,8 @@ class RequestSpan:
                 name, context=parent, start_time=begin, attributes={"sequence": index}
             )
             if name == "infer" and timings.first_token:
-                child.add_event("first token", timestamp=self._at(timings.first_token))
+                since = timings.first_token - self._record.began
+                child.add_event("first token", timestamp=self._record.began_ns + int(since * 1e9))
             begin += int(seconds * 1e9)
             child.end(begin)
 

@@ -71,7 +71,13 @@ def _serve(
     limits = Limits.of(config, capacity.num_blocks, capacity.kv_window)
     tally = Tally()
     depth = 0 if config.device == "cpu" else 1
-    engine = EngineCore(worker, limits, depth, on_statistics=tally, on_times=tally.timed)
+    engine = EngineCore(
+        worker,
+        limits,
+        depth,
+        on_statistics=tally,
+        grammars=worker.grammars,
+    )
     # What lives now lives for ever: the collector need not walk the model again.
     gc.collect()
     gc.freeze()

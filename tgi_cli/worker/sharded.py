@@ -12,6 +12,7 @@ from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step, StepResult
 from tgi_cli.errors import TgiError
 from tgi_cli.worker.capacity import Capacity
+from tgi_cli.worker.grammar import LLGuidance
 from tgi_cli.worker.orders import ForgetAdapter, RunStep
 from tgi_cli.worker.shards import Followers
 from tgi_cli.worker.worker import ModelWorker, make_worker
@@ -61,6 +62,11 @@ class ShardedWorker:
         with self._followers.together():
             return _Pending(self._own.sample(handle, masks), self._followers)
 
+    @property
+    def grammars(self) -> LLGuidance | None:
+        """Those of this process, which alone chooses tokens."""
+        return self._own.grammars
+
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """Done when all shards hold it."""
         own = self._own.prepare_adapter(adapter_id, name, path)
@@ -92,6 +98,7 @@ class ShardedWorker:
     def close(self) -> None:
         """End the other shards. May be called twice."""
         self._followers.close()
+        self._own.close()
 
 
 class _Pending:

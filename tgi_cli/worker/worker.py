@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.worker.adapters import AdapterShelf
 from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
+from tgi_cli.worker.grammar import LLGuidance, load_grammars
 from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, give_back, out_of_memory_as_error
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
@@ -54,6 +55,7 @@ class ModelWorker:
         adapters: of the model; None where there is no room for any.
         shard: this process's place, if several run the model: all of them call the same methods
             with the same steps, in the same order.
+        grammars: what compiles them, on its way; None: nothing does.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ModelWorker:
         load_seconds: float = 0.0,
         adapters: AdapterShelf | None = None,
         shard: Shard = ALONE,
+        grammars: Future[LLGuidance | None] | None = None,
     ) -> None:
         self._serve = serve
         self._config = config
@@ -81,6 +84,7 @@ class ModelWorker:
             config.max_batch_size, config.max_total_tokens, config.block_size, self._device, upload
         )
         self._adapters = adapters
+        self._grammars = grammars
         self._runner = ModelRunner(
             model, attention, rows, facts.vocab_size, self._device, upload, adapters, shard
         )
@@ -94,6 +98,11 @@ class ModelWorker:
     ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self._runner.sample(handle, masks)
+
+    @property
+    def grammars(self) -> LLGuidance | None:
+        """What compiles grammars for the model, if anything does."""
+        return None if self._grammars is None else self._grammars.result()
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
@@ -153,7 +162,9 @@ class ModelWorker:
         """Have ``on_lost`` called when no step can be run any more: never, in one process."""
 
     def close(self) -> None:
-        """End what was started for the worker: nothing, in one process."""
+        """End what was started for the worker: threads. May be called twice."""
+        if self.grammars is not None:
+            self.grammars.close()
 
     def info(self) -> EngineInfo:
         """What clients must know.
@@ -181,6 +192,7 @@ class ModelWorker:
             block_size=config.block_size,
             weight_bytes=capacity.weight_bytes,
             load_seconds=capacity.load_seconds,
+            grammar=self.grammars is not None,
         )
 
 
@@ -231,6 +243,9 @@ def make_worker(
             "--load-format dummy has no weights that --cross-check could compare",
             "give one of the two",
         )
+    grammars = (
+        None if serve.disable_grammar_support or shard.rank else _grammars(config, facts, serve)
+    )
     table = make_table(config)
     device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -261,7 +276,23 @@ def make_worker(
         None, model.kv_specs, config.block_size, dtype, device, cache_dtype
     )
     seconds = time.monotonic() - began
-    return ModelWorker(serve, config, facts, model, attention, seconds, adapters, shard)
+    return ModelWorker(serve, config, facts, model, attention, seconds, adapters, shard, grammars)
+
+
+def _grammars(
+    config: EngineConfig, facts: ModelFacts, serve: ServeConfig
+) -> Future[LLGuidance | None]:
+    """Read the vocabulary for grammars while the weights are read."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
+    future = pool.submit(
+        load_grammars,
+        config.model_path,
+        facts.vocab_size,
+        facts.eos_token_ids,
+        serve.trust_remote_code,
+    )
+    pool.shutdown(wait=False)
+    return future
 
 
 def make_table(config: EngineConfig) -> LoraTable | None:
