@@ -49,6 +49,9 @@ _tgi() {
         'serve --watermark-gamma') return ;;
         'serve --watermark-delta') return ;;
         'serve --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'serve --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --tool-call-parser') COMPREPLY=($(compgen -W 'auto none deepseek glm45 harmony hermes llama3_json mistral mistral_list qwen3_coder' -- "$word")); return ;;
+        'serve --reasoning-parser') COMPREPLY=($(compgen -W 'auto none harmony mistral seed_oss think' -- "$word")); return ;;
         'serve --api-key') return ;;
         'serve --cors-allow-origin') return ;;
         'serve --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -101,6 +104,9 @@ _tgi() {
         'router --watermark-gamma') return ;;
         'router --watermark-delta') return ;;
         'router --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'router --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --tool-call-parser') COMPREPLY=($(compgen -W 'auto none deepseek glm45 harmony hermes llama3_json mistral mistral_list qwen3_coder' -- "$word")); return ;;
+        'router --reasoning-parser') COMPREPLY=($(compgen -W 'auto none harmony mistral seed_oss think' -- "$word")); return ;;
         'router --api-key') return ;;
         'router --cors-allow-origin') return ;;
         'router --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -110,10 +116,10 @@ _tgi() {
         'router --logger-level') return ;;
     esac
     case $command in
-        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        serve) flags='--model-id --revision --dtype --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         download-weights) flags='--revision --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --trust-remote-code --no-trust-remote-code --logger-level --json-output --no-json-output --quiet -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         model-server) flags='--model-id --revision --dtype --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         completion) flags='-h --help'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback -h --help'
             COMPREPLY=($(compgen -W 'serve download-weights model-server router completion' -- "$word")) ;;

@@ -10,10 +10,10 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     }
     $flags = @{
         '' = @('--version', '-V', '--traceback', '-h', '--help')
-        'serve' = @('--model-id', '--revision', '--dtype', '--trust-remote-code', '--hostname', '--port', '-p', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-input-tokens', '--max-input-length', '--max-total-tokens', '--max-batch-prefill-tokens', '--max-batch-total-tokens', '--max-batch-size', '--max-queued-requests', '--max-queued-tokens', '--batching', '--capacity-policy', '--waiting-served-ratio', '--max-waiting-tokens', '--prefix-caching', '--no-prefix-caching', '--kv-cache-dtype', '--load-format', '--cross-check', '--sharded', '--no-sharded', '--num-shard', '--lora-adapters', '--max-loras', '--max-cpu-loras', '--max-lora-rank', '--max-best-of', '--max-stop-sequences', '--max-top-n-tokens', '--max-client-batch-size', '--validation-workers', '--payload-limit', '--watermark-gamma', '--watermark-delta', '--generation-config', '--api-key', '--cors-allow-origin', '--ssl-certfile', '--ssl-keyfile', '--otlp-endpoint', '--otlp-service-name', '--vllm-metrics', '--logger-level', '--json-output', '-h', '--help')
+        'serve' = @('--model-id', '--revision', '--dtype', '--trust-remote-code', '--hostname', '--port', '-p', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-input-tokens', '--max-input-length', '--max-total-tokens', '--max-batch-prefill-tokens', '--max-batch-total-tokens', '--max-batch-size', '--max-queued-requests', '--max-queued-tokens', '--batching', '--capacity-policy', '--waiting-served-ratio', '--max-waiting-tokens', '--prefix-caching', '--no-prefix-caching', '--kv-cache-dtype', '--load-format', '--cross-check', '--sharded', '--no-sharded', '--num-shard', '--lora-adapters', '--max-loras', '--max-cpu-loras', '--max-lora-rank', '--max-best-of', '--max-stop-sequences', '--max-top-n-tokens', '--max-client-batch-size', '--validation-workers', '--payload-limit', '--watermark-gamma', '--watermark-delta', '--generation-config', '--tokenizer-config-path', '--tool-call-parser', '--reasoning-parser', '--api-key', '--cors-allow-origin', '--ssl-certfile', '--ssl-keyfile', '--otlp-endpoint', '--otlp-service-name', '--vllm-metrics', '--logger-level', '--json-output', '-h', '--help')
         'download-weights' = @('--revision', '--extension', '--auto-convert', '--no-auto-convert', '--merge-lora', '--no-merge-lora', '--trust-remote-code', '--no-trust-remote-code', '--logger-level', '--json-output', '--no-json-output', '--quiet', '-h', '--help')
         'model-server' = @('--model-id', '--revision', '--dtype', '--trust-remote-code', '--uds-path', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-input-tokens', '--max-input-length', '--max-total-tokens', '--max-batch-prefill-tokens', '--max-batch-total-tokens', '--max-batch-size', '--max-queued-requests', '--max-queued-tokens', '--batching', '--capacity-policy', '--waiting-served-ratio', '--max-waiting-tokens', '--prefix-caching', '--no-prefix-caching', '--kv-cache-dtype', '--load-format', '--cross-check', '--sharded', '--no-sharded', '--num-shard', '--lora-adapters', '--max-loras', '--max-cpu-loras', '--max-lora-rank', '--logger-level', '--json-output', '-h', '--help')
-        'router' = @('--model-id', '--revision', '--trust-remote-code', '--engine-url', '--hostname', '--port', '-p', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-best-of', '--max-stop-sequences', '--max-top-n-tokens', '--max-client-batch-size', '--validation-workers', '--payload-limit', '--watermark-gamma', '--watermark-delta', '--generation-config', '--api-key', '--cors-allow-origin', '--ssl-certfile', '--ssl-keyfile', '--otlp-endpoint', '--otlp-service-name', '--vllm-metrics', '--logger-level', '--json-output', '-h', '--help')
+        'router' = @('--model-id', '--revision', '--trust-remote-code', '--engine-url', '--hostname', '--port', '-p', '--graceful-termination-timeout', '-g', '--max-concurrent-requests', '--max-best-of', '--max-stop-sequences', '--max-top-n-tokens', '--max-client-batch-size', '--validation-workers', '--payload-limit', '--watermark-gamma', '--watermark-delta', '--generation-config', '--tokenizer-config-path', '--tool-call-parser', '--reasoning-parser', '--api-key', '--cors-allow-origin', '--ssl-certfile', '--ssl-keyfile', '--otlp-endpoint', '--otlp-service-name', '--vllm-metrics', '--logger-level', '--json-output', '-h', '--help')
         'completion' = @('-h', '--help')
     }
     $values = @{
@@ -23,12 +23,16 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
         'serve --kv-cache-dtype' = @('auto', 'fp8_e4m3fn', 'fp8_e5m2')
         'serve --load-format' = @('auto', 'dummy')
         'serve --generation-config' = @('auto', 'none')
+        'serve --tool-call-parser' = @('auto', 'none', 'deepseek', 'glm45', 'harmony', 'hermes', 'llama3_json', 'mistral', 'mistral_list', 'qwen3_coder')
+        'serve --reasoning-parser' = @('auto', 'none', 'harmony', 'mistral', 'seed_oss', 'think')
         'model-server --dtype' = @('auto', 'float16', 'half', 'bfloat16', 'float32', 'float')
         'model-server --batching' = @('fused', 'inflight', 'static')
         'model-server --capacity-policy' = @('max_utilization', 'guaranteed_no_evict')
         'model-server --kv-cache-dtype' = @('auto', 'fp8_e4m3fn', 'fp8_e5m2')
         'model-server --load-format' = @('auto', 'dummy')
         'router --generation-config' = @('auto', 'none')
+        'router --tool-call-parser' = @('auto', 'none', 'deepseek', 'glm45', 'harmony', 'hermes', 'llama3_json', 'mistral', 'mistral_list', 'qwen3_coder')
+        'router --reasoning-parser' = @('auto', 'none', 'harmony', 'mistral', 'seed_oss', 'think')
         'completion' = @('bash', 'zsh', 'fish', 'powershell')
     }
     $said = @($ast.CommandElements | Select-Object -Skip 1 | ForEach-Object { "$_" })

@@ -197,7 +197,7 @@ async def test_other_model_names_are_echoed(client: httpx.AsyncClient) -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenizer": 1}}, "chat_template_kwargs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 6}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tgi_cli.cli import chat_options as c
 from tgi_cli.cli import engine_options as e
 from tgi_cli.cli import network_options as n
 from tgi_cli.cli import options as o
@@ -40,6 +41,9 @@ def router(
     watermark_gamma: o.WatermarkGamma = 0.5,
     watermark_delta: o.WatermarkDelta = 2.0,
     generation_config: o.GenerationConfig = "auto",
+    tokenizer_config_path: c.TokenizerConfigPath = None,
+    tool_call_parser: c.ToolCallParser = "auto",
+    reasoning_parser: c.ReasoningParser = "auto",
     api_key: n.ApiKey = None,
     cors_allow_origin: n.CorsAllowOrigin = None,
     ssl_certfile: n.SslCertfile = None,
@@ -105,6 +109,9 @@ def router(
             watermark_gamma=watermark_gamma,
             watermark_delta=watermark_delta,
             generation_config=generation_config,
+            tokenizer_config_path=tokenizer_config_path,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
             api_key=n.checked_key(context, api_key),
             cors_allow_origin=n.checked_origins(cors_allow_origin),
             ssl_certfile=ssl_certfile,

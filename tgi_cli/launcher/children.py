@@ -74,6 +74,9 @@ class RouterOptions:
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
     generation_config: str = "auto"
+    tokenizer_config_path: Path | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None

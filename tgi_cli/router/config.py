@@ -19,6 +19,9 @@ class RouterConfig:
         watermark_gamma, watermark_delta: of requests that ask for a watermark.
         generation_config: whether the model's generation_config.json says what a /v1 request means
             that does not say how to sample: ``auto`` or ``none``.
+        tokenizer_config_path: a tokenizer_config.json in place of the model's, for chats.
+        tool_call_parser, reasoning_parser: how the model writes both: ``auto``, ``none`` or a
+            format of :mod:`tgi_cli.text.response_formats`.
         disable_grammar_support: refuse requests that say what the answer must be.
         api_key: what clients have to bring, any of several with commas between them; None:
             nothing.
@@ -52,6 +55,9 @@ class RouterConfig:
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
     generation_config: str = "auto"
+    tokenizer_config_path: Path | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     disable_grammar_support: bool = False
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()

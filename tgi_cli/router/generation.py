@@ -234,7 +234,10 @@ class Generation:
             self.generated_tokens += 1
             self.logprob_sum += batch.logprobs[place]
             special = token_id in hidden
-            text = "" if special else self._detokenizer.push(token_id)
+            if not special:
+                text = self._detokenizer.push(token_id)
+            else:
+                text = tokenizer.surface(token_id) if token_id in self.spec.shown_ids else ""
             delta.tokens.append(
                 Token(
                     token_id,

@@ -81,7 +81,14 @@ class _Router:
 
     async def _serve(self) -> None:
         config = self._config
-        text = await asyncio.to_thread(TextBundle.load, config.model_path, config.trust_remote_code)
+        text = await asyncio.to_thread(
+            TextBundle.load,
+            config.model_path,
+            config.trust_remote_code,
+            tokenizer_config_path=config.tokenizer_config_path,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
         client = await GrpcEngineClient.connect(config.engine_url, None)
         try:
             app = create_app(client, text, config)

@@ -26,6 +26,7 @@ class GenerationSpec:
         keep_stop: see ``stops``.
         ignore_eos: end tokens do not end it.
         stop_token_ids: further ids that end it, themselves no part of the text.
+        shown_ids: special tokens that are part of the text, for whoever reads more than text in it.
         samples: how many continuations; all but the first share its computed prompt. Sample i of
             a seed is the same whatever the number of samples.
         prompt_logprobs: report log-probabilities of the prompt's tokens, and so many of the
@@ -48,6 +49,7 @@ class GenerationSpec:
     keep_stop: bool = False
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+    shown_ids: frozenset[int] = frozenset()
     samples: int = 1
     prompt_logprobs: int | None = None
     prompt_only: bool = False

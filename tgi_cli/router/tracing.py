@@ -9,6 +9,8 @@ whether it is sampled; else OTEL_TRACES_SAMPLER does, and by default all are. At
 from __future__ import annotations
 
 import importlib.util
+import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +19,7 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.router import access_log
 from tgi_cli.router.access_log import RequestRecord
 
-_FLUSH_MILLISECONDS = 2000
+_CLOSE_SECONDS = 2.0
 _HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -54,7 +56,7 @@ class Tracing:
         resource = Resource.create(
             {SERVICE_NAME: service_name, SERVICE_VERSION: tgi_cli.__version__}
         )
-        self._provider = TracerProvider(resource=resource)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tgi_cli.router", tgi_cli.__version__)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
@@ -79,8 +81,10 @@ class Tracing:
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
-        self._provider.force_flush(_FLUSH_MILLISECONDS)
-        self._provider.shutdown()
+        # The SDK's own bounds are longer than a server may take to end.
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
 
 
 class RequestSpan:
@@ -97,7 +101,6 @@ class RequestSpan:
 
         span, record = self._span, self._record
         if not span.is_recording():
-            span.end()
             return
         if record.route:
             span.update_name(f"{record.method} {record.route}")
@@ -107,14 +110,18 @@ class RequestSpan:
             span.set_status(StatusCode.ERROR)
         for generation in record.generations:
             self._stages(generation.index, generation.timings)
-        span.end()
+        span.end(self._at(time.perf_counter()))
+
+    def _at(self, moment: float) -> int:
+        """The time of day, in nanoseconds, of a moment of ``time.perf_counter()``."""
+        return self._record.began_ns + int((moment - self._record.began) * 1e9)
 
     def _stages(self, index: int, timings: Any) -> None:
         """What a sequence's time went into, as children beside each other."""
         from opentelemetry.trace import set_span_in_context
 
         parent = set_span_in_context(self._span)
-        begin = self._record.began_ns + int((timings.arrived - self._record.began) * 1e9)
+        begin = self._at(timings.arrived)
         for name, seconds in (
             ("validate", timings.validation),
             ("queue", timings.queue),
@@ -124,8 +131,7 @@ class RequestSpan:
                 name, context=parent, start_time=begin, attributes={"sequence": index}
             )
             if name == "infer" and timings.first_token:
-                since = timings.first_token - self._record.began
-                child.add_event("first token", timestamp=self._record.began_ns + int(since * 1e9))
+                child.add_event("first token", timestamp=self._at(timings.first_token))
             begin += int(seconds * 1e9)
             child.end(begin)
 

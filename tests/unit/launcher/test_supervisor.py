@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.certificates import Files
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
 from tgi_cli.launcher import listener, supervisor
 from tgi_cli.launcher.children import Child
@@ -35,14 +36,19 @@ STUBBORN = """
     time.sleep(60)
 """
 ANSWERS = """
-    import http.server, signal, sys
+    import http.server, signal, ssl, sys
     class Healthy(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200 if self.path == "/health" else 404)
             self.end_headers()
         def log_message(self, *_): pass
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    http.server.HTTPServer(("127.0.0.1", PORT), Healthy).serve_forever()
+    server = http.server.HTTPServer(("127.0.0.1", PORT), Healthy)
+    if certificate := False:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()
 """
 
 
@@ -74,7 +80,7 @@ class Stage:
         """Whether both have set up their handling of signals."""
         return self.up.exists() and len(self.up.read_text().split()) == 2
 
-    def run(self, server: str, router: str, grace: float = 20.0) -> int:
+    def run(self, server: str, router: str, grace: float = 20.0, tls: bool = False) -> int:
         both = Supervisor(grace)
         with both.handling_signals():
             return both.run(
@@ -82,6 +88,7 @@ class Stage:
                 self.child("router", RouterError, router),
                 ("127.0.0.1", self.port),
                 self.ready.set,
+                tls,
             )
 
 
@@ -137,6 +144,13 @@ def test_a_child_that_ends_in_silence_is_named(stage: Stage) -> None:
 def test_it_is_ready_when_health_says_so(stage: Stage) -> None:
     signal_when(stage.ready.is_set, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS) == ExitCode.OK
+    assert stage.ready.is_set()
+
+
+def test_health_is_asked_over_tls_where_that_is_spoken(stage: Stage, tmp_path: Path) -> None:
+    both = Files.make(tmp_path).both
+    signal_when(stage.ready.is_set, signal.SIGTERM)
+    assert stage.run(WAITS, ANSWERS.replace("False", f"{str(both)!r}"), tls=True) == ExitCode.OK
     assert stage.ready.is_set()
 
 

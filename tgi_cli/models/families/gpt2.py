@@ -30,9 +30,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     positions = config.positive(fields.stated(config, "n_positions", "max_position_embeddings"))
     norm = NormSpec(config.get("layer_norm_epsilon", float, 1e-5), "layer")
     mlp = MLPSpec(
-        intermediate_size=config.positive(
-            fields.stated(config, "n_inner", "intermediate_size"), 4 * hidden
-        ),
+        intermediate_size=config.positive("n_inner", 4 * hidden),
         activation=fields.activation(
             config, "activation_function", "gelu_pytorch_tanh" if big_code else "gelu_new"
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router import errors
+from tgi_cli.router.conversation import converse
 from tgi_cli.router.delta import Delta
 from tgi_cli.router.generation import Generation
 from tgi_cli.router.http import json_response, read_json
@@ -29,21 +29,26 @@ from tgi_cli.router.openai import (
 )
 from tgi_cli.router.schemas.openai import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
     ChatRequest,
-    Message,
+    ToolCall,
 )
-from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.sse import EventStream
-from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.router.validation import openai_specs, request_timeout
-from tgi_cli.text.chat import ChatTemplateError
+from tgi_cli.router.state import state_of
+from tgi_cli.router.validation import request_timeout
+from tgi_cli.text.calls import Arguments, Call
+from tgi_cli.text.response_reader import Content, Message, Piece, ResponseReader
 from tgi_cli.text.tokenizer import Tokenizer
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
+
+TOOL_CALLS = "tool_calls"
+"""The finish reason of an answer that calls; TGI said ``stop``, which OpenAI's clients take for
+the end of the conversation."""
 
 
 async def chat_completions(request: Request) -> Response | EventStream:
@@ -53,15 +58,17 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
         adapter = await state.adapters.openai(body.model)
-        spec = replace(_spec(body, state), adapter=adapter)
+        conversation = converse(body, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
+    spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
     generations = await state.generator.open([spec], arrived, timeout)
     identity = Identity.new("chatcmpl", body, state)
     characters = len(spec.prompt)
+    readers = [conversation.reader() for _ in generations]
     if body.stream:
-        encoder = ChatEvents(body, identity, generations, state.text.tokenizer)
+        encoder = ChatEvents(body, identity, generations, readers, state.text.tokenizer)
         return EventStream(merge(generations), encoder, state.stream_headers(characters))
     wholes = await collect(request, generations)
     answer = ChatCompletion(
@@ -69,105 +76,65 @@ async def chat_completions(request: Request) -> Response | EventStream:
         created=identity.created,
         model=identity.model,
         system_fingerprint=identity.system_fingerprint,
-        choices=[_choice(whole, bool(body.logprobs), state.text.tokenizer) for whole in wholes],
+        choices=[
+            _choice(body, whole, reader, state.text.tokenizer)
+            for whole, reader in zip(wholes, readers, strict=True)
+        ],
         usage=usage_of(generations),
     )
     return json_response(answer, state.timing_headers(generations, characters))
 
 
-def _choice(whole: Whole, logprobs: bool, tokenizer: Tokenizer) -> ChatChoice:
-    content = chat_logprobs(tokenizer, whole.tokens, whole.top_tokens) if logprobs else []
+def _choice(
+    body: ChatRequest, whole: Whole, reader: ResponseReader | None, tokenizer: Tokenizer
+) -> ChatChoice:
+    content = chat_logprobs(tokenizer, whole.tokens, whole.top_tokens) if body.logprobs else []
+    message = AssistantMessage(content=whole.finish.text)
+    reason = FINISH_REASONS[whole.finish.reason]
+    if reader is not None:
+        read = Message.of([*reader.push(whole.finish.text), *reader.finish()])
+        message.content = read.content
+        if read.reasoning and body.include_reasoning is not False:
+            message.reasoning_content = message.reasoning = read.reasoning
+        if read.calls:
+            message.content = read.content or None
+            message.tool_calls = [
+                ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=arguments))
+                for call, arguments in zip(read.calls, read.arguments, strict=True)
+            ]
+            reason = _with_calls(reason)
     return ChatChoice(
         index=whole.generation.index,
-        message=AssistantMessage(content=whole.finish.text),
-        logprobs=ChatLogprobs(content=content) if logprobs else None,
-        finish_reason=FINISH_REASONS[whole.finish.reason],
+        message=message,
+        logprobs=ChatLogprobs(content=content) if body.logprobs else None,
+        finish_reason=reason,
     )
 
 
-def _spec(body: ChatRequest, state: RouterState) -> GenerationSpec:
-    """Validate, and render the conversation. Raises ApiError."""
-    for name, given in (
-        ("tools", bool(body.tools)),
-        ("functions", bool(body.functions)),
-        ("tool_choice", body.tool_choice not in (None, "none", "auto")),
-        ("function_call", body.function_call not in (None, "none", "auto")),
-        ("chat_template_kwargs", bool(body.chat_template_kwargs)),
-    ):
-        if given:
-            raise errors.unsupported(name)
-    if body.top_logprobs and not body.logprobs:
-        raise errors.validation("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
-    if not body.messages:
-        raise errors.validation("`messages` cannot be empty", "messages")
-    messages = [_template_message(message) for message in body.messages]
-    if state.text.chat_template is None:
-        raise errors.template("template not found")
-    # Check the parameters first: rendering costs more.
-    max_tokens = body.max_completion_tokens
-    specs = openai_specs(
-        body,
-        [""],
-        state.config,
-        state.client.info,
-        state.text.tokenizer,
-        state.defaults,
-        max_tokens=body.max_tokens if max_tokens is None else max_tokens,
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
-        add_special_tokens=False,
-    )
-    try:
-        prompt = state.text.chat_template.render(messages)
-    except ChatTemplateError as error:
-        raise errors.template(str(error)) from error
-    return replace(specs[0], prompt=prompt)
-
-
-def _template_message(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text content, tool arguments as objects."""
-    rendered: dict[str, Any] = {"role": message.role}
-    if isinstance(message.content, list):
-        for part in message.content:
-            if part.type != "text" or part.text is None:
-                raise errors.validation(
-                    f"content of type `{part.type}` is not supported by this model", "messages"
-                )
-        rendered["content"] = "".join(part.text or "" for part in message.content)
-    else:
-        rendered["content"] = message.content or ""
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
-        if value is not None:
-            rendered[name] = value
-    if message.tool_calls:
-        rendered["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    return rendered
-
-
-def _template_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        raise errors.validation(f"tool call arguments are no JSON: {error}", "messages") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+def _with_calls(reason: str) -> str:
+    """The finish reason of an answer with calls: one that was cut off says so."""
+    return reason if reason == "length" else TOOL_CALLS
 
 
 class ChatEvents:
-    """OpenAI's chunks: a choice's role first, then text as it comes, the reason with the last."""
+    """OpenAI's chunks: a choice's role first, then what comes, the reason with the last.
+
+    Only the first has the role: OpenAI's clients add the strings of deltas up.
+    """
 
     def __init__(
         self,
         body: ChatRequest,
         identity: Identity,
         generations: Sequence[Generation],
+        readers: Sequence[ResponseReader | None],
         tokenizer: Tokenizer,
     ) -> None:
         self._generations = generations
+        self._readers = readers
         self._tokenizer = tokenizer
         self._logprobs = bool(body.logprobs)
+        self._reasoning = body.include_reasoning is not False
         self._usage = include_usage(body)
         head = identity.head("chat.completion.chunk")
         self._empty = head + b'[],"usage":'
@@ -182,23 +149,58 @@ class ChatEvents:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
         index = delta.index
         first, self._firsts[index] = self._firsts[index], b""
-        if delta.finish is None and not self._logprobs:
+        reader = self._readers[index]
+        if reader is None and delta.finish is None and not self._logprobs:
             if not delta.text:
                 return first
             return first + self._texts[index] + _encode(delta.text) + self._open
+        reason = None if delta.finish is None else FINISH_REASONS[delta.finish.reason]
+        pieces: list[Piece] = [Content(delta.text)] if delta.text else []
+        if reader is not None:
+            pieces = reader.push(delta.text) if delta.text else []
+            if delta.finish is not None:
+                pieces += reader.finish()
+            if reason is not None and reader.calls:
+                reason = _with_calls(reason)
+        fields = self._fields(pieces)
+        if not fields and reason is None and not self._logprobs:
+            return first
         logprobs = b"null"
         if self._logprobs:
             content = chat_logprobs(self._tokenizer, delta.tokens, delta.top_tokens)
             logprobs = _encode(ChatLogprobs(content=content))
-        text = b'"content":' + _encode(delta.text) if delta.text else b""
-        reason = None if delta.finish is None else FINISH_REASONS[delta.finish.reason]
         return b'%b%b%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
             first,
             self._heads[index],
-            text,
+            _encode(fields)[1:-1],
             logprobs,
             _encode(reason),
         )
+
+    def _fields(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """What the pieces add to a message; one entry for each call that they concern."""
+        fields: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for piece in pieces:
+            if isinstance(piece, Call):
+                function = {"name": piece.name, "arguments": ""}
+                calls[piece.index] = {
+                    "index": piece.index,
+                    "id": piece.id,
+                    "type": "function",
+                    "function": function,
+                }
+            elif isinstance(piece, Arguments):
+                entry = {"index": piece.index, "function": {"arguments": ""}}
+                calls.setdefault(piece.index, entry)["function"]["arguments"] += piece.text
+            elif isinstance(piece, Content):
+                fields["content"] = fields.get("content", "") + piece.text
+            elif self._reasoning:
+                reasoning = fields.get("reasoning", "") + piece.text
+                fields["reasoning_content"] = fields["reasoning"] = reasoning
+        if calls:
+            fields["tool_calls"] = list(calls.values())
+        return fields
 
     def fail(self, error: errors.ApiError) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""

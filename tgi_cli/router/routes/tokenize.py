@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tgi_cli.router.conversation import converse
 from tgi_cli.router.http import json_response, read_json
-from tgi_cli.router.routes.chat import _spec as chat_spec
 from tgi_cli.router.schemas.native import ChatTokenizeResponse, GenerateRequest, SimpleToken
 from tgi_cli.router.schemas.openai import ChatRequest
 from tgi_cli.router.state import RouterState, state_of
@@ -28,7 +28,7 @@ async def chat_tokenize(request: Request) -> Response:
     """The text that the chat template makes of a conversation, and its tokens."""
     state = state_of(request)
     body = await read_json(request, _CHAT, state.config.payload_limit)
-    spec = chat_spec(body, state)
+    spec = converse(body, state).spec
     assert isinstance(spec.prompt, str)
     answer = ChatTokenizeResponse(
         tokenize_response=await _tokens(state, spec.prompt, spec.add_special_tokens),

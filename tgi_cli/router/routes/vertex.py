@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.router import errors
+from tgi_cli.router.conversation import converse
 from tgi_cli.router.http import json_response, parse, read_json, wrong_types
-from tgi_cli.router.routes.chat import _spec as chat_spec
 from tgi_cli.router.routes.health import health
 from tgi_cli.router.routes.native import answer_all, native_request
 from tgi_cli.router.schemas.native import GenerateRequest
@@ -86,7 +86,7 @@ async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> 
         return await native_request(instance, state)
     adapter = await state.adapters.openai(instance.model)
     # One text for each instance, so one sample.
-    return replace(chat_spec(instance, state), adapter=adapter, samples=1)
+    return replace(converse(instance, state).spec, adapter=adapter, samples=1)
 
 
 def _front(instance: GenerateRequest | ChatRequest) -> str:

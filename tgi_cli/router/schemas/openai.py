@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Signed32 = Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)]
 
@@ -60,10 +61,14 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    ``tool_calls`` are as answers have them; TGI's, whose arguments are objects, are taken too.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -71,20 +76,48 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool does, and the JSON schema of its arguments; ``arguments`` is TGI's old name."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    arguments: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """Something the model may call; functions are the only kind."""
+
+    type: str = "function"
+    function: Function | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):
-    """The body of ``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``.
+
+    ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
+    """
 
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tool_prompt: str | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -162,12 +195,30 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: PromptDetails
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function's name, and its arguments as JSON text: what the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model wants made."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer of a chat."""
+    """The answer of a chat; ``reasoning_content`` and ``reasoning`` are two names of one text."""
 
     role: str = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -54,11 +54,30 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[Model]
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call; the name comes with the call's first alone."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call; its id and type come with the call's first alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct, kw_only=True):
     """What a chunk adds to a message; the role comes with the first alone."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
