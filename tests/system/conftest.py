@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-READY = re.compile(r"ready: (\S+) on (http://\S+) ")
+READY = re.compile(r"ready: (\S+) on (https?://\S+) ")
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 

@@ -1,0 +1,121 @@
+"""A guarded server and what can be seen of it: TLS, API keys, metrics, logs and traces."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.router.test_metrics import DASHBOARD
+from tests.system.conftest import ServerProcess, StartServer, poll
+from tests.tools.certificates import Files
+from tests.tools.collector import Collector, attributes, collecting
+
+pytestmark = pytest.mark.system
+
+FIRST, SECOND = "first-marzipan-key", "second-marzipan-key"
+SECRET = "def marzipan(path):"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files.make(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def watched(start_server: StartServer, files: Files, collector: Collector) -> ServerProcess:
+    server = start_server(
+        "--json-output", "--vllm-metrics", "--ssl-certfile", str(files.cert),
+        "--ssl-keyfile", str(files.key), "--otlp-endpoint", collector.endpoint,
+        API_KEY=f"{FIRST},{SECOND}",
+    )  # fmt: skip
+    server.wait_ready()
+    return server
+
+
+@pytest.fixture
+def client(watched: ServerProcess, files: Files) -> Iterator[httpx.Client]:
+    assert watched.url.startswith("https://")
+    trust = ssl.create_default_context(cafile=str(files.authority))
+    with httpx.Client(base_url=watched.url, verify=trust, timeout=60) as client:
+        yield client
+
+
+def requests_in(server: ServerProcess) -> list[dict[str, Any]]:
+    """The lines of requests in its log, all of which is JSON."""
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    return [line for line in lines if line["fields"]["message"] == "request"]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_both_keys_open_and_nothing_else(client: httpx.Client) -> None:
+    assert client.get("/health").status_code == 200
+    for path in ("/info", "/v1/models", "/docs", "/nothing"):
+        assert client.get(path).status_code == 401
+    for key in (FIRST, SECOND):
+        assert client.get("/info", headers=bearer(key)).status_code == 200
+    assert client.get("/info", headers=bearer(f"{FIRST},{SECOND}")).status_code == 401
+
+
+def test_a_request_is_counted_logged_and_traced(
+    client: httpx.Client, watched: ServerProcess, collector: Collector
+) -> None:
+    body = {"inputs": SECRET, "parameters": {"max_new_tokens": 7}}
+    headers = bearer(SECOND) | {"x-request-id": "the-one"}
+    assert client.post("/generate", json=body, headers=headers).status_code == 200
+
+    poll(lambda: [r for r in requests_in(watched) if "the-one" in str(r)], 10, "it is logged")
+    (line,) = [r["fields"] for r in requests_in(watched) if "the-one" in str(r)]
+    assert (line["route"], line["status"]) == ("/generate", 200)
+    assert (line["generated_tokens"], line["finish_reason"]) == (7, "length")
+    assert line["total_time"] >= line["inference_time"] > 0
+    assert "marzipan" not in watched.log
+
+    text = client.get("/metrics").text
+    for name in DASHBOARD:
+        assert re.search(rf"^{name}[{{ ]", text, re.MULTILINE), name
+
+    def value(sample: str) -> float:
+        (found,) = re.findall(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+        return float(found)
+
+    prompts = value('tgi_batch_inference_count{method="prefill"}')
+    decodes = value('tgi_batch_inference_count{method="decode"}')
+    assert (prompts, decodes) == (1, 6)
+    for method, count in (("prefill", prompts), ("decode", decodes)):
+        for name in ("inference", "forward", "decode", "filter"):
+            assert value(f'tgi_batch_{name}_duration_count{{method="{method}"}}') == count
+        whole = value(f'tgi_batch_inference_duration_sum{{method="{method}"}}')
+        assert whole >= value(f'tgi_batch_forward_duration_sum{{method="{method}"}}') > 0
+    assert value("tgi_batch_next_size_sum") == 1
+    assert value("tgi_queue_size") == value("tgi_queue_age_seconds") == 0
+    assert 'vllm:num_requests_running{model_name="' in text
+
+    spans = [(resource, span) for resource, span in collector.take(3 + 1)]
+    while not any("the-one" in str(span) for _, span in spans):
+        spans += collector.take(1)
+    resource, span = next((r, s) for r, s in spans if "the-one" in str(s))
+    assert resource["service.name"] == "text-generation-inference.router"
+    assert attributes(span)["gen_ai.usage.output_tokens"] == 7
+
+
+def test_keys_are_on_no_command_line(watched: ServerProcess) -> None:
+    for pid in [watched.process.pid, *watched.children()]:
+        assert b"marzipan" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    engine = watched.child("model-server")
+    assert b"marzipan" not in Path(f"/proc/{engine}/environ").read_bytes()
