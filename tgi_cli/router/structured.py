@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tgi_cli.router import errors
 from tgi_cli.router.schemas.openai import Sampling
 from tgi_cli.text import grammar
 from tgi_cli.text.grammar import Grammar, GrammarError
+
+T = TypeVar("T")
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
@@ -56,9 +58,7 @@ def _guided(name: str, value: Any, whitespace: str | None) -> Grammar:
     return _read(lambda asked: grammar.guided(name, asked, whitespace), value, name)
 
 
-def _read(
-    reader: Callable[[Any], Grammar] | Callable[[Any], Grammar | None], asked: Any, param: str
-) -> Any:
+def _read(reader: Callable[[Any], T], asked: Any, param: str) -> T:
     try:
         return reader(asked)
     except GrammarError as error:

@@ -198,27 +198,21 @@ class Compiler:
         until = time.monotonic() + _LOCATE_SECONDS
         path: Path = ()
         seen = {path}
-        part: Any = schema
-        while isinstance(part, dict):
-            inner: list[tuple[Path, Any]] = [
-                (path + step, child)
-                for step, child in json_schema.children(part)
-                if step[0] not in ("$defs", "definitions")
-            ]
-            target = json_schema.at(schema, str(part.get("$ref", "")))
-            if target is not None:
-                inner.append((target, _part(schema, target)))
-            for place, child in inner:
-                if place in seen or time.monotonic() > until:
+        while time.monotonic() < until:
+            here = json_schema.part(schema, path)
+            if any(key in here for key in _unknown_keys(cause)):
+                break
+            for place in json_schema.within(schema, path):
+                if place in seen:
                     continue
                 seen.add(place)
                 document["$ref"] = json_schema.pointer(("x", *place))
                 if found := self._schema_error(document):
-                    path, part, cause = place, child, found
+                    path, cause = place, found.replace("Pointer '/x/", "Pointer '/")
                     break
             else:
                 break
-        return f"{_told(cause, part)} (at {json_schema.pointer(path)})"
+        return f"{_told(cause, json_schema.part(schema, path))} (at {json_schema.pointer(path)})"
 
     def _tags(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         """See :func:`tgi_cli.text.grammar.structural_tag`."""
@@ -280,28 +274,28 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _part(schema: Any, path: Path) -> Any:
-    for key in path:
-        schema = schema[key]
-    return schema
-
-
 def _unescaped(pattern: str, column: int) -> int:
     """The place in a pattern of a column of what :func:`regex_to_lark` made of it."""
     low, high = 0, len(pattern)
     while low < high:
         middle = (low + high) // 2
-        if len(regex_to_lark(pattern[: middle + 1], "dws")) > column:
+        if len(regex_to_lark(pattern[:middle], "dws")) >= column:
             high = middle
         else:
             low = middle + 1
     return low
 
 
+def _unknown_keys(error: str) -> list[str]:
+    found = _KEYS.search(error)
+    keys: list[str] = json.loads(found["keys"]) if found else []
+    return keys
+
+
 def _told(error: str, schema: Any = None) -> str:
     """llguidance's words in ours, in one line of bounded length."""
-    if found := _KEYS.search(error):
-        keys = [f"`{key}`" for key in json.loads(found["keys"])]
+    if unknown := _unknown_keys(error):
+        keys = [f"`{key}`" for key in unknown]
         words = "keyword" if len(keys) == 1 else "keywords"
         verb = "is" if len(keys) == 1 else "are"
         return f"JSON schema {words} {', '.join(keys)} {verb} not supported"

@@ -71,8 +71,12 @@ def _limit_memory(megabytes: int) -> int:
 
 
 def _peak_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """The most memory that this process has had; getrusage's figure may be its parent's."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def receive(source: BinaryIO) -> bytes | None:

@@ -25,6 +25,7 @@ _ONES = (
     "else",
 )
 _ABOUT_OTHERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_DEFINITIONS = ("$defs", "definitions")
 _COMBINING = ("anyOf", "oneOf", "allOf", "$ref", "$dynamicRef")
 
 Path = tuple[str | int, ...]
@@ -126,6 +127,47 @@ def at(schema: Any, reference: str) -> Path | None:
             return None
         schema = schema[path[-1]]
     return tuple(path)
+
+
+def part(schema: Any, path: Path) -> Any:
+    """What stands at a place."""
+    for key in path:
+        schema = schema[key]
+    return schema
+
+
+def within(schema: Any, path: Path) -> Iterator[Path]:
+    """The places of the schemas that the one at ``path`` is made of, references followed.
+
+    Definitions are not, unless they are referred to.
+    """
+    here = part(schema, path)
+    if not isinstance(here, Mapping):
+        return
+    places = [
+        path + step
+        for step, child in children(here)
+        if step[0] not in _DEFINITIONS and isinstance(child, Mapping)
+    ]
+    target = at(schema, str(here.get("$ref", "")))
+    if target is not None:
+        places.append(target)
+    for place in places:
+        yield _at_the_end(schema, place)
+
+
+def _at_the_end(schema: Any, path: Path) -> Path:
+    """Where a chain of references ends that begins at ``path``: most often there."""
+    passed = {path}
+    while True:
+        here = part(schema, path)
+        if not isinstance(here, Mapping) or "$ref" not in here or len(here) > 1:
+            return path
+        target = at(schema, str(here["$ref"]))
+        if target is None or target in passed:
+            return path
+        passed.add(target)
+        path = target
 
 
 def moved(schema: Any, to: str) -> Any:

@@ -1,0 +1,202 @@
+"""Processes that compile: what they cost, and what happens to those that cost too much."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.text import tiny
+from tgi_cli.errors import RouterError
+from tgi_cli.text import grammar_check
+from tgi_cli.text.grammar import Grammar, GrammarError
+from tgi_cli.text.grammar_check import CheckerBusy, GrammarChecker, Limits
+from tgi_cli.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(tiny.byte_level())
+
+
+def json_grammar(schema: Any) -> Grammar:
+    return Grammar.of({"json": schema}, "grammar")
+
+
+def bomb(patterns: int, name: str = "a") -> Grammar:
+    """Few bytes that take time and memory without end: 12 take a second, 16 a gigabyte."""
+    schema = {"type": "string", "allOf": [{"pattern": f".*{name}{i}.*"} for i in range(patterns)]}
+    return json_grammar(schema)
+
+
+def checker(**limits: Any) -> GrammarChecker:
+    return GrammarChecker(TOKENIZER, [1], Limits(**limits))
+
+
+@pytest.fixture
+async def ordinary() -> AsyncIterator[GrammarChecker]:
+    found = checker(processes=1, seconds=30)
+    yield found
+    found.close()
+
+
+def processes(of: GrammarChecker) -> list[int]:
+    return [process._popen.pid for process in of._all]
+
+
+async def started(of: GrammarChecker) -> int:
+    """The first process, as soon as there is one."""
+    async with asyncio.timeout(60):
+        while True:
+            await asyncio.sleep(0.01)
+            with contextlib.suppress(IndexError):
+                return processes(of)[0]
+
+
+async def test_the_same_grammar_is_compiled_once(ordinary: GrammarChecker) -> None:
+    assert not ordinary._all, "nothing is started before it is needed"
+    first = json_grammar({"type": "object"})
+    again = json_grammar({"type": "object"})
+    found = await asyncio.gather(*(ordinary.compile(g) for g in (first, again, first)))
+    assert len(set(found)) == 1
+    assert '"type": "object"' in found[0]
+    (pid,) = processes(ordinary)
+    os.kill(pid, signal.SIGSTOP)  # it would not answer
+    assert await ordinary.compile(again) == found[0]
+    os.kill(pid, signal.SIGCONT)
+    with pytest.raises(GrammarError, match="`not` is not supported"):
+        await ordinary.compile(json_grammar({"not": {}}))
+    assert processes(ordinary) == [pid]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(GrammarError, match="`not` is not supported"):
+        await ordinary.compile(json_grammar({"not": {}}))
+    os.kill(pid, signal.SIGCONT)
+
+
+async def test_the_models_special_tokens_are_known(ordinary: GrammarChecker) -> None:
+    found = await ordinary.compile(Grammar.of({"lark": 'start: <|im_start|> "x"'}, "g"))
+    assert "<|im_start|>" in found
+    with pytest.raises(GrammarError, match="unknown special token"):
+        await ordinary.compile(Grammar.of({"lark": 'start: <|other|> "x"'}, "g"))
+
+
+async def test_what_takes_too_long_is_ended() -> None:
+    found = checker(seconds=0.5, megabytes=100_000)
+    try:
+        slow = asyncio.ensure_future(found.compile(bomb(20)))
+        pid = await started(found)
+        with pytest.raises(GrammarError, match=r"it takes more than 0.5 s to compile"):
+            await slow
+        assert not found._all
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        with pytest.raises(GrammarError, match=r"it takes more than 0.5 s to compile"):
+            await found.compile(bomb(20))
+        assert not found._all, "it is not tried again at once"
+    finally:
+        found.close()
+
+
+async def test_others_go_on_meanwhile() -> None:
+    found = checker(processes=2, seconds=60, megabytes=100_000)
+    try:
+        slow = asyncio.ensure_future(found.compile(bomb(20)))
+        pid = await started(found)
+        for number in range(5):
+            await found.compile(json_grammar({"const": number}))
+        assert not slow.done()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(GrammarError, match="of memory to compile"):
+            await slow
+    finally:
+        found.close()
+
+
+async def test_what_takes_too_much_memory_is_ended_by_itself() -> None:
+    found = checker(processes=1, seconds=60, megabytes=64)
+    try:
+        with pytest.raises(GrammarError, match="it takes more than 64 MB of memory to compile"):
+            await found.compile(bomb(30))
+        assert not found._all
+        assert "const" in await found.compile(json_grammar({"const": 1}))
+    finally:
+        found.close()
+
+
+async def test_memory_that_was_used_is_given_back_with_the_process() -> None:
+    found = checker(processes=1, seconds=60, megabytes=100)
+    try:
+        await found.compile(json_grammar({"const": 1}))
+        assert len(processes(found)) == 1
+        await found.compile(Grammar.of({"regex": "a{1000000}"}, "g"))  # 90 MB
+        assert not found._all
+    finally:
+        found.close()
+
+
+async def test_a_process_that_died_is_replaced(ordinary: GrammarChecker) -> None:
+    await ordinary.compile(json_grammar({"const": 1}))
+    (pid,) = processes(ordinary)
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    await ordinary.compile(json_grammar({"const": 2}))
+    assert processes(ordinary) != [pid]
+
+
+async def test_whoever_waits_too_long_is_told() -> None:
+    found = checker(processes=1, seconds=0.6, megabytes=100_000, wait_seconds=0.2)
+    try:
+        asked = [bomb(20), *(json_grammar({"const": number}) for number in range(3))]
+        told = await asyncio.gather(*map(found.compile, asked), return_exceptions=True)
+        assert isinstance(told[0], GrammarError)
+        assert [type(error) for error in told[1:]] == [CheckerBusy] * 3
+        assert "const" in await found.compile(asked[1])
+    finally:
+        found.close()
+
+
+async def test_one_who_gives_up_does_not_disturb_others_with_the_same(
+    ordinary: GrammarChecker,
+) -> None:
+    grammar = json_grammar({"const": "x"})
+    first, second = (asyncio.ensure_future(ordinary.compile(grammar)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert "const" in await second
+
+
+async def test_what_is_kept_is_bounded(
+    ordinary: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "_CACHE_BYTES", 5_000)
+    for number in range(20):
+        await ordinary.compile(json_grammar({"const": str(number) * 200}))
+    assert 5 <= len(ordinary._cache) < 20
+    assert sum(verdict.size for verdict in ordinary._cache.values()) == ordinary._cached <= 5_000
+
+
+async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    found = checker()
+    try:
+        with pytest.raises(RouterError, match="did not start"):
+            await found.compile(json_grammar({}))
+    finally:
+        found.close()
+
+
+async def test_closing_ends_what_is_at_work() -> None:
+    found = checker(seconds=60, megabytes=100_000)
+    slow = asyncio.ensure_future(found.compile(bomb(20)))
+    pid = await started(found)
+    found.close()
+    with pytest.raises((GrammarError, RouterError)):
+        await slow
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
