@@ -1,4 +1,4 @@
-"""Reading event streams strictly: exactly TGI's framing."""
+"""Reading event streams strictly: exactly TGI's framing, and OpenAI's named events."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ def events(body: str) -> list[Any]:
     assert body.endswith("\n\n")
     found = []
     for frame in body.removesuffix("\n\n").split("\n\n"):
+        if frame.startswith("event: "):
+            name, _, frame = frame.partition("\n")
+            assert json.loads(frame.removeprefix("data: "))["type"] == name.removeprefix("event: ")
         assert frame.startswith("data: ")
         assert "\n" not in frame
         data = frame.removeprefix("data: ")

@@ -61,6 +61,8 @@ ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
 OWN_ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "echo": True}),
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "stream": True}),
+    ("POST /v1/responses", {"input": "hi", "max_output_tokens": 2}),
+    ("POST /v1/responses", {"input": "hi", "stream": True}),
     ("POST /vertex", {"instances": [{"inputs": "hi"}, CHAT]}),
     ("POST /v2/models/{model}/infer", {"inputs": [TENSOR]}),
     ("POST /v2/models/{model}/versions/{version}/infer", {"id": "1", "inputs": [TENSOR]}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tgi_cli.router.schemas import native, openai, platforms, service
+from tgi_cli.router.schemas import native, openai, platforms, responses, service
 
 _READING = (400, 408, 413, 415, 422)
 _GENERATING = (*_READING, 424, 429, 500, 503, 504)
@@ -80,6 +80,13 @@ _COMPLETIONS = replace(
     events=(service.CompletionChunk, service.OpenAIErrorResponse),
     example=_PROMPT,
 )
+_RESPONSES = replace(
+    _CHAT,
+    body=(responses.ResponsesRequest,),
+    answer=responses.ResponseObject,
+    events=(responses.ResponseEvent,),
+    example={"input": "Hello!", "max_output_tokens": 20},
+)
 _INVOCATIONS = replace(
     _CHAT,
     tag="Amazon SageMaker",
@@ -123,6 +130,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/chat_tokenize"): _CHAT_TOKENIZE,
     ("POST", "/v1/chat/completions"): _CHAT,
     ("POST", "/v1/completions"): _COMPLETIONS,
+    ("POST", "/v1/responses"): _RESPONSES,
     ("GET", "/v1/models"): Operation(tag="OpenAI", answer=service.ModelList),
     ("GET", "/v1/models/{model}"): Operation(tag="OpenAI", answer=service.Model, errors=(404,)),
     ("POST", "/v1/load_lora_adapter"): replace(_ADAPTER, body=(openai.LoadAdapterRequest,)),

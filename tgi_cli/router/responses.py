@@ -1,0 +1,157 @@
+"""A response as items and events, while it is generated.
+
+https://platform.openai.com/docs/api-reference/responses-streaming says which events there are;
+their order is that of OpenAI's own streams.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tgi_cli.router.schemas.responses import (
+    FunctionCall,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseObject,
+    Status,
+)
+from tgi_cli.text.calls import Arguments, Call
+from tgi_cli.text.response_reader import Content, Piece, Reasoning
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponseWriter:
+    """Makes output items of the pieces of an answer, and tells of it in events.
+
+    ``told``: the events so far that nobody has taken; none without ``events``.
+    """
+
+    def __init__(self, response: ResponseObject, events: bool) -> None:
+        self.response = response
+        self._events = events
+        self._told: list[bytes] = []
+        self._number = 0
+
+    def take(self) -> bytes:
+        """The events since the last time."""
+        told, self._told = self._told, []
+        return b"".join(told)
+
+    def begin(self) -> None:
+        """The response is there, and worked on."""
+        self._tell("response.created", response=self.response)
+        self._tell("response.in_progress", response=self.response)
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """More of the answer."""
+        for piece in pieces:
+            if isinstance(piece, Content):
+                self._more_text(piece.text)
+            elif isinstance(piece, Reasoning):
+                self._more_reasoning(piece.text)
+            elif isinstance(piece, Call):
+                self._close("completed")
+                item = FunctionCall(
+                    id=_id("fc"),
+                    status="in_progress",
+                    call_id=piece.id,
+                    name=piece.name,
+                    arguments="",
+                )
+                self._open(item)
+            elif isinstance(piece, Arguments):
+                call = self.response.output[-1]
+                assert isinstance(call, FunctionCall)
+                call.arguments += piece.text
+                self._tell_item("response.function_call_arguments.delta", delta=piece.text)
+
+    def end(self, status: Status) -> None:
+        """The answer is complete, or all there will be of it. The usage must be known."""
+        if not self.response.output:
+            self._more_text("")
+        self._close(status)
+        self.response.status = status
+        self._tell(f"response.{status}", response=self.response)
+
+    def fail(self) -> None:
+        """There will be no more of it; the error must be known."""
+        if self.response.output and self.response.output[-1].status == "in_progress":
+            self.response.output[-1].status = "incomplete"
+        self.response.status = "failed"
+        self._tell("response.failed", response=self.response)
+
+    def _more_text(self, text: str) -> None:
+        item = self._last()
+        if not isinstance(item, OutputMessage):
+            self._close("completed")
+            item = OutputMessage(id=_id("msg"), status="in_progress", content=[])
+            self._open(item)
+            item.content.append(OutputText(text=""))
+            self._tell_item("response.content_part.added", content_index=0, part=item.content[0])
+        item.content[0].text += text
+        if text:
+            self._tell_item("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def _more_reasoning(self, text: str) -> None:
+        item = self._last()
+        if not isinstance(item, ReasoningItem):
+            self._close("completed")
+            item = ReasoningItem(id=_id("rs"), status="in_progress", content=[])
+            self._open(item)
+            item.content.append(ReasoningText(text=""))
+            self._tell_item("response.content_part.added", content_index=0, part=item.content[0])
+        item.content[0].text += text
+        self._tell_item("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _last(self) -> OutputMessage | FunctionCall | ReasoningItem | None:
+        """The item that is being written."""
+        output = self.response.output
+        return output[-1] if output and output[-1].status == "in_progress" else None
+
+    def _open(self, item: OutputMessage | FunctionCall | ReasoningItem) -> None:
+        self.response.output.append(item)
+        place = len(self.response.output) - 1
+        self._tell("response.output_item.added", output_index=place, item=item)
+
+    def _close(self, status: Status) -> None:
+        """The item that is being written ends, if there is one."""
+        item = self._last()
+        if item is None:
+            return
+        item.status = status
+        if isinstance(item, FunctionCall):
+            self._tell_item(
+                "response.function_call_arguments.done", name=item.name, arguments=item.arguments
+            )
+        else:
+            part = item.content[0]
+            if isinstance(item, OutputMessage):
+                done: dict[str, Any] = {"text": part.text, "logprobs": []}
+                self._tell_item("response.output_text.done", content_index=0, **done)
+            else:
+                self._tell_item("response.reasoning_text.done", content_index=0, text=part.text)
+            self._tell_item("response.content_part.done", content_index=0, part=part)
+        place = len(self.response.output) - 1
+        self._tell("response.output_item.done", output_index=place, item=item)
+
+    def _tell_item(self, kind: str, **fields: Any) -> None:
+        """An event about the last item."""
+        output = self.response.output
+        self._tell(kind, item_id=output[-1].id, output_index=len(output) - 1, **fields)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self._events:
+            event = {"type": kind, "sequence_number": self._number, **fields}
+            self._told.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
+            self._number += 1
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
