@@ -31,7 +31,8 @@ class Grammar:
     Attributes:
         form: JSON of ``{"json": schema or its JSON text}``, ``{"regex": pattern}``, ``{"choice":
             [text, ...]}``, ``{"lark": a Lark or GBNF grammar}`` or ``{"tags": structural tag}``;
-            with the first also ``"whitespace"``, the regular expression between JSON's tokens.
+            with the first also ``"whitespace"``, the regular expression between JSON's tokens;
+            with any, ``"before"``.
         param: the request's parameter that asked for it.
     """
 
@@ -48,6 +49,16 @@ class Grammar:
         if len(encoded) > MOST_BYTES:
             raise GrammarError(f"it has more than {MOST_BYTES} bytes")
         return cls(encoded, param)
+
+    def behind(self, before: Mapping[str, Any] | None) -> Grammar:
+        """Of a text that may reason before: ``open`` and ``close`` stand around it.
+
+        ``inside``: the reasoning has begun already; ``then`` follows it, in front of what this
+        grammar is about. None: nothing comes before. Raises GrammarError when it is too large.
+        """
+        if before is None:
+            return self
+        return Grammar.of({**msgspec.json.decode(self.form), "before": before}, self.param)
 
 
 def native(asked: Any, param: str = "grammar") -> Grammar:
@@ -141,13 +152,16 @@ def structural_tag(asked: Any, param: str = "response_format") -> Grammar:
     must stand. That much is vLLM's. Beyond it, ``at_least`` 1 makes the whole text structures,
     ``between`` standing between two of them, ``first`` before and ``last`` behind all; and
     ``at_most`` 1 allows one alone. With ``first`` or ``last``, they may also follow each other
-    in free text. Raises GrammarError.
+    in free text. ``otherwise`` is what the text may be instead of structures alone. A structure
+    that is not ``strict`` and whose schema cannot be compiled takes any object. Raises
+    GrammarError.
     """
     if not isinstance(asked, Mapping):
         raise GrammarError("it must be an object")
     structures = asked.get("structures")
     if not isinstance(structures, list) or not structures:
         raise GrammarError("`structures` must be a list of at least one")
+    otherwise = asked.get("otherwise")
     triggers = asked.get("triggers")
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
         raise GrammarError("`triggers` must be a list of texts")
@@ -157,6 +171,9 @@ def structural_tag(asked: Any, param: str = "response_format") -> Grammar:
     told["triggers"] = triggers
     told["at_least"] = 1 if asked.get("at_least") else 0
     told["at_most"] = 1 if asked.get("at_most") == 1 else None
+    told["otherwise"] = (
+        msgspec.json.decode(otherwise.form) if isinstance(otherwise, Grammar) else None
+    )
     told["structures"] = []
     for place, each in enumerate(structures):
         if not isinstance(each, Mapping):
@@ -172,6 +189,7 @@ def structural_tag(asked: Any, param: str = "response_format") -> Grammar:
                 "name": str(each.get("name", "")),
                 "begin": begin,
                 "schema": _ANY_OBJECT if schema is None else _schema(schema),
+                "strict": each.get("strict") is not False,
                 "end": _text(each.get("end", ""), f"`structures[{place}].end`"),
             }
         )

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from tgi_cli.text import json_schema
 from tgi_cli.text.grammar import GrammarError
+from tgi_cli.text.grammar_tokens import SpecialTokens, quoted
 from tgi_cli.text.json_schema import Path
 
 MOST_LEVELS = 64
@@ -36,72 +37,6 @@ _PLACE = re.compile(r"^at 1\(\d+\): (invalid regex .* \(in regex\): )?", re.DOTA
 _KEYS = re.compile(r"Unimplemented keys: (?P<keys>\[.*\])$")
 _REMOTE = re.compile(r"Resource '(?P<uri>.*?)' is not present in a registry")
 _POINTER = re.compile(r"Pointer '(?P<pointer>.*)' does not exist")
-
-
-class SpecialTokens:
-    """The tokens of a model that are no text of their own.
-
-    Args:
-        added: id of each added token, special or not.
-        special: those of them that are.
-        ends: ids that end a text.
-    """
-
-    def __init__(
-        self, added: Mapping[str, int], special: Sequence[str] = (), ends: Sequence[int] = ()
-    ) -> None:
-        self.ids = dict(added)
-        self._special = frozenset(special)
-        self._ends = frozenset(ends)
-        names = sorted(self.ids, key=len, reverse=True)
-        self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
-
-    def literal(self, text: str) -> str:
-        """Lark for a text. What is one token in it may be that token."""
-        parts = self._split.split(text) if self._split is not None else [text]
-        told = [self._token(part) if part in self.ids else _quoted(part) for part in parts if part]
-        return " ".join(told) or '""'
-
-    def _token(self, name: str) -> str:
-        token = f"<[{self.ids[name]}]>"
-        # Whether the letters of one that is not special are the token is the tokenizer's affair.
-        return token if name in self._special else f"({token} | {_quoted(name)})"
-
-    def others(self, texts: Sequence[str]) -> str:
-        """Lark for any of them but those of ``texts`` and the ends; empty: there is none."""
-        ids = {i for name, i in self.ids.items() if name not in texts} - self._ends
-        return f"<[{','.join(map(str, sorted(ids)))}]>" if ids else ""
-
-    def tokenizer(self) -> LLTokenizer:
-        """A vocabulary of all bytes, and these tokens with their own ids."""
-        return LLTokenizer(_Bytes(self.ids, min(self._ends, default=None)), slices=[])  # type: ignore[arg-type]
-
-
-class _Bytes:
-    """What llguidance takes for a tokenizer; see its ``TokenizerWrapper``."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, special: Mapping[str, int], end: int | None) -> None:
-        by_id = {index: name.encode() for name, index in special.items()}
-        if end is None or end not in by_id:
-            end = max(by_id, default=-1) + 1
-            by_id[end] = b"<end>"
-        self.eos_token_id = end
-        self.special_token_ids = sorted(by_id)
-        size = max(max(by_id) + 1, 256 + len(by_id))
-        letters = iter(range(256))
-        self.tokens = [
-            by_id[i]
-            if i in by_id
-            else bytes(letter for letter in [next(letters, None)] if letter is not None)
-            for i in range(size)
-        ]
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        text = text.encode() if isinstance(text, str) else text
-        return [self.tokens.index(bytes([letter])) for letter in text]
 
 
 class Compiler:
@@ -132,12 +67,48 @@ class Compiler:
         return found
 
     def _grammars(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The first is where a text begins; the others have names."""
+        found = self._whole(asked)
+        if "before" not in asked:
+            return found
+        body = {**found[0], "name": "behind"}
+        return [{"lark_grammar": self._before(asked["before"])}, body, *found[1:]]
+
+    def _before(self, asked: Mapping[str, Any]) -> str:
+        """See :meth:`tgi_cli.text.grammar.Grammar.behind`."""
+        opening, close, then = asked["open"], asked["close"], asked["then"]
+        first = "rest" if asked["inside"] else ""
+        rules = []
+        if opening:
+            rules = [
+                "TEXT: /(.|\\n)+/",
+                "GAP: /[ \\n]{1,4}/",
+                f"thought: {self._tokens.literal(opening)} rest",
+                *self._until("rest", close),
+            ]
+        if then:
+            further = "thought*" if opening else ""
+            start = f"{first} {further} {self._tokens.literal(then)}"
+        else:
+            start = "rest GAP?" if first else "(thought GAP?)?"
+        return "\n".join([f"start: {start} @behind", *rules])
+
+    def _until(self, name: str, text: str) -> list[str]:
+        """Rules for free text up to and including a text."""
+        lazy = f"{name}_end[lazy]: /(.|\\n)*{regex_to_lark(re.escape(text))}/"
+        token, rest = self._tokens.first(text)
+        if token is None:
+            return [f"{name}: {name}_end", lazy]
+        by_token = f"TEXT? {token} {self._tokens.literal(rest)}"
+        return [f"{name}: {by_token} | {name}_end", lazy]
+
+    def _whole(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         if "json" in asked:
             return [{"json_schema": self._schema(asked["json"], asked.get("whitespace"))}]
         if "regex" in asked:
             return [{"lark_grammar": self._regex(asked["regex"])}]
         if "choice" in asked:
-            return [{"lark_grammar": "start: " + " | ".join(map(_quoted, asked["choice"]))}]
+            return [{"lark_grammar": "start: " + " | ".join(map(quoted, asked["choice"]))}]
         if "lark" in asked:
             try:
                 return [{"lark_grammar": any_to_lark(asked["lark"])}]
@@ -219,10 +190,15 @@ class Compiler:
         triggers, structures = asked["triggers"], asked["structures"]
         first, between, last = (asked[name] for name in ("first", "between", "last"))
         literal = self._tokens.literal
-        schemas = [
-            {"name": f"s{place}", "json_schema": self._schema(each["schema"], name=each["name"])}
+        others = [
+            {"name": f"s{place}", "json_schema": self._arguments(each)}
             for place, each in enumerate(structures)
         ]
+        otherwise = ""
+        if asked["otherwise"] is not None:
+            (body,) = self._whole(asked["otherwise"])
+            others.append({**body, "name": "otherwise"})
+            otherwise = "| @otherwise"
 
         def alternatives(cut: int = 0, trigger: str = "") -> str:
             """All structures that begin with the trigger, the first ``cut`` letters left out."""
@@ -234,15 +210,15 @@ class Compiler:
 
         once = asked["at_most"] == 1
         further = "" if once else f"({literal(between)} call)*"
-        if asked["at_least"]:
+        if asked["at_least"] or otherwise:
             rules = [
-                f"start: {literal(first)} call {further} {literal(last)}",
+                f"start: {literal(first)} call {further} {literal(last)} {otherwise}",
                 f"call: {alternatives()}",
             ]
         else:
             rules = [f"call: {alternatives()}"] if first or last else []
             calls = []
-            others = self._tokens.others(triggers)
+            marks = self._tokens.others(triggers)
             for number, trigger in enumerate(triggers):
                 if first or last:
                     rest = f"{literal(first[len(trigger) :])} call {further} {literal(last)}"
@@ -253,9 +229,7 @@ class Compiler:
                 calls.append(f"call_{number}")
                 token = self._tokens.ids.get(trigger)
                 heads = [f"free <[{token}]>"] if token is not None else []
-                heads.append(
-                    f"(TEXT? {others})* trigger_{number}" if others else f"trigger_{number}"
-                )
+                heads.append(f"(TEXT? {marks})* trigger_{number}" if marks else f"trigger_{number}")
                 rules += [
                     f"call_{number}: ({' | '.join(heads)}) ({rest})",
                     f"trigger_{number}[lazy]: /(.|\\n)*{regex_to_lark(re.escape(trigger))}/",
@@ -263,15 +237,19 @@ class Compiler:
             start = f"({' | '.join(calls)})"
             rules = [
                 f"start: free | {start}" if once else f"start: {start}* free",
-                f"free: TEXT? ({others} TEXT?)*" if others else "free: TEXT?",
+                f"free: TEXT? ({marks} TEXT?)*" if marks else "free: TEXT?",
                 "TEXT: /(.|\\n)+/",
                 *rules,
             ]
-        return [{"name": "start", "lark_grammar": "\n".join(rules)}, *schemas]
+        return [{"name": "start", "lark_grammar": "\n".join(rules)}, *others]
 
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    def _arguments(self, structure: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._schema(structure["schema"], name=structure["name"])
+        except GrammarError:
+            if structure["strict"]:
+                raise
+            return self._schema({"type": "object"})
 
 
 def _unescaped(pattern: str, column: int) -> int:

@@ -26,7 +26,8 @@ def main() -> None:
     if first is None:
         return
     from tgi_cli.text.grammar import GrammarError
-    from tgi_cli.text.grammar_compile import Compiler, SpecialTokens
+    from tgi_cli.text.grammar_compile import Compiler
+    from tgi_cli.text.grammar_tokens import SpecialTokens
 
     told = json.loads(first)
     compiler = Compiler(SpecialTokens(told["added"], told["special"], told["ends"]))

@@ -61,7 +61,16 @@ def test_native(asked: Any, expected: Any) -> None:
                     "triggers": ["<f"],
                     "at_least": 0,
                     "at_most": None,
-                    "structures": [{"name": "", "begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+                    "otherwise": None,
+                    "structures": [
+                        {
+                            "name": "",
+                            "begin": "<f>",
+                            "schema": SCHEMA,
+                            "strict": True,
+                            "end": "</f>",
+                        }
+                    ],
                 }
             },
         ),

@@ -9,7 +9,8 @@ import pytest
 from llguidance import LLMatcher
 
 from tgi_cli.text.grammar import Grammar, GrammarError, structural_tag
-from tgi_cli.text.grammar_compile import Compiler, SpecialTokens
+from tgi_cli.text.grammar_compile import Compiler
+from tgi_cli.text.grammar_tokens import SpecialTokens
 
 TOKENS = SpecialTokens(
     {"<eos>": 0, "<|call|>": 1, "<tool_call>": 2, "<think>": 3}, ["<eos>", "<|call|>"], [0]
@@ -307,3 +308,66 @@ def test_a_tools_schema_is_refused_by_its_name() -> None:
     assert str(error.value) == (
         "schema of `f`: JSON schema keyword `not` is not supported (at #/items)"
     )
+
+
+def test_only_strict_schemas_are_refused_in_structures() -> None:
+    schema = {"properties": {"a": {"type": "array", "uniqueItems": True}}}
+    structure = {"name": "f", "begin": "<tool_call>", "schema": schema, "end": "."}
+    tag: dict[str, Any] = {"triggers": ["<tool_call>"], "at_least": 1}
+    for strict in (True, None):
+        with pytest.raises(GrammarError, match="`uniqueItems` is not supported"):
+            COMPILER.compile(
+                structural_tag({**tag, "structures": [{**structure, "strict": strict}]}).form
+            )
+    lenient = {**tag, "structures": [{**structure, "strict": False}]}
+    grammar = COMPILER.compile(structural_tag(lenient).form)
+    assert follows(grammar, "<tool_call>", '{"a": [1, 1]}.')
+    assert not follows(grammar, "<tool_call>", "[].")
+
+
+def test_calls_or_something_else() -> None:
+    grammar = hermes(otherwise=Grammar.of({"json": WEATHER}, "response_format"))
+    assert follows(grammar, "<tool_call>", CALL)
+    assert follows(grammar, '{"city": "x"}')
+    assert not follows(grammar, "text")
+    assert not follows(grammar, "<tool_call>", WRONG)
+
+
+def behind(inside: bool, **before: str) -> str:
+    found = Grammar.of({"json": WEATHER}, "g").behind({**before, "inside": inside})
+    return COMPILER.compile(found.form)
+
+
+def test_reasoning_may_come_before() -> None:
+    before = {"open": "<think>", "close": "</think>", "then": ""}
+    grammar = behind(False, **before)
+    assert follows(grammar, '{"city": "x"}')
+    assert follows(grammar, "<think>", 'Hm. {"', '</think>\n\n{"city": "x"}')
+    assert follows(grammar, "<thi", 'nk>Hm.</think>{"city": "x"}')
+    assert not follows(grammar, "<think>", "Hm.</think>\n\nNo.")
+    assert not follows(grammar, 'Hm.</think>{"city": "x"}')
+    within = behind(True, **before)
+    assert follows(within, 'Hm.</think>\n\n{"city": "x"}')
+    assert not follows(within, '{"city": "x"}')
+    tag = hermes_behind(before)
+    assert follows(tag, "<think>", "Hm.", "</think>\n", "<tool_call>", CALL)
+    assert not follows(tag, "<think>", "Hm.", "</think>\n", "text")
+
+
+def hermes_behind(before: dict[str, str]) -> str:
+    begin = '<tool_call>\n{"name": "weather", "arguments": '
+    structure = {"begin": begin, "schema": WEATHER, "end": "}\n</tool_call>"}
+    tag = {"triggers": ["<tool_call>"], "structures": [structure], "at_least": 1}
+    return COMPILER.compile(structural_tag(tag).behind({**before, "inside": False}).form)
+
+
+def test_content_that_is_marked_itself() -> None:
+    before = {"open": "<|call|>thought", "close": "<|call|>end", "then": "<|call|>final"}
+    grammar = behind(False, **before)
+    assert follows(grammar, "<|call|>", 'final{"city": "x"}')
+    thought = ("<|call|>", "thought", "Hm.", "<|call|>", "end")
+    assert follows(grammar, *thought, *thought, "<|call|>", 'final{"city": "x"}')
+    assert not follows(grammar, *thought, '{"city": "x"}')
+    plain = behind(False, open="", close="", then="<|call|>final")
+    assert follows(plain, "<|call|>", 'final{"city": "x"}')
+    assert not follows(plain, '{"city": "x"}')

@@ -1,0 +1,85 @@
+"""A model's special tokens, as grammars of llguidance name them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from llguidance import LLTokenizer
+
+
+class SpecialTokens:
+    """The tokens of a model that are no text of their own.
+
+    Args:
+        added: id of each added token, special or not.
+        special: those of them that are.
+        ends: ids that end a text.
+    """
+
+    def __init__(
+        self, added: Mapping[str, int], special: Sequence[str] = (), ends: Sequence[int] = ()
+    ) -> None:
+        self.ids = dict(added)
+        self._special = frozenset(special)
+        self._ends = frozenset(ends)
+        names = sorted(self.ids, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def literal(self, text: str) -> str:
+        """Lark for a text. What is one token in it may be that token."""
+        parts = self._split.split(text) if self._split is not None else [text]
+        told = [self._token(part) if part in self.ids else quoted(part) for part in parts if part]
+        return " ".join(told) or '""'
+
+    def _token(self, name: str) -> str:
+        token = f"<[{self.ids[name]}]>"
+        # Whether the letters of one that is not special are the token is the tokenizer's affair.
+        return token if name in self._special else f"({token} | {quoted(name)})"
+
+    def first(self, text: str) -> tuple[str | None, str]:
+        """Lark for the token that a text begins with, and the rest of the text."""
+        name = next(filter(None, self._split.split(text, maxsplit=1)), "") if self._split else ""
+        return (f"<[{self.ids[name]}]>", text[len(name) :]) if name in self.ids else (None, text)
+
+    def others(self, texts: Sequence[str]) -> str:
+        """Lark for any of them but those of ``texts`` and the ends; empty: there is none."""
+        ids = {i for name, i in self.ids.items() if name not in texts} - self._ends
+        return f"<[{','.join(map(str, sorted(ids)))}]>" if ids else ""
+
+    def tokenizer(self) -> LLTokenizer:
+        """A vocabulary of all bytes, and these tokens with their own ids."""
+        return LLTokenizer(_Bytes(self.ids, min(self._ends, default=None)), slices=[])  # type: ignore[arg-type]
+
+
+class _Bytes:
+    """What llguidance takes for a tokenizer; see its ``TokenizerWrapper``."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, special: Mapping[str, int], end: int | None) -> None:
+        by_id = {index: name.encode() for name, index in special.items()}
+        if end is None or end not in by_id:
+            end = max(by_id, default=-1) + 1
+            by_id[end] = b"<end>"
+        self.eos_token_id = end
+        self.special_token_ids = sorted(by_id)
+        size = max(max(by_id) + 1, 256 + len(by_id))
+        letters = iter(range(256))
+        self.tokens = [
+            by_id[i]
+            if i in by_id
+            else bytes(letter for letter in [next(letters, None)] if letter is not None)
+            for i in range(size)
+        ]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.encode() if isinstance(text, str) else text
+        return [self.tokens.index(bytes([letter])) for letter in text]
+
+
+def quoted(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
