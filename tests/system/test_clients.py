@@ -7,8 +7,6 @@ import json
 from typing import Any
 
 import httpx
-import openai
-from huggingface_hub import AsyncInferenceClient, InferenceClient
 
 from tests.system.conftest import ServerProcess, poll
 
@@ -62,41 +60,6 @@ async def test_a_seed_says_the_same_alone_and_among_others(server: ServerProcess
         )
     assert together[0] == alone
     assert len({tuple(tokens) for tokens in together}) > 10, "other seeds say other things"
-
-
-def test_openai(server: ServerProcess) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
-    assert client.models.list().data[0].id == "tgi-demo"
-    messages: list[Any] = [{"role": "user", "content": "What does os.path.join do?"}]
-    whole = client.chat.completions.create(
-        model="tgi", messages=messages, temperature=0, max_tokens=60
-    )
-    text = whole.choices[0].message.content
-    assert text
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens > 3
-    chunks = client.chat.completions.create(
-        model="tgi", messages=messages, temperature=0, max_tokens=60, stream=True
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    completion = client.completions.create(
-        model="tgi", prompt="def read_json(path):", max_tokens=20, temperature=0, stop="\n\n"
-    )
-    assert "\n\n" not in completion.choices[0].text
-
-
-async def test_huggingface_hub(server: ServerProcess) -> None:
-    client = InferenceClient(server.url)
-    prompt = "The function returns"
-    details = client.text_generation(prompt, max_new_tokens=12, details=True)
-    assert details.details is not None
-    assert details.details.generated_tokens == 12
-    pieces = client.text_generation(prompt, max_new_tokens=12, stream=True)
-    assert details.generated_text.endswith("".join(pieces))
-    chat = await AsyncInferenceClient(server.url).chat_completion(
-        [{"role": "user", "content": "What does json.dumps do?"}], max_tokens=30, seed=1
-    )
-    assert chat.choices[0].message.content
 
 
 async def test_a_client_that_goes_away_frees_its_sequence(server: ServerProcess) -> None:

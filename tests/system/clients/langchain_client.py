@@ -1,0 +1,99 @@
+"""LangChain's models: langchain-openai's and langchain-huggingface's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
+from langchain_openai import ChatOpenAI, OpenAI
+
+from tests.system.clients.harness import MESSAGES, PROMPT, call, items, main, whole
+
+
+class Models:
+    """The models on one server, asked in one way: what they wait for or what they return."""
+
+    def __init__(self, invoke: str, stream: str, batch: str, url: str) -> None:
+        self.invoke, self.stream, self.batch = invoke, stream, batch
+        self.openai: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "-", "max_retries": 0}
+        self.endpoint: dict[str, Any] = {"endpoint_url": url, "max_new_tokens": 12}
+
+    def ask(self, model: Any, *arguments: Any, **named: Any) -> Any:
+        return whole(getattr(model, self.invoke)(*arguments, **named))
+
+    def chunks(self, model: Any, *arguments: Any, **named: Any) -> Any:
+        return items(getattr(model, self.stream)(*arguments, **named))
+
+    def all(self, model: Any, inputs: list[Any]) -> Any:
+        return whole(getattr(model, self.batch)(inputs))
+
+
+async def _converses(models: Models, model: Any) -> None:
+    """A chat model answers alike whole, in chunks and among others."""
+    answer = await models.ask(model, MESSAGES)
+    assert answer.content
+    assert answer.response_metadata["finish_reason"] in ("stop", "length")
+    assert answer.usage_metadata["output_tokens"] > 0
+    first, *rest = await models.chunks(model, MESSAGES)
+    joined = first
+    for chunk in rest:
+        joined += chunk
+    assert len(rest) > 3
+    assert joined.type == "AIMessageChunk"
+    assert joined.content == answer.content
+    assert joined.response_metadata["finish_reason"] == answer.response_metadata["finish_reason"]
+    assert joined.usage_metadata["output_tokens"] == answer.usage_metadata["output_tokens"]
+    others = await models.all(model, [MESSAGES, MESSAGES])
+    assert [other.content for other in others] == [answer.content] * 2
+
+
+async def _writes(models: Models, model: Any) -> None:
+    """A text model writes alike whole, in pieces and among others."""
+    text = await models.ask(model, PROMPT)
+    assert text
+    assert "".join(await models.chunks(model, PROMPT)) == text
+    assert await models.all(model, [PROMPT, PROMPT]) == [text, text]
+
+
+@call
+async def chat_openai(models: Models) -> None:
+    settings: dict[str, Any] = {"max_tokens": 12, "seed": 1, "stream_usage": True}
+    await _converses(models, ChatOpenAI(model="tgi", **settings, **models.openai))
+
+
+@call
+async def chat_openai_logprobs(models: Models) -> None:
+    model = ChatOpenAI(model="tgi", max_tokens=6, logprobs=True, top_logprobs=2, **models.openai)
+    answer = await models.ask(model, MESSAGES)
+    tokens = answer.response_metadata["logprobs"]["content"]
+    assert len(tokens) == answer.usage_metadata["output_tokens"]
+    assert all(len(token["top_logprobs"]) == 2 for token in tokens)
+
+
+@call
+async def openai(models: Models) -> None:
+    await _writes(models, OpenAI(model="tgi", max_tokens=12, temperature=0, **models.openai))
+
+
+@call
+async def chat_hugging_face(models: Models) -> None:
+    settings: dict[str, Any] = {"max_tokens": 12, "stream_usage": True}
+    llm = HuggingFaceEndpoint(**models.endpoint)
+    await _converses(models, ChatHuggingFace(llm=llm, model_kwargs={"seed": 1}, **settings))
+
+
+@call
+async def hugging_face_endpoint(models: Models) -> None:
+    """It samples unless told not to."""
+    await _writes(models, HuggingFaceEndpoint(seed=1, **models.endpoint))
+    greedy = {"temperature": None, "top_k": None, "top_p": None, "typical_p": None}
+    await _writes(models, HuggingFaceEndpoint(**greedy, **models.endpoint))
+
+
+main(
+    {
+        "sync": partial(Models, "invoke", "stream", "batch"),
+        "async": partial(Models, "ainvoke", "astream", "abatch"),
+    }
+)

@@ -1,0 +1,47 @@
+"""The clients people use, each of its calls, on a real server: see the scripts in ``clients``.
+
+Releases that the test environment does not have get an environment of their own. Name a folder in
+``TGI_TEST_CLIENTS`` and it is kept there for the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.clients.environment import INSTALL_SECONDS, make_environment, run_script
+from tests.system.conftest import ServerProcess
+
+pytestmark = pytest.mark.system
+
+OWN = ["huggingface_hub", "openai"]
+OTHERS = [*OWN, "langchain", "litellm", "text_generation"]
+
+
+@pytest.fixture(scope="session")
+def others() -> Iterator[Path]:
+    """The Python that has the other releases."""
+    with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
+        yield make_environment(Path(os.environ.get("TGI_TEST_CLIENTS") or base))
+
+
+def assert_all_pass(results: dict[str, str | None]) -> None:
+    failures = [f"{call}:\n{failure}" for call, failure in results.items() if failure]
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("client", OWN)
+def test_the_newest(client: str, server: ServerProcess) -> None:
+    assert_all_pass(run_script(Path(sys.executable), client, server.url))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(INSTALL_SECONDS + 300)
+@pytest.mark.parametrize("client", OTHERS)
+def test_others(client: str, others: Path, server: ServerProcess) -> None:
+    assert_all_pass(run_script(others, client, server.url))
