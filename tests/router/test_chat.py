@@ -186,7 +186,7 @@ async def test_other_model_names_are_echoed(client: httpx.AsyncClient) -> None:
         ({"n": 129}, "n"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"logit_bias": {"400": 1.0}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"the": 1}}, "logit_bias"),

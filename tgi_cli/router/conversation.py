@@ -12,6 +12,7 @@ from tgi_cli.router import errors
 from tgi_cli.router.schemas.openai import ChatRequest, Message, Tool
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.state import RouterState
+from tgi_cli.router.structured import chat_grammar
 from tgi_cli.router.validation import openai_specs
 from tgi_cli.text.chat import ChatTemplate, ChatTemplateError, is_continued
 from tgi_cli.text.response import ResponseFormat
@@ -106,13 +107,35 @@ def converse(body: ChatRequest, state: RouterState) -> Conversation:
         )
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
-    return Conversation(
+    conversation = Conversation(
         spec=replace(specs[0], prompt=prompt),
         continued=messages[-1]["content"] if continues else "",
         tools=tools,
         parallel=body.parallel_tool_calls is not False,
         response_format=form,
     )
+    return replace(conversation, spec=_constrained(conversation, body, state))
+
+
+def _constrained(
+    conversation: Conversation, body: ChatRequest, state: RouterState
+) -> GenerationSpec:
+    """The spec with the grammar of the whole answer: of its content, and of calls in it."""
+    form, spec = conversation.response_format, conversation.spec
+    if form is None:
+        return spec
+    assert isinstance(spec.prompt, str)
+    grammar = chat_grammar(
+        spec.grammar,
+        conversation.tools,
+        body.tool_choice or "auto",
+        conversation.parallel,
+        {tool.function.name for tool in body.tools or () if tool.function and tool.function.strict},
+        form,
+        form.is_reasoning(spec.prompt, conversation.continued),
+        constrain=state.generator.grammars is not None,
+    )
+    return replace(spec, grammar=grammar)
 
 
 def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
@@ -151,19 +174,12 @@ def _tools(body: ChatRequest, form: ResponseFormat | None) -> list[dict[str, Any
         raise errors.validation("`tool_choice` is `required`, and `tools` has none", "tool_choice")
     if choice == "none" or not tools:
         return []
-    if name is not None or choice == "required":
-        _force_calls()
     if form is None or not form.knows_tools:
         raise errors.validation(
             "how this model writes tool calls is not known to the server (see --tool-call-parser)",
             "tools",
         )
     return tools
-
-
-def _force_calls() -> None:
-    """A model calls for certain only where it cannot write anything else: refused until then."""
-    raise errors.unsupported("tool_choice", "`tool_choice` other than `auto` and `none`")
 
 
 def _tool(place: int, tool: Tool) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tgi_cli.router import errors
 from tgi_cli.router.schemas.openai import Sampling
 from tgi_cli.text import grammar
 from tgi_cli.text.grammar import Grammar, GrammarError
+from tgi_cli.text.response import ResponseFormat
+from tgi_cli.text.tools import tool_grammar
 
 T = TypeVar("T")
 
@@ -63,3 +66,52 @@ def _read(reader: Callable[[Any], T], asked: Any, param: str) -> T:
         return reader(asked)
     except GrammarError as error:
         raise not_valid(error, param) from error
+
+
+def chat_grammar(
+    content: Grammar | None,
+    tools: Sequence[Mapping[str, Any]],
+    choice: str | Mapping[str, Any],
+    parallel: bool,
+    strict: Collection[str],
+    form: ResponseFormat,
+    reasoning: bool,
+    *,
+    constrain: bool,
+) -> Grammar | None:
+    """Of a whole answer: reasoning, then calls of tools, or else what ``content`` says.
+
+    Args:
+        choice: of tools: ``auto``, ``required``, a name, or OpenAI's object around it.
+        strict: names of the tools whose schemas must hold; those of others, where they can.
+        reasoning: whether the answer begins within it.
+        constrain: whether calls that may be, but need not, are constrained.
+
+    Raises ApiError for calls that cannot be made sure of.
+    """
+    if choice not in ("auto", "required") and not isinstance(choice, Mapping):
+        choice = {"function": {"name": choice}}
+    forced = choice != "auto"
+    tag = tool_grammar(tools, choice, parallel, form.tools) if tools else None
+    if tag is not None and not tag["triggers"][0]:
+        tag = {**tag, "triggers": [], "at_most": 1} if forced or content is not None else None
+    if tools and tag is None and (forced or content is not None):
+        raise errors.unsupported(
+            "tool_choice" if forced else "response_format",
+            "a `tool_choice` other than `auto` and `none` (with this model's way to call)"
+            if forced
+            else "`response_format` together with `tools` (with this model's way to call)",
+        )
+    if tag is None:
+        return None if content is None else content.behind(form.frame.before(reasoning))
+    if not forced and content is None and not constrain:
+        return None
+    structures = [{**each, "strict": each["name"] in strict} for each in tag["structures"]]
+    asked = {**tag, "structures": structures}
+    if not forced and content is not None:
+        asked |= {"otherwise": content, "otherwise_begin": form.frame.then}
+    param = "tool_choice" if forced else "tools"
+    found = _read(lambda tag: grammar.structural_tag(tag, param), asked, param)
+    if not forced and content is None:
+        return found
+    return found.behind(replace(form.frame, then="").before(reasoning))

@@ -152,9 +152,9 @@ def structural_tag(asked: Any, param: str = "response_format") -> Grammar:
     must stand. That much is vLLM's. Beyond it, ``at_least`` 1 makes the whole text structures,
     ``between`` standing between two of them, ``first`` before and ``last`` behind all; and
     ``at_most`` 1 allows one alone. With ``first`` or ``last``, they may also follow each other
-    in free text. ``otherwise`` is what the text may be instead of structures alone. A structure
-    that is not ``strict`` and whose schema cannot be compiled takes any object. Raises
-    GrammarError.
+    in free text. ``otherwise`` is a Grammar of what the text is if it is not structures alone,
+    behind ``otherwise_begin``. A structure that is not ``strict`` and whose schema cannot be
+    compiled takes any object. Raises GrammarError.
     """
     if not isinstance(asked, Mapping):
         raise GrammarError("it must be an object")
@@ -166,7 +166,8 @@ def structural_tag(asked: Any, param: str = "response_format") -> Grammar:
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
         raise GrammarError("`triggers` must be a list of texts")
     told: dict[str, Any] = {
-        name: _text(asked.get(name, ""), f"`{name}`") for name in ("first", "between", "last")
+        name: _text(asked.get(name, ""), f"`{name}`")
+        for name in ("first", "between", "last", "otherwise_begin")
     }
     told["triggers"] = triggers
     told["at_least"] = 1 if asked.get("at_least") else 0
@@ -179,9 +180,8 @@ def structural_tag(asked: Any, param: str = "response_format") -> Grammar:
         if not isinstance(each, Mapping):
             raise GrammarError(f"`structures[{place}]` must be an object")
         begin = _text(each.get("begin"), f"`structures[{place}].begin`")
-        if not told["at_least"] and not any(
-            (told["first"] + begin).startswith(t) for t in triggers
-        ):
+        anywhere = not told["at_least"] and otherwise is None
+        if anywhere and not any((told["first"] + begin).startswith(t) for t in triggers):
             raise GrammarError(f"`structures[{place}].begin` begins with none of the `triggers`")
         schema = each.get("schema")
         told["structures"].append(

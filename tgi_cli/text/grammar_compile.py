@@ -198,7 +198,8 @@ class Compiler:
         if asked["otherwise"] is not None:
             (body,) = self._whole(asked["otherwise"])
             others.append({**body, "name": "otherwise"})
-            otherwise = "| @otherwise"
+            begin = asked["otherwise_begin"]
+            otherwise = f"| {literal(begin) if begin else ''} @otherwise"
 
         def alternatives(cut: int = 0, trigger: str = "") -> str:
             """All structures that begin with the trigger, the first ``cut`` letters left out."""

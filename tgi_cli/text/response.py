@@ -11,6 +11,7 @@ from typing import Any
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.text.calls import CallShape, shape_of
+from tgi_cli.text.framing import frame_of
 from tgi_cli.text.response_formats import (
     ANY_START,
     FALLBACK,
@@ -39,6 +40,7 @@ class ResponseFormat:
         tools: how calls are written; None: by the model's own template, or not at all.
         knows_tools, knows_reasoning: whether calls or reasoning can be told from text.
         tools_as_text: the chat template does not know tools, so they are told in a message.
+        frame: what stands around the content.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ResponseFormat:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         fields: dict[str, Any] = dict(template["fields"])
+        self.frame = frame_of(template)
         self.tools = tools
         self.tools_as_text = tools_as_text
         self.knows_tools = "tool_calls" in fields
@@ -98,6 +101,12 @@ class ResponseFormat:
         if loaded is None:
             return None
         return ResponseReader(self, loaded, self._prefix(prompt, continued), tools, parallel)
+
+    def is_reasoning(self, prompt: str, continued: str = "") -> bool:
+        """Whether an answer to ``prompt`` begins within reasoning."""
+        prefix = self._prefix(prompt, continued)
+        opened = prefix.rfind(self.frame.open) if self.frame.open else -1
+        return opened >= 0 and self.frame.close not in prefix[opened:]
 
     def _prefix(self, prompt: str, continued: str) -> str:
         """What of the prompt belongs to the answer: templates open the reasoning themselves."""

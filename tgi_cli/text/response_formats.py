@@ -23,7 +23,7 @@ class CallGrammar:
     """What stands around the arguments of calls, to be constrained by; ``NAME`` is the function's.
 
     Attributes:
-        trigger: a text that begins with it is a call.
+        trigger: a text that begins with it is a call; empty: only one that must be, and alone.
         begin, end: around one call's arguments.
         between: two calls of one answer.
         first, last: around all of them.
@@ -198,6 +198,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         (("<|python_tag|>", '"parameters"'),),
         bare=True,
+        grammar=CallGrammar("", '{"name": "NAME", "parameters": ', "}"),
     ),
 }
 """By the names of ``--tool-call-parser``; of two that fit, the earlier is taken."""

@@ -58,6 +58,7 @@ def test_native(asked: Any, expected: Any) -> None:
                     "first": "",
                     "between": "",
                     "last": "",
+                    "otherwise_begin": "",
                     "triggers": ["<f"],
                     "at_least": 0,
                     "at_most": None,
