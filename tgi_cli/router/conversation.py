@@ -19,6 +19,10 @@ from tgi_cli.text.response import ResponseFormat
 from tgi_cli.text.response_reader import ResponseReader
 from tgi_cli.text.tools import as_text
 
+INLINE_MESSAGES = 64
+"""Messages and tools of a chat that is rendered on the event loop itself. Each costs microseconds,
+however long it is; thousands must not hold up everybody's tokens."""
+
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """What templates call it: each gets it by its own name, as transformers does."""
 
@@ -57,8 +61,14 @@ class Conversation:
         return replace(self.spec, shown_ids=shown - end_ids - self.spec.stop_token_ids)
 
 
-def converse(body: ChatRequest, state: RouterState) -> Conversation:
+async def converse(body: ChatRequest, state: RouterState) -> Conversation:
     """Validate, and render the conversation. Raises ApiError."""
+    if len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES:
+        return _converse(body, state)
+    return await state.workers.run(_converse, body, state)
+
+
+def _converse(body: ChatRequest, state: RouterState) -> Conversation:
     for name in ("functions", "function_call"):
         if getattr(body, name) not in (None, [], "none", "auto"):
             raise errors.unsupported(name, f"`{name}` (deprecated by OpenAI: use `tools`)")

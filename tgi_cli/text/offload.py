@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from tgi_cli.text.tokenizer import Tokenizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 INLINE_CHARACTERS = 2048
 """Encoded on the loop itself: 0.2 us a character, so 0.4 ms; a thread's round trip costs 0.1 ms
@@ -13,7 +19,7 @@ and would make short prompts slower. Longer ones must not hold up everybody's to
 
 
 class TextWorkers:
-    """Threads that tokenize long texts; the tokenizer drops the interpreter lock meanwhile."""
+    """Threads for long texts; the tokenizer drops the interpreter lock meanwhile."""
 
     def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
         self._tokenizer = tokenizer
@@ -34,6 +40,11 @@ class TextWorkers:
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, self._tokenizer.spans, text, add_special_tokens
         )
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Any other long work on text."""
+        called = partial(work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, called)
 
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""

@@ -58,7 +58,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
         adapter = await state.adapters.openai(body.model)
-        conversation = converse(body, state)
+        conversation = await converse(body, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None

@@ -55,7 +55,7 @@ async def responses(request: Request) -> Response | EventStream:
     try:
         chat = chat_request(body)
         adapter = await state.adapters.openai(body.model)
-        conversation = converse(chat, state)
+        conversation = await converse(chat, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None

@@ -28,7 +28,7 @@ async def chat_tokenize(request: Request) -> Response:
     """The text that the chat template makes of a conversation, and its tokens."""
     state = state_of(request)
     body = await read_json(request, _CHAT, state.config.payload_limit)
-    spec = converse(body, state).spec
+    spec = (await converse(body, state)).spec
     assert isinstance(spec.prompt, str)
     answer = ChatTokenizeResponse(
         tokenize_response=await _tokens(state, spec.prompt, spec.add_special_tokens),

@@ -86,7 +86,7 @@ async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> 
         return await native_request(instance, state)
     adapter = await state.adapters.openai(instance.model)
     # One text for each instance, so one sample.
-    return replace(converse(instance, state).spec, adapter=adapter, samples=1)
+    return replace((await converse(instance, state)).spec, adapter=adapter, samples=1)
 
 
 def _front(instance: GenerateRequest | ChatRequest) -> str:

@@ -1,0 +1,72 @@
+"""Long texts and long conversations do not hold up everybody's tokens."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tgi_cli.router.conversation import INLINE_MESSAGES
+from tgi_cli.router.state import RouterState
+from tgi_cli.text.offload import INLINE_CHARACTERS
+from tgi_cli.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def threads(state: RouterState, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What was done to texts, and whether on the event loop."""
+    seen: list[tuple[str, bool]] = []
+    loop = threading.current_thread()
+
+    def watch(holder: Any, name: str) -> None:
+        done = getattr(holder, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen.append((name, threading.current_thread() is loop))
+            return done(*args, **kwargs)
+
+        monkeypatch.setattr(holder, name, watched)
+
+    watch(type(state.text.chat_template), "render")
+    watch(Tokenizer, "encode")
+    watch(Tokenizer, "spans")
+    return seen
+
+
+def chat(messages: int, content: str = "x") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}] * messages}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "expected"),
+    [
+        ("/chat_tokenize", chat(1), [("render", True), ("spans", True)]),
+        ("/chat_tokenize", chat(INLINE_MESSAGES + 1), [("render", False), ("spans", True)]),
+        ("/chat_tokenize", chat(1, "x" * INLINE_CHARACTERS), [("render", True), ("spans", False)]),
+        ("/v1/chat/completions", chat(1), [("render", True), ("encode", True)]),
+        ("/generate", {"inputs": "x"}, [("encode", True)]),
+        ("/tokenize", {"inputs": "x" * (INLINE_CHARACTERS + 1)}, [("spans", False)]),
+    ],
+    ids=["short", "many", "long", "chat", "text", "long text"],
+)
+async def test_where_it_is_done(
+    client: httpx.AsyncClient,
+    threads: list[tuple[str, bool]],
+    route: str,
+    body: dict[str, Any],
+    expected: list[tuple[str, bool]],
+) -> None:
+    answer = await client.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+    assert [found for found in threads if found in expected or not found[1]] == expected
+
+
+async def test_what_is_wrong_there_is_answered_as_here(client: httpx.AsyncClient) -> None:
+    long, short = chat(INLINE_MESSAGES + 1), chat(1)
+    for body in (long, short):
+        body["messages"] = [*body["messages"], {"role": "user", "content": [{"type": "video"}]}]
+    answers = [await client.post("/v1/chat/completions", json=body) for body in (long, short)]
+    assert answers[0].status_code == answers[1].status_code == 422
+    assert answers[0].json() == answers[1].json()
