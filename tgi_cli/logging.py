@@ -16,6 +16,7 @@ from typing import Any
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
 
 
@@ -43,7 +44,7 @@ class _JsonFormatter(logging.Formatter):
             "target": record.name,
             "role": self._role,
         }
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _ENCODER.encode(line)
 
 
 class _LineFormatter(logging.Formatter):
