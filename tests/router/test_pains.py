@@ -197,7 +197,7 @@ class TestOperations:
 
     async def test_metrics_are_served_where_the_api_is(self) -> None:
         """There is no second port that another server could hold."""
-        names = {name for name in RouterConfig.__dataclass_fields__ if "port" in name}
+        names = {name for name in RouterConfig.__dataclass_fields__ if "port" in name.split("_")}
         assert names == {"port"}
 
     async def test_health_answers_while_the_engine_computes(
