@@ -76,6 +76,7 @@ def _serve(
         limits,
         depth,
         on_statistics=tally,
+        on_times=tally.timed,
         grammars=worker.grammars,
     )
     # What lives now lives for ever: the collector need not walk the model again.

@@ -5,7 +5,8 @@ table names. A step reads its context back through the table and compares it wit
 tokens say, so a wrong block, a stale cached prefix or a lost difference is an assertion, not
 just another output. The next token is a function of that digest: preemption, chunks, cached
 prefixes and batch mates must not change it. A row's digests begin with the adapter that stands
-in its slot, and an adapter must be held when a step puts it there.
+in its slot, and an adapter must be held when a step puts it there. A mask leaves the digest the
+choice among the tokens that it allows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
+import numpy as np
+
+from tgi_cli.engine.grammar import GrammarCompiler
 from tgi_cli.engine.step import Step, StepResult
 
 
@@ -22,8 +27,22 @@ def digest(parent: bytes, token: int) -> bytes:
     return blake2b(parent + token.to_bytes(4, "little"), digest_size=8).digest()
 
 
-def next_token(context: bytes, vocab_size: int) -> int:
-    return int.from_bytes(context, "little") % vocab_size
+def next_token(context: bytes, vocab_size: int, allowed: Sequence[int] | None = None) -> int:
+    """Of all tokens, or of some; -1 where that are none."""
+    number = int.from_bytes(context, "little")
+    if allowed is None:
+        return number % vocab_size
+    return allowed[number % len(allowed)] if allowed else -1
+
+
+def allowed_by(masks: tuple[Sequence[int], Any] | None) -> dict[int, list[int]]:
+    """The tokens of each mask, by its entry."""
+    if masks is None:
+        return {}
+    entries, bits = masks
+    assert len(set(entries)) == len(entries) == len(bits)
+    rows = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
+    return {e: np.flatnonzero(row).tolist() for e, row in zip(entries, rows, strict=True)}
 
 
 def root(adapter_id: int) -> bytes:
@@ -80,6 +99,10 @@ class FakeWorker:
     readings: dict[int, Future[None]] = field(default_factory=dict)
     broken: dict[int, Exception] = field(default_factory=dict)
     """What reading an adapter raises."""
+    grammars: GrammarCompiler | None = None
+    logprob: float = 0.0
+    masked: int = 0
+    """Tokens that were chosen under a mask."""
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         assert adapter_id not in self.held | set(self.readings), "it is there, or on its way"
@@ -113,6 +136,11 @@ class FakeWorker:
         for slot, adapter_id in step.adapters:
             assert adapter_id in self.held, "an adapter is used that the host has given up"
             self.slots[slot] = adapter_id
+        for given in step.given:
+            known = self.rows[given.row].tokens
+            assert given.start > 0
+            assert given.start - 1 in known, "a hole in a row's tokens"
+            known.update(enumerate(given.token_ids, given.start))
         for more in step.appended:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
@@ -151,17 +179,23 @@ class FakeWorker:
     def _slot(self, row: _Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.block_size], position % self.block_size
 
-    def sample(self, handle: object, masks: object = None) -> _Pending:
+    def sample(self, handle: object, masks: tuple[Sequence[int], Any] | None = None) -> _Pending:
         assert isinstance(handle, list)
         tokens = []
         errors = {}
+        allowed = allowed_by(masks)
+        self.masked += len(allowed)
         for index, (row_id, position, context) in enumerate(handle):
-            token = next_token(context, self.vocab_size)
+            token = next_token(context, self.vocab_size, allowed.get(index))
+            if token < 0:
+                errors[index], token = "no token may be chosen", 0
             self.rows[row_id].tokens[position] = token
             tokens.append(token)
             if self.rows[row_id].request_id in self.poison:
                 errors[index] = "its logits are not numbers"
         count = len(tokens)
         empty: list[list[int]] = [[] for _ in range(count)]
-        result = StepResult(tokens, [0.0] * count, empty, [[] for _ in range(count)], errors)
+        result = StepResult(
+            tokens, [self.logprob] * count, empty, [[] for _ in range(count)], errors
+        )
         return _Pending(result)

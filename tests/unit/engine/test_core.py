@@ -13,6 +13,7 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
+from tgi_cli.engine.grammar import GrammarCompiler
 from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
 from tgi_cli.engine.statistics import StepStatistics, StepTimes
@@ -42,8 +43,10 @@ class Client:
 
 
 @contextmanager
-def running(worker: FakeWorker, limits: Limits, depth: int = 0) -> Iterator[Client]:
-    core = EngineCore(worker, limits, depth)
+def running(
+    worker: FakeWorker, limits: Limits, depth: int = 0, grammars: GrammarCompiler | None = None
+) -> Iterator[Client]:
+    core = EngineCore(worker, limits, depth, grammars=grammars)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)

@@ -1,8 +1,8 @@
 """Whatever is asked of the engine, in whatever order: the invariants hold.
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
-step, take in a result, up to two in flight, a step that breaks, an adapter that is read late)
-against a plain model: what each request must answer.
+step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
+grammar that is compiled late) against a plain model: what each request must answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.limits import Batching, CapacityPolicy
@@ -23,6 +24,10 @@ from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.step import PendingResult
 
 MOST = 48
+GRAMMARS = [
+    slots(range(100, 120), [11], [12], [13], range(30), repeat=True),
+    slots([21], range(100, 120), *([i] for i in range(30, 50))),
+]
 EXAMPLES, RULES = 120, 100
 """Together at least 10,000 steps of the machine."""
 
@@ -57,7 +62,8 @@ class Engine(RuleBasedStateMachine):
             max_cpu_loras=more["cpu_loras"],
         )
         self.worker = FakeWorker(block_size, window=more["window"], slow=True)
-        self.scheduler = Scheduler(bounds, self.worker)
+        self.compiler = FakeCompiler(slow=True)
+        self.scheduler = Scheduler(bounds, self.worker, self.compiler)
         self.adapters: list[int] = []
         self.used_adapters: dict[int, int] = {}
         self.pending: deque[PendingResult] = deque()
@@ -74,26 +80,37 @@ class Engine(RuleBasedStateMachine):
         length=st.integers(1, 16),
         new=st.integers(1, 32),
         priority=st.integers(-1, 1),
+        grammar=st.sampled_from([None, *GRAMMARS]),
         data=st.data(),
     )
-    def add(self, family: int, length: int, new: int, priority: int, data: st.DataObject) -> None:
+    def add(
+        self, family: int, length: int, new: int, priority: int, data: st.DataObject, **more: Any
+    ) -> None:
         adapter_id = data.draw(st.sampled_from([0, *self.adapters])) if self.adapters else 0
         prompt = [family * 100 + i for i in range(length)]
-        self._add(prompt, new, priority=priority, adapter_id=adapter_id)
+        self._add(prompt, new, priority=priority, adapter_id=adapter_id, **more)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), new=st.integers(1, 32))
-    def fork(self, data: st.DataObject, new: int) -> None:
+    @rule(data=st.data(), new=st.integers(1, 32), grammar=st.sampled_from([None, *GRAMMARS]))
+    def fork(self, data: st.DataObject, new: int, grammar: str | None) -> None:
         source = data.draw(st.sampled_from(sorted(self.live)))
         adapter_id = self.used_adapters[source]
         if not adapter_id or adapter_id in self.adapters:
-            self._add(self.prompts[source], new, fork_of=source, adapter_id=adapter_id)
+            prompt = self.prompts[source]
+            self._add(prompt, new, fork_of=source, adapter_id=adapter_id, grammar=grammar)
 
     def _add(self, prompt: list[int], new: int, **more: Any) -> None:
         request_id = len(self.expected)
-        assert self.scheduler.add(request(request_id, prompt, new, **more)) is None
-        self.used_adapters[request_id] = adapter_id = more["adapter_id"]
-        self.expected[request_id] = continuation(prompt, new, 1000, adapter_id)
+        grammar, adapter_id = more["grammar"], more["adapter_id"]
+        stops = frozenset({EOS} if grammar else ())
+        asked = request(request_id, prompt, new, stop_token_ids=stops, **more)
+        assert self.scheduler.add(asked) is None
+        self.used_adapters[request_id] = adapter_id
+        self.expected[request_id] = (
+            constrained(prompt, new, grammar, adapter_id)
+            if grammar
+            else continuation(prompt, new, 1000, adapter_id)
+        )
         self.prompts[request_id] = prompt
         self.told[request_id] = []
 
@@ -128,20 +145,33 @@ class Engine(RuleBasedStateMachine):
         assert not self.scheduler.collect_adapters()
         self.scheduler.adapters.read_wanted()
 
+    @precondition(lambda self: self.compiler.waiting)
+    @rule()
+    def compile(self) -> None:
+        self.compiler.finish()
+        assert not self.scheduler.collect_grammars()
+
     @precondition(lambda self: len(self.pending) < 2)
     @rule(breaks=st.integers(0, 30))
     def launch(self, breaks: int) -> None:
         step = self.scheduler.schedule()
         if step is None:
             self.scheduler.adapters.read_wanted()
-            self.idle_steps += bool(self.live) and not self.pending and not self.worker.readings
+            awaited = self.pending or self.worker.readings or self.compiler.waiting
+            self.idle_steps += bool(self.live) and not awaited
             assert not self.idle_steps, "requests wait and nothing is scheduled"
             return
         self.idle_steps = 0
         if breaks == 0 and not self.pending:
             self.worker.fail_when = lambda step: RuntimeError("broke")
         try:
-            self.pending.append(self.worker.sample(self.worker.launch(step)))
+            handle = self.worker.launch(step)
+            masks = None
+            if self.scheduler.grammars.have_a_say:
+                while self.pending:
+                    self.collect()
+                masks = self.scheduler.grammars.masks()
+            self.pending.append(self.worker.sample(handle, masks))
         except RuntimeError:
             self._take(self.scheduler.fail("broke"))
         self.worker.fail_when = lambda step: None
@@ -174,7 +204,8 @@ class Engine(RuleBasedStateMachine):
         for request_id, told in getattr(self, "told", {}).items():
             assert told == self.expected[request_id][: len(told)]
             finished = self.finished.get(request_id)
-            if finished is not None and finished.reason is FinishReason.LENGTH:
+            whole = (FinishReason.LENGTH, FinishReason.EOS_TOKEN)
+            if finished is not None and finished.reason in whole:
                 assert told == self.expected[request_id]
 
     @invariant()
@@ -219,6 +250,8 @@ class Engine(RuleBasedStateMachine):
                 self.collect()
             if self.worker.readings:
                 self.read()
+            if self.compiler.waiting:
+                self.compile()
         assert not self.live, "no progress"
         self.answers_are_right_so_far()
         assert self.scheduler.pool.num_used == 0
