@@ -150,17 +150,18 @@ class ChatEvents:
         index = delta.index
         first, self._firsts[index] = self._firsts[index], b""
         reader = self._readers[index]
-        if reader is None and delta.finish is None and not self._logprobs:
-            if not delta.text:
+        pieces: list[Piece] = []
+        if delta.text:
+            pieces = [Content(delta.text)] if reader is None else reader.push(delta.text)
+        if delta.finish is None and not self._logprobs:
+            if not pieces:
                 return first
-            return first + self._texts[index] + _encode(delta.text) + self._open
+            if len(pieces) == 1 and isinstance(pieces[0], Content):
+                return first + self._texts[index] + _encode(pieces[0].text) + self._open
         reason = None if delta.finish is None else FINISH_REASONS[delta.finish.reason]
-        pieces: list[Piece] = [Content(delta.text)] if delta.text else []
-        if reader is not None:
-            pieces = reader.push(delta.text) if delta.text else []
-            if delta.finish is not None:
-                pieces += reader.finish()
-            if reason is not None and reader.calls:
+        if reader is not None and reason is not None:
+            pieces += reader.finish()
+            if reader.calls:
                 reason = _with_calls(reason)
         fields = self._fields(pieces)
         if not fields and reason is None and not self._logprobs:
