@@ -22,8 +22,10 @@ from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import tgi_cli
 from tgi_cli.errors import RouterError
 from tgi_cli.text.grammar import Grammar, GrammarError
 from tgi_cli.text.grammar_worker import HEAD
@@ -210,11 +212,13 @@ class _Process:
     """One :mod:`tgi_cli.text.grammar_worker`, used by one thread at a time."""
 
     def __init__(self) -> None:
+        paths = [str(Path(tgi_cli.__file__).parents[1]), os.environ.get("PYTHONPATH")]
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tgi_cli.text.grammar_worker"],
+            # -P: files in the working directory do not pass for modules.
+            [sys.executable, "-P", "-m", "tgi_cli.text.grammar_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             bufsize=0,
             # An interrupt of the terminal's is for the router, which ends it then.
             start_new_session=True,
