@@ -1,40 +1,62 @@
-"""What a token costs the router: ``python -m tests.benchmarks.router_stream [streams] [tokens]``.
+"""What tokens and requests cost the router.
 
-A router process of its own over an engine that emits one token per stream every 10 ms (as
-decoding does) or as fast as it can; the client reads sockets in this process and parses nothing.
-CPU time comes from the operating system, so that the load of the machine does not enter.
+``python -m tests.benchmarks.router_stream [--streams 64 512] [--tokens 500] [--requests 4000]``
+
+A router process of its own, served as in production, over an engine that emits one token per
+stream every 10 ms (as decoding does) or as fast as it can; for requests, over one that answers at
+once. The client reads sockets in this process and parses nothing. CPU time comes from the
+operating system, so that the load of the machine hardly enters.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
+import os
 import resource
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import uvloop
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tests.router.fakes import FakeEngine
 from tests.unit.text import tiny
+from tgi_cli import logging as logs
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, Started
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.server import _uvicorn_config
+from tgi_cli.router.sse import DIRECT_SEND
 from tgi_cli.rpc.interface import TokenBatch
+from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
 
-ROUTES = {
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bytes alone": ("/bytes", {}),
     "native": ("/generate_stream", {"inputs": "hi"}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
 }
+WHOLE = {"native": "/generate", "chat": "/v1/chat/completions"}
 STEP_SECONDS = 0.01
+EVENT = (
+    b'data: {"index":12,"token":{"id":34,"text":" quick","logprob":-1.234568,"special":false},'
+    b'"generated_text":null,"details":null}\n\n'
+)
 
 
 class TickingStream:
@@ -78,12 +100,30 @@ class TickingStream:
             yield batch
 
 
+async def send_bytes(request: Request) -> Response:
+    """What the server and the sockets cost without us: the same event again and again."""
+    told = await request.json()
+    wanted = GenerationRequest(0, (1,), SamplingParams(), told["max_tokens"])
+    stream = request.app.state.router.client.submit(wanted)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        send = scope[DIRECT_SEND]
+        async for batch in stream:
+            events = EVENT * len(batch.token_ids)
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return answer  # type: ignore[return-value]
+
+
 class TickingEngine(FakeEngine):
     """All streams advance together, every step."""
 
     streams: set[TickingStream]
 
-    def submit(self, request: GenerationRequest) -> TickingStream:  # type: ignore[override]
+    def submit(self, request: GenerationRequest, adapter: str = "") -> TickingStream:  # type: ignore[override]
         return TickingStream(self, request)
 
     async def run(self, seconds: float, wanted: int) -> None:
@@ -98,15 +138,22 @@ class TickingEngine(FakeEngine):
 
 
 def serve(
-    listener: socket.socket, folder: str, streams: int, seconds: float, pipe: Connection
+    listener: socket.socket, folder: str, streams: int, seconds: float | None, pipe: Connection
 ) -> None:
-    """The router's process; reports its CPU seconds and its peak memory."""
+    """The router's process; reports its CPU seconds and its peak memory.
+
+    ``seconds`` are between tokens; None: the engine answers whole, and at once.
+    """
 
     async def main() -> None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: ASYNC230, SIM115 (the log is part of the cost)
+        logs.setup("router", json_output=True)
         started = time.perf_counter()
         text = TextBundle.load(Path(folder))
-        engine = TickingEngine(text.tokenizer)
-        engine.streams = set()
+        engine: Any = FakeEngine(text.tokenizer)
+        if seconds is not None:
+            engine = TickingEngine(text.tokenizer)
+            engine.streams = set()
         engine.info = engine.info.__class__(
             **{name: getattr(engine.info, name) for name in engine.info.__slots__}
             | {"max_total_tokens": 100_000, "max_input_tokens": 99_999}
@@ -116,13 +163,16 @@ def serve(
             model_path=Path(folder), model_id="m", engine_url="", max_concurrent_requests=4096
         )
         app = create_app(engine, text, config)
-        server = uvicorn.Server(
-            uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False)
-        )
+        app.router.routes.append(Route("/bytes", send_bytes, methods=["POST"]))
+        server = uvicorn.Server(_uvicorn_config(app, config))
         serving = asyncio.ensure_future(server._serve([listener]))
+        gc.collect()
+        gc.freeze()
         pipe.send(time.perf_counter() - started)
-        ticker = asyncio.ensure_future(engine.run(seconds, streams))
         loop = asyncio.get_running_loop()
+        ticker = loop.create_future()
+        if seconds is not None:
+            ticker = asyncio.ensure_future(engine.run(seconds, streams))
         while True:
             await loop.run_in_executor(None, pipe.recv)
             usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -133,7 +183,7 @@ def serve(
     uvloop.run(main())
 
 
-async def drive(port: int, route: str, body: dict, streams: int, tokens: int) -> int:
+async def drive(port: int, route: str, body: dict[str, Any], streams: int, tokens: int) -> int:
     """Read all streams to their end; bytes read."""
 
     async def one() -> int:
@@ -146,6 +196,7 @@ async def drive(port: int, route: str, body: dict, streams: int, tokens: int) ->
             + content
         )
         size = 0
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         while chunk := await reader.read(1 << 16):
             size += len(chunk)
         writer.close()
@@ -154,38 +205,87 @@ async def drive(port: int, route: str, body: dict, streams: int, tokens: int) ->
     return sum(await asyncio.gather(*(one() for _ in range(streams))))
 
 
+async def ask(port: int, route: str, body: dict[str, Any], connections: int, count: int) -> None:
+    """``count`` requests in all, one after the other on each connection."""
+    fields = {"max_tokens": 1, "parameters": {"max_new_tokens": 1}}
+    content = json.dumps({**body, **fields}).encode()
+    request = (
+        f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+
+    async def one(times: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(times):
+            writer.write(request)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert head.startswith(b"http/1.1 200"), head
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        writer.close()
+
+    await asyncio.gather(*(one(count // connections) for _ in range(connections)))
+
+
+def measure(
+    folder: str, streams: int, seconds: float | None, work: Callable[[int], Awaitable[object]]
+) -> tuple[float, float, float]:
+    """Wall and CPU seconds of a router while the client works, and its peak memory in MiB."""
+    context = multiprocessing.get_context("spawn")
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=serve, args=(listener, folder, streams, seconds, theirs), daemon=True
+        )
+        process.start()
+        ours.recv()
+        ours.send("cpu")
+        before, _ = ours.recv()
+        clock = time.perf_counter()
+        uvloop.run(work(listener.getsockname()[1]))
+        clock = time.perf_counter() - clock
+        ours.send("cpu")
+        after, peak = ours.recv()
+        process.terminate()
+        process.join()
+    return clock, after - before, peak
+
+
 def main() -> None:
     """Print one line per route and pace."""
-    streams, tokens = (int(argument) for argument in (*sys.argv[1:], "64", "500")[:2])
-    context = multiprocessing.get_context("spawn")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--tokens", type=int, default=500, help="of each of 64 streams")
+    parser.add_argument("--requests", type=int, default=4000)
+    told = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tiny.write_model(Path(folder))
         print("| route | pace | streams | events/s | CPU us/event | peak MiB |")
         print("|---|---|---|---|---|---|")
-        for name, (route, body) in ROUTES.items():
-            for pace, seconds in (("10 ms", STEP_SECONDS), ("burst", 0.0)):
-                with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
-                    ours, theirs = context.Pipe()
-                    process = context.Process(
-                        target=serve, args=(listener, folder, streams, seconds, theirs), daemon=True
+        for streams in told.streams:
+            tokens = max(told.tokens * 64 // streams, 200)
+            for name, (route, body) in ROUTES.items():
+                for pace, seconds in (("10 ms", STEP_SECONDS), ("burst", 0.0)):
+                    work = partial(drive, route=route, body=body, streams=streams, tokens=tokens)
+                    wall, cpu, peak = measure(folder, streams, seconds, work)
+                    events = streams * tokens
+                    print(
+                        f"| {name} | {pace} | {streams} | {events / wall:,.0f} "
+                        f"| {cpu / events * 1e6:.1f} | {peak:.0f} |",
+                        flush=True,
                     )
-                    process.start()
-                    ours.recv()
-                    port = listener.getsockname()[1]
-                    ours.send("cpu")
-                    before, _ = ours.recv()
-                    clock = time.perf_counter()
-                    uvloop.run(drive(port, route, body, streams, tokens))
-                    clock = time.perf_counter() - clock
-                    ours.send("cpu")
-                    after, peak = ours.recv()
-                    process.terminate()
-                    process.join()
-                events = streams * tokens
-                cost = (after - before) / events * 1e6
+        print("\n| route | connections | requests/s | CPU us/request | peak MiB |")
+        print("|---|---|---|---|---|")
+        for streams in told.streams:
+            for name, route in WHOLE.items():
+                body = ROUTES[name][1]
+                count = told.requests // streams * streams
+                work = partial(ask, route=route, body=body, connections=streams, count=count)
+                wall, cpu, peak = measure(folder, streams, None, work)
                 print(
-                    f"| {name} | {pace} | {streams} | {events / clock:,.0f} | {cost:.1f} "
-                    f"| {peak:.0f} |"
+                    f"| {name} | {streams} | {count / wall:,.0f} | {cpu / count * 1e6:.0f} "
+                    f"| {peak:.0f} |",
+                    flush=True,
                 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgi_cli.router import access_log, errors
+from tgi_cli.router.sse import DIRECT_SEND
 
 if TYPE_CHECKING:
     from tgi_cli.router.tracing import Tracing
@@ -36,6 +37,7 @@ class Observer:
         access_log.begin(record)
         span = None if self._tracing is None else self._tracing.begin(record, scope["headers"])
         named = (b"x-request-id", record.request_id.encode())
+        scope[DIRECT_SEND] = send
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
