@@ -397,7 +397,7 @@ class TestTools:
 
 async def test_clients(url: str, engine: FakeEngine) -> None:
     engine.say('{"a": 1}')
-    ai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
     whole = await ai.chat.completions.create(
         model="tgi",
         messages=[{"role": "user", "content": "hi"}],

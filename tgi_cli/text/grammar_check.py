@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import select
+import site
 import subprocess
 import sys
 import threading
@@ -212,13 +213,12 @@ class _Process:
     """One :mod:`tgi_cli.text.grammar_worker`, used by one thread at a time."""
 
     def __init__(self) -> None:
-        paths = [str(Path(tgi_cli.__file__).parents[1]), os.environ.get("PYTHONPATH")]
         self._popen = subprocess.Popen(
             # -P: files in the working directory do not pass for modules.
             [sys.executable, "-P", "-m", "tgi_cli.text.grammar_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**os.environ, **_ENVIRONMENT, **_where_this_is()},
             bufsize=0,
             # An interrupt of the terminal's is for the router, which ends it then.
             start_new_session=True,
@@ -265,6 +265,14 @@ class _Process:
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _where_this_is() -> dict[str, str]:
+    """What lets another Python find this package, if it is not installed."""
+    root = str(Path(tgi_cli.__file__).resolve().parents[1])
+    if root in [*site.getsitepackages(), site.getusersitepackages()]:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 def _kill_all(processes: set[_Process]) -> None:
