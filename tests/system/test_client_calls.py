@@ -20,7 +20,7 @@ from tests.system.conftest import ServerProcess
 pytestmark = pytest.mark.system
 
 OWN = ["huggingface_hub", "openai"]
-OTHERS = [*OWN, "langchain", "litellm", "text_generation"]
+OTHERS = [*OWN, "instructor", "langchain", "litellm", "text_generation"]
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,17 @@ CALLS: list[Call] = []
 SECONDS = 60.0
 MESSAGES = [{"role": "user", "content": "What does os.path.join do?"}]
 PROMPT = "def read_json(path):"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "enum": ["join", "split"]},
+        "arguments": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "look_up", "description": "Looks a function up.", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": TOOL}]
 
 
 def call(function: Call) -> Call:
@@ -41,6 +52,21 @@ async def items(answer: Any) -> list[Any]:
     if inspect.isawaitable(answer) or not hasattr(stream, "__iter__"):  # some have both
         return [item async for item in stream]
     return list(stream)
+
+
+def fits(text: str) -> None:
+    """Assert that a text is JSON of :data:`SCHEMA`."""
+    value = json.loads(text)
+    assert list(value) == ["name", "arguments"]
+    assert value["name"] in ("join", "split")
+    assert isinstance(value["arguments"], int)
+    assert 0 <= value["arguments"] <= 9
+
+
+def call_of(identity: str, arguments: str) -> dict[str, Any]:
+    """A call of :data:`TOOL` as a part of an assistant's message."""
+    function = {"name": TOOL["name"], "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
 
 
 async def raises(kind: type[BaseException], words: str, answer: Callable[[], Any]) -> Any:

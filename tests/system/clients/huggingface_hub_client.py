@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import partial
 from typing import Any
 
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 
-from tests.system.clients.harness import MESSAGES, PROMPT, call, items, main, raises, whole
+from tests.system.clients.harness import (
+    MESSAGES,
+    PROMPT,
+    SCHEMA,
+    TOOL,
+    TOOLS,
+    call,
+    call_of,
+    fits,
+    items,
+    main,
+    raises,
+    whole,
+)
+
+ONE_CALL = {"parallel_tool_calls": False}
 
 
 @call
@@ -114,6 +131,23 @@ async def text_generation_errors(client: Any) -> None:
 
 
 @call
+async def text_generation_grammar(client: Any) -> None:
+    """Every type that TGI knew."""
+    types: list[tuple[str, Any]] = [
+        ("json", SCHEMA),
+        ("json", json.dumps(SCHEMA)),
+        ("json_schema", {"name": "function", "schema": SCHEMA}),
+    ]
+    ask = partial(client.text_generation, PROMPT, max_new_tokens=200, return_full_text=False)
+    for name, value in types:
+        fits(await whole(ask(grammar={"type": name, "value": value})))
+    regex: Any = {"type": "regex", "value": "[0-9]{3}-(yes|no)"}
+    text = await whole(ask(grammar=regex))
+    assert re.fullmatch(regex["value"], text)
+    assert "".join(await items(ask(grammar=regex, stream=True))).startswith(text)
+
+
+@call
 async def chat(client: Any) -> None:
     answer = await whole(
         client.chat_completion(
@@ -157,6 +191,43 @@ async def chat_as_openai(client: Any) -> None:
     assert (await whole(create(model="tgi"))).choices[0].message.content
     chunks = await items(create(model="tgi", stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+@call
+async def chat_response_format(client: Any) -> None:
+    """OpenAI's form, which it sends to a URL in TGI's."""
+    schema = {"name": "function", "schema": SCHEMA, "strict": True}
+    form = {"type": "json_schema", "json_schema": schema}
+    ask = partial(client.chat_completion, MESSAGES, max_tokens=200, response_format=form)
+    fits((await whole(ask())).choices[0].message.content)
+    chunks = await items(ask(stream=True))
+    fits("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+
+
+@call
+async def chat_tools(client: Any) -> None:
+    ask = partial(client.chat_completion, max_tokens=200, tools=TOOLS, extra_body=ONE_CALL)
+    for choice in ("required", {"type": "function", "function": {"name": TOOL["name"]}}):
+        answer = await whole(ask(MESSAGES, tool_choice=choice))
+        (called,) = answer.choices[0].message.tool_calls
+        assert called.function.name == TOOL["name"]
+        fits(called.function.arguments)
+        assert answer.choices[0].finish_reason == "tool_calls"
+    turn = {"role": "assistant", "tool_calls": [call_of(called.id, called.function.arguments)]}
+    result = {"role": "tool", "tool_call_id": called.id, "content": "It joins paths."}
+    answer = await whole(ask([*MESSAGES, turn, result], tool_choice="none"))
+    assert answer.choices[0].message.content
+    assert await whole(ask(MESSAGES, tool_choice="auto"))
+
+
+@call
+async def chat_tools_stream(client: Any) -> None:
+    ask = partial(client.chat_completion, MESSAGES, max_tokens=200, tools=TOOLS)
+    chunks = await items(ask(tool_choice="required", extra_body=ONE_CALL, stream=True))
+    deltas = [entry for chunk in chunks for entry in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(delta.function.name or "" for delta in deltas) == TOOL["name"]
+    fits("".join(delta.function.arguments or "" for delta in deltas))
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 @call

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
-from tests.system.clients.harness import MESSAGES, PROMPT, call, items, main, whole
+from tests.system.clients.harness import (
+    MESSAGES,
+    PROMPT,
+    SCHEMA,
+    TOOL,
+    TOOLS,
+    call,
+    fits,
+    items,
+    main,
+    whole,
+)
 
 
 class Models:
@@ -56,6 +70,21 @@ async def _writes(models: Models, model: Any) -> None:
     assert await models.all(model, [PROMPT, PROMPT]) == [text, text]
 
 
+async def _calls(models: Models, model: Any) -> None:
+    """A chat model calls alike whole and in chunks, and takes the result."""
+    answer = await models.ask(model, MESSAGES)
+    (called,) = answer.tool_calls
+    assert called["name"] == TOOL["name"]
+    fits(json.dumps(called["args"]))
+    first, *rest = await models.chunks(model, MESSAGES)
+    for chunk in rest:
+        first += chunk
+    assert [other["args"] for other in first.tool_calls] == [called["args"]]
+    result = ToolMessage("It joins paths.", tool_call_id=called["id"])
+    turns = [HumanMessage(MESSAGES[0]["content"]), answer, result]
+    assert (await models.ask(model, turns)).tool_calls
+
+
 @call
 async def chat_openai(models: Models) -> None:
     settings: dict[str, Any] = {"max_tokens": 12, "seed": 1, "stream_usage": True}
@@ -89,6 +118,55 @@ async def hugging_face_endpoint(models: Models) -> None:
     await _writes(models, HuggingFaceEndpoint(seed=1, **models.endpoint))
     greedy = {"temperature": None, "top_k": None, "top_p": None, "typical_p": None}
     await _writes(models, HuggingFaceEndpoint(**greedy, **models.endpoint))
+
+
+class Function(BaseModel):
+    """What an answer shall be."""
+
+    name: Literal["join", "split"]
+    arguments: int = Field(ge=0, le=9)
+
+
+@call
+async def chat_openai_structured(models: Models) -> None:
+    model = ChatOpenAI(model="tgi", max_tokens=200, **models.openai)
+    for method in ("json_schema", "function_calling"):
+        structured = model.with_structured_output(Function, method=method)
+        assert isinstance(await models.ask(structured, MESSAGES), Function)
+
+
+@call
+async def chat_openai_tools(models: Models) -> None:
+    model = ChatOpenAI(model="tgi", max_tokens=200, seed=1, **models.openai)
+    one: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    await _calls(models, model.bind_tools(TOOLS, **one))
+
+
+@call
+async def chat_openai_responses(models: Models) -> None:
+    model = ChatOpenAI(
+        model="tgi", max_tokens=20, temperature=0, use_responses_api=True, **models.openai
+    )
+    answer = await models.ask(model, MESSAGES)
+    assert answer.text
+    chunks = await models.chunks(model, MESSAGES)
+    assert "".join(chunk.text for chunk in chunks) == answer.text
+
+
+@call
+async def chat_hugging_face_structured(models: Models) -> None:
+    llm = HuggingFaceEndpoint(**models.endpoint)
+    model = ChatHuggingFace(llm=llm, max_tokens=200)
+    for method in ("json_schema", "function_calling"):
+        structured = model.with_structured_output(SCHEMA | {"title": "look_up"}, method=method)
+        fits(json.dumps(await models.ask(structured, MESSAGES)))
+
+
+@call
+async def chat_hugging_face_tools(models: Models) -> None:
+    llm = HuggingFaceEndpoint(**models.endpoint)
+    model = ChatHuggingFace(llm=llm, max_tokens=200, model_kwargs={"seed": 1})
+    await _calls(models, model.bind_tools(TOOLS, tool_choice=TOOL["name"]))
 
 
 main(

@@ -8,7 +8,19 @@ from typing import Any
 
 import litellm
 
-from tests.system.clients.harness import MESSAGES, PROMPT, call, items, main, raises, whole
+from tests.system.clients.harness import (
+    MESSAGES,
+    PROMPT,
+    SCHEMA,
+    TOOL,
+    TOOLS,
+    call,
+    fits,
+    items,
+    main,
+    raises,
+    whole,
+)
 
 Ask = Callable[..., Any]
 
@@ -53,6 +65,32 @@ async def chat_stream(provider: Provider) -> None:
 async def chat_errors(provider: Provider) -> None:
     ask = partial(provider.chat, messages=MESSAGES, temperature=-1)
     await raises(Exception, "temperature", ask)
+
+
+@call
+async def chat_response_format(provider: Provider) -> None:
+    schema = {"name": "function", "schema": SCHEMA, "strict": True}
+    form = {"type": "json_schema", "json_schema": schema}
+    ask = partial(provider.chat, messages=MESSAGES, max_tokens=200, response_format=form)
+    fits((await whole(ask())).choices[0].message.content)
+
+
+@call
+async def chat_tools(provider: Provider) -> None:
+    named = {"type": "function", "function": {"name": TOOL["name"]}}
+    ask = partial(provider.chat, max_tokens=200, tools=TOOLS, tool_choice=named)
+    answer = await whole(ask(messages=MESSAGES))
+    (called,) = answer.choices[0].message.tool_calls
+    assert called.function.name == TOOL["name"]
+    fits(called.function.arguments)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    chunks = await items(ask(messages=MESSAGES, stream=True))
+    (streamed,) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    assert streamed.function.name == TOOL["name"]
+    fits(streamed.function.arguments)
+    result = {"role": "tool", "tool_call_id": called.id, "content": "It joins paths."}
+    turns = [*MESSAGES, answer.choices[0].message, result]
+    assert await whole(ask(messages=turns))
 
 
 @call

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 from text_generation import AsyncClient, Client
 from text_generation.errors import ValidationError
-from text_generation.types import Message
+from text_generation.types import Grammar, GrammarType, Message, Tool
 
-from tests.system.clients.harness import PROMPT, call, items, main, raises, whole
+from tests.system.clients.harness import (
+    PROMPT,
+    SCHEMA,
+    TOOL,
+    call,
+    fits,
+    items,
+    main,
+    raises,
+    whole,
+)
 
 MESSAGES = [Message(role="user", content="What does os.path.join do?")]
 
@@ -72,6 +83,17 @@ async def generate_stream(client: Any) -> None:
 
 
 @call
+async def generate_grammar(client: Any) -> None:
+    ask = partial(client.generate, PROMPT, max_new_tokens=200)
+    fits((await whole(ask(grammar=Grammar(type=GrammarType.Json, value=SCHEMA)))).generated_text)
+    regex = Grammar(type=GrammarType.Regex, value="[0-9]{3}-(yes|no)")
+    text = (await whole(ask(grammar=regex))).generated_text
+    assert re.fullmatch(regex.value, text)
+    stream = partial(client.generate_stream, PROMPT, max_new_tokens=200, grammar=regex)
+    assert (await items(stream()))[-1].generated_text == text
+
+
+@call
 async def generate_errors(client: Any) -> None:
     ask = partial(client.generate, "x" * 9000, max_new_tokens=8)
     await raises(ValidationError, "must be <= 2048", ask)
@@ -102,6 +124,17 @@ async def chat(client: Any) -> None:
     assert choice.finish_reason in ("stop", "length")
     assert all(len(token["top_logprobs"]) == 2 for token in choice.logprobs["content"])
     assert answer.usage["completion_tokens"] > 0
+
+
+@call
+async def chat_tools(client: Any) -> None:
+    tools = [Tool(type="function", function=TOOL)]
+    answer = await whole(
+        client.chat(MESSAGES, max_tokens=200, tools=tools, tool_choice=TOOL["name"])
+    )
+    (called,) = answer.choices[0].message.tool_calls
+    assert called["function"]["name"] == TOOL["name"]
+    fits(called["function"]["arguments"])
 
 
 main({"sync": Client, "async": AsyncClient})
