@@ -103,7 +103,12 @@ class TickingStream:
 async def send_bytes(request: Request) -> Response:
     """What the server and the sockets cost without us: the same event again and again."""
     told = await request.json()
-    wanted = GenerationRequest(0, (1,), SamplingParams(), told["max_tokens"])
+    wanted = GenerationRequest(
+        request_id=0,
+        prompt_ids=(1,),
+        sampling=SamplingParams(),
+        max_new_tokens=told["max_tokens"],
+    )
     stream = request.app.state.router.client.submit(wanted)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
