@@ -105,6 +105,14 @@ async def test_openai(
         assert not allows(engine, '{"name": 3}')
 
 
+async def test_responses(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    form = {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}
+    answer = await client.post("/v1/responses", json={"input": "hi", "text": {"format": form}})
+    assert answer.status_code == 200, answer.text
+    assert allows(engine, PERSON)
+    assert not allows(engine, '{"name": 3}')
+
+
 async def test_other_kinds(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for fields, right, wrong in (
         ({"response_format": {"type": "json_object"}}, '{"x": [1]}', "[1]"),

@@ -59,7 +59,10 @@ def _tool(place: int, tool: FunctionTool) -> Tool:
             f"tools[{place}] is of type {tool.type!r}: only functions can be called", "tools"
         )
     function = Function(
-        name=tool.name or "", description=tool.description, parameters=tool.parameters
+        name=tool.name or "",
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
     )
     return Tool(function=function)
 
