@@ -18,7 +18,6 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tgi_cli.engine.grammar import GrammarCompiler
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
@@ -32,7 +31,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.statistics import StepClock, StepStatistics, StepTimes
-from tgi_cli.engine.step import PendingResult, Step, Worker
+from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
 from tgi_cli.errors import ShardError
 
 log = logging.getLogger(__name__)

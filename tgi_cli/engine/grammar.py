@@ -1,64 +1,20 @@
 """What a request's text must be: when its grammar is compiled, and what it says of the next token.
 
-The engine knows grammars as two protocols; :mod:`tgi_cli.sampling.grammar` implements them. A
-matcher stays with its sequence for life. It follows the tokens that the host knows, so nothing
-of it has to be restored when the sequence is preempted or resumed.
+The engine knows grammars as two protocols of :mod:`tgi_cli.engine.step`, which
+:mod:`tgi_cli.worker.grammar` implements. A matcher stays with its sequence for life. It follows
+the tokens that the host knows, so nothing of it has to be restored when the sequence is preempted
+or resumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.sequence import Entry, Sequence
-
-
-class GrammarMatcher(Protocol):
-    """Where one sequence stands in its grammar."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the grammar is complete and nothing but a stop id may follow, or one has."""
-        ...
-
-    @property
-    def error(self) -> str:
-        """Why it cannot go on, in one line; empty: it can."""
-        ...
-
-    def accept(self, token_id: int) -> bool:
-        """Take in the token that follows; false, and an error, if the grammar does not allow it."""
-        ...
-
-    def forced(self) -> list[int]:
-        """Tokens that follow without a choice, as the tokenizer would write them; not taken in."""
-        ...
-
-
-class GrammarCompiler(Protocol):
-    """Makes matchers for one model's vocabulary.
-
-    Attributes:
-        eos_token_ids: what a grammar that may end allows beside its own tokens, the usual first.
-    """
-
-    eos_token_ids: tuple[int, ...]
-
-    def compile(self, grammar: str) -> Future[GrammarMatcher]:
-        """A matcher of its own at a grammar's beginning, made off the caller's thread.
-
-        It may be there at once. Its error says in one line what is wrong with the grammar.
-        """
-        ...
-
-    def fill(self, matchers: Many[GrammarMatcher]) -> Any:
-        """Which tokens each may take next, as :meth:`tgi_cli.engine.step.Worker.sample` wants it.
-
-        int32 [M, ceil(V / 32)], to be read before the next call. All zero: the matcher is stuck.
-        """
-        ...
+from tgi_cli.engine.step import GrammarCompiler, GrammarMatcher
 
 
 class Grammars:

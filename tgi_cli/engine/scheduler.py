@@ -23,7 +23,7 @@ from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.admission import Admission
 from tgi_cli.engine.batching import batching_rule
 from tgi_cli.engine.extras import report_context
-from tgi_cli.engine.grammar import GrammarCompiler, Grammars, describe
+from tgi_cli.engine.grammar import Grammars, describe
 from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
@@ -36,7 +36,14 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.sequence import Entry, Sequence, Status
 from tgi_cli.engine.statistics import StepStatistics
-from tgi_cli.engine.step import AdapterStore, BlockAppend, Step, StepResult, TokenAppend
+from tgi_cli.engine.step import (
+    AdapterStore,
+    BlockAppend,
+    GrammarCompiler,
+    Step,
+    StepResult,
+    TokenAppend,
+)
 from tgi_cli.engine.waiting import WaitingQueue
 
 
@@ -172,11 +179,12 @@ class Scheduler:
         for place, entry in enumerate(self._in_flight.popleft()):
             index += entry.sampled
             sequence = entry.sequence
-            if not entry.is_current:
+            if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
                 continue  # ended or preempted meanwhile: the result is stale
-            chosen = entry.sampled and not sequence.skips
-            if entry.sampled and not chosen:
+            chosen = entry.sampled
+            if chosen and sequence.skips:
                 sequence.skips -= 1
+                chosen = False
             error = result.errors.get(index) if chosen else None
             if error is not None:
                 error = describe(sequence, error)

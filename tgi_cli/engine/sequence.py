@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tgi_cli.engine.messages import GenerationRequest
-
-if TYPE_CHECKING:
-    from tgi_cli.engine.grammar import GrammarMatcher
+from tgi_cli.engine.step import GrammarMatcher
 
 
 class Status(Enum):

@@ -166,6 +166,52 @@ class AdapterStore(Protocol):
         ...
 
 
+class GrammarMatcher(Protocol):
+    """Where one sequence stands in its grammar."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the grammar is complete and nothing but a stop id may follow, or one has."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on, in one line; empty: it can."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Take in the token that follows; false, and an error, if the grammar does not allow it."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that follow without a choice, as the tokenizer would write them; not taken in."""
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """Makes matchers for one model's vocabulary.
+
+    Attributes:
+        eos_token_ids: what a grammar that may end allows beside its own tokens, the usual first.
+    """
+
+    eos_token_ids: tuple[int, ...]
+
+    def compile(self, grammar: str) -> Future[GrammarMatcher]:
+        """A matcher of its own at a grammar's beginning, made off the caller's thread.
+
+        It may be there at once. Its error says in one line what is wrong with the grammar.
+        """
+        ...
+
+    def fill(self, matchers: Sequence[GrammarMatcher]) -> Any:
+        """Which tokens each may take next, as :meth:`Worker.sample` wants it.
+
+        int32 [M, ceil(V / 32)], to be read before the next call. All zero: the matcher is stuck.
+        """
+        ...
+
+
 class Worker(AdapterStore, Protocol):
     """Runs steps, in the order of the calls. One ``launch`` is followed by its ``sample``.
 

@@ -18,7 +18,6 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.grammar import GrammarCompiler
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
     Cancel,
@@ -33,7 +32,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.statistics import StepStatistics
-from tgi_cli.engine.step import Worker
+from tgi_cli.engine.step import GrammarCompiler, Worker
 from tgi_cli.errors import TgiError
 from tgi_cli.offline.errors import EngineDeadError
 from tgi_cli.rpc.adapters import AdapterRegistry, EngineEndedError, unknown

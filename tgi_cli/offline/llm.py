@@ -14,6 +14,7 @@ from tgi_cli.offline.batch import completions_of, run
 from tgi_cli.offline.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.offline.collector import Collector
 from tgi_cli.offline.errors import GenerationError
+from tgi_cli.offline.grammar import read_grammar
 from tgi_cli.offline.inprocess import Call
 from tgi_cli.offline.load import find_adapter, find_adapters, locate, start_engine
 from tgi_cli.offline.options import (
@@ -366,13 +367,20 @@ class LLM:
         sampling = per_prompt(sampling_params, len(read), self.info)
         names = adapter_names(options.adapter, len(read))
         ids = [self._engine.adapter_id(name) for name in names]
+        grammar = read_grammar(options.grammar, tokenizer, self.info.eos_token_ids)
         stops = StopStrings(options.stops)
         return [
             Collector(request, prompt, index, stops, tokenizer, self._hidden_ids)
             for prompt, params, adapter_id in zip(read, sampling, ids, strict=True)
             for index, request in enumerate(
                 requests_of(
-                    prompt, params, options, self.info, self._engine.request_ids, adapter_id
+                    prompt,
+                    params,
+                    options,
+                    self.info,
+                    self._engine.request_ids,
+                    adapter_id,
+                    grammar,
                 )
             )
         ]

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import TypedDict
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, LogitsProcessor
+from tgi_cli.offline.grammar import Grammar
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ class GenerationKeywords(TypedDict, total=False):
     timeout_seconds: float | None
     add_special_tokens: bool
     adapter: str | Sequence[str | None] | None
-    grammar: str | None
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,11 @@ class GenerationOptions:
         add_special_tokens: as the tokenizer's post-processor says, to prompts that are text.
         adapter: name of a loaded LoRA adapter, one for all prompts or one each; None: the base
             model.
-        grammar: what the text must be: a grammar of llguidance, in the JSON form that its
-            ``grammar_from`` makes of a JSON schema, a regular expression or Lark. It is over
-            where nothing may follow, whatever ``ignore_eos`` says.
+        grammar: what the text must be: ``{"type": "json_schema", "json_schema": {"schema": ...}}``
+            and OpenAI's other response formats; TGI's ``{"type": "json", "value": schema}`` and
+            ``{"type": "regex", "value": ...}``; ``{"type": "grammar", "grammar": Lark}``; or a
+            grammar of llguidance as its own JSON text. The text ends where nothing may follow,
+            whatever ``ignore_eos`` says.
 
     Raises:
         ValueError: a value out of its range.
@@ -87,7 +90,7 @@ class GenerationOptions:
     timeout_seconds: float | None = None
     add_special_tokens: bool = True
     adapter: str | Sequence[str | None] | None = None
-    grammar: str | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         asked = self.max_new_tokens
@@ -215,6 +218,7 @@ def requests_of(
     info: EngineInfo,
     ids: Iterator[int],
     adapter_id: int = 0,
+    grammar: str | None = None,
 ) -> list[GenerationRequest]:
     """The engine's requests for one prompt: its first sample, then those forked from it.
 
@@ -243,7 +247,7 @@ def requests_of(
         return_context_logits=options.return_context_logits,
         return_generation_logits=options.return_generation_logits,
         adapter_id=adapter_id,
-        grammar=options.grammar,
+        grammar=grammar,
     )
     others = [
         replace(

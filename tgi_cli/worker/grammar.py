@@ -29,7 +29,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.device import default_threads
-from tgi_cli.engine.grammar import GrammarMatcher
+from tgi_cli.engine.step import GrammarMatcher
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _NO_TOKEN = "no token of the vocabulary may come next"
 
 
 class Matcher:
-    """Implements :class:`tgi_cli.engine.grammar.GrammarMatcher`."""
+    """Implements :class:`tgi_cli.engine.step.GrammarMatcher`."""
 
     __slots__ = ("_canonical", "error", "native")
 
@@ -74,7 +74,7 @@ class Matcher:
 
 
 class LLGuidance:
-    """Implements :class:`tgi_cli.engine.grammar.GrammarCompiler`.
+    """Implements :class:`tgi_cli.engine.step.GrammarCompiler`.
 
     Args:
         tokenizer: what a tokenizer.json says.
@@ -211,8 +211,8 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
 
 def _reason(native: llguidance.LLMatcher) -> str:
     """Why a matcher is in its error state."""
-    stuck = native.stop_reason() == "NoExtensionBias"
-    return _NO_TOKEN if stuck else _first_line(native.get_error())
+    line = _first_line(native.get_error())
+    return _NO_TOKEN if line == "NoExtensionBias" else line
 
 
 def _first_line(text: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.unit.engine.fake_worker import digest, next_token, root
-from tgi_cli.engine.grammar import GrammarMatcher
+from tgi_cli.engine.step import GrammarMatcher
 
 EOS = 7
 VOCAB = 1000

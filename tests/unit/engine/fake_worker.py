@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tgi_cli.engine.grammar import GrammarCompiler
-from tgi_cli.engine.step import Step, StepResult
+from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
 
 
 def digest(parent: bytes, token: int) -> bytes:

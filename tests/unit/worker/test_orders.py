@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.test_config import resolved
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.step import BlockAppend, NewRow, RowExtras, Step
+from tgi_cli.engine.step import BlockAppend, NewRow, RowExtras, Step, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker import orders
 from tgi_cli.worker.channel import Channel
@@ -61,6 +61,7 @@ steps = st.builds(
     step_id=small,
     freed=ids,
     new=st.lists(new_rows, max_size=4),
+    given=st.lists(st.builds(TokenAppend, row=small, start=small, token_ids=ids), max_size=4),
     appended=st.lists(st.builds(BlockAppend, row=small, start=small, block_ids=ids), max_size=4),
     copies=st.lists(st.tuples(small, small), max_size=3),
     adapters=st.lists(st.tuples(small, small), max_size=3),

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.unit.worker.fakes import CPU, new_row, step_of
-from tgi_cli.engine.step import BlockAppend
+from tgi_cli.engine.step import BlockAppend, TokenAppend
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.staging import Uploader
 
@@ -21,6 +22,19 @@ def test_only_differences_are_written_and_both_tables_agree(shared):
     assert rows.host_blocks[2, :4].tolist() == [5, 6, 1, 3]
     assert rows.host_blocks[0, 0] == 8
     assert np.array_equal(rows.blocks.numpy(), rows.host_blocks)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_that_no_step_chose_are_written_where_they_stand(packed):
+    rows = Rows(3, 12, 4, CPU, Uploader(CPU, packed=packed))
+    rows.apply(step_of(new=[new_row(1, [7, 8, 9], [5])]))
+    rows.write(torch.tensor([rows.width + 3]), torch.tensor([99]))
+    given = [TokenAppend(1, 3, [10, 11])]
+    rows.apply(step_of(given=given, new=[new_row(2, [1, 2], [6])]))
+    assert rows.tokens[1, :6].tolist() == [7, 8, 9, 10, 11, 0]
+    assert rows.tokens[2, :3].tolist() == [1, 2, 0]
+    rows.apply(step_of(given=[TokenAppend(1, 5, [12])]))
+    assert rows.tokens[1, :7].tolist() == [7, 8, 9, 10, 11, 12, 0]
 
 
 def test_a_row_has_room_for_the_token_after_the_last():
