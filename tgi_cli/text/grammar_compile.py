@@ -157,7 +157,7 @@ class Compiler:
             }
         schema["x-guidance"] = {**options, "lenient": False}
         if cause := self._schema_error(schema):
-            raise GrammarError(where + self._located(asked, cause))
+            raise GrammarError(where + self._located(schema, cause))
         return schema
 
     def _schema_error(self, schema: Any) -> str:

@@ -25,6 +25,15 @@ _ONES = (
     "else",
 )
 _ABOUT_OTHERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_SAYING_NOTHING: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+}
+"""What libraries write that spell everything out; not every keyword needs to be supported so."""
 _DEFINITIONS = ("$defs", "definitions")
 _COMBINING = ("anyOf", "oneOf", "allOf", "$ref", "$dynamicRef")
 
@@ -75,7 +84,8 @@ def refine(schema: dict[str, Any]) -> dict[str, Any]:
     ``properties`` without a ``type`` means an object, ``items`` a list; JSON Schema itself would
     let any other type pass. An object that lists its properties has no others, unless it says
     ``additionalProperties``; where schemas are combined (``allOf``, or ``properties`` beside
-    ``anyOf``, ``oneOf`` or ``$ref``) that cannot be told of the parts, and they stay open.
+    ``anyOf``, ``oneOf`` or ``$ref``) that cannot be told of the parts, and they stay open. Keywords
+    that allow everything are left out.
     """
     close = not any(
         "allOf" in each or ("properties" in each and any(word in each for word in _COMBINING))
@@ -88,8 +98,12 @@ def refine(schema: dict[str, Any]) -> dict[str, Any]:
 def _refined(schema: Any, close: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
-    told = dict(schema)
-    for keyword, value in schema.items():
+    told = {
+        keyword: value
+        for keyword, value in schema.items()
+        if value not in _SAYING_NOTHING.get(keyword, ())
+    }
+    for keyword, value in list(told.items()):
         if keyword in _MAPS and isinstance(value, dict):
             told[keyword] = {name: _refined(each, close) for name, each in value.items()}
         elif keyword in _LISTS and isinstance(value, list):

@@ -106,6 +106,9 @@ SUPPORTED: list[tuple[Any, list[Any], list[Any]]] = [
     ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer"}}}, [1], ["a"]),
     ({"$ref": "#/definitions/x", "definitions": {"x": {"type": "integer"}}}, [1], ["a"]),
     ({"$ref": "#x", "$defs": {"y": {"$anchor": "x", "type": "integer"}}}, [1], ["a"]),
+    ({**OBJECT, "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"},
+      "unevaluatedProperties": True, "dependentRequired": {}}, [{"x": 1}], [{"x": "y"}]),
+    ({"items": {"type": "integer"}, "uniqueItems": False}, [[1, 1]], ["a"]),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://example.com/x",
       "title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c",
       "deprecated": True, "type": "integer"}, [1], ["a"]),
@@ -137,6 +140,8 @@ REFUSED: list[tuple[Any, str]] = [
             ("string", "$dynamicRef", "#x"),
         )
     ],
+    ({"items": {"not": {}, "uniqueItems": False}},
+     "JSON schema keyword `not` is not supported (at #/items)"),
     ({"if": {}, "then": {}, "else": {}},
      "JSON schema keywords `else`, `if`, `then` are not supported (at #)"),
     ({"anyOf": [TEXT, {"$ref": "#/$defs/x"}], "$defs": {"x": {"prefixItems": [{"not": {}}]}}},
