@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tests.tools.checkpoints import make_llama
 from tests.unit.worker.fakes import GREEDY, new_row, run, step_of
+from tgi_cli import demo
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import BlockAppend
 from tgi_cli.errors import OutOfMemoryError
@@ -35,6 +36,18 @@ def worker(checkpoint: Path) -> ModelWorker:
     worker = load(checkpoint)
     worker.warmup()
     return worker
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_clients_are_told_whether_requests_may_have_grammars(tmp_path, worker, off):
+    """They may where the tokenizer is there and nobody has said no."""
+    assert not worker.info().grammar
+    path = make_llama(tmp_path / "llama", vocab_size=4096, tokenizer=demo.model_path())
+    said = load(path, disable_grammar_support=off)
+    said.warmup()
+    assert said.info().grammar is not off
+    assert (said.grammars is None) is off
+    said.close()
 
 
 def test_what_clients_are_told(checkpoint):
