@@ -35,8 +35,10 @@ VALIDATIONS = [
     ({"best_of": 0}, "`best_of` must be > 0 and <= 2. Given: 0"),
     ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
     ({"best_of": 2, "top_k": 5, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
-    ({"grammar": {"type": "regex", "value": "a["}},
-     "grammar is not valid: invalid regex at position 1: unclosed character class"),
+    (
+        {"grammar": {"type": "regex", "value": "a["}},
+        "grammar is not valid: invalid regex at position 1: unclosed character class",
+    ),
     (
         {"adapter_id": "x"},
         "`adapter_id` 'x' is not known: this server has no adapters (see --lora-adapters)",

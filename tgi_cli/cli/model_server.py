@@ -66,10 +66,13 @@ def model_server(
     from tgi_cli.launcher import lifeline, serve
     from tgi_cli.launcher.runtime import default_uds_path, remove_folder
     from tgi_cli.rpc.model_server import run_model_server
+    from tgi_cli.rpc.socket_path import make_folder
 
     o.set_up_logs("model-server", logger_level, json_output)
     uds_path = uds_path or default_uds_path()
-    if lifeline_fd is not None:
+    if lifeline_fd is None:
+        make_folder(uds_path)
+    else:
         lifeline.hold(lifeline_fd, cleanup=partial(remove_folder, uds_path.parent))
     config = ServeConfig(
         model_id=o.chosen_model(context, model, model_id),

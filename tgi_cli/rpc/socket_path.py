@@ -13,13 +13,25 @@ MAX_PATH_BYTES = 103
 """Of ``sun_path``: 108 on Linux, 104 on macOS, both with the final zero."""
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder of the socket ``path`` (mode 0700) if it is missing.
+
+    Not for a folder that somebody else made: who has removed it since does not want it back.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
 def claim(path: Path) -> None:
     """Make ``path`` ready to be bound: a private folder, nobody listening, no stale file.
 
-    The folder is made (mode 0700) if it is missing.
-
     Raises:
-        ConfigError: the path is too long, or other users may enter its folder.
+        ConfigError: the path is too long, its folder is missing, or other users may enter it.
         AddressInUseError: something listens there already.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
@@ -28,12 +40,9 @@ def claim(path: Path) -> None:
         )
     folder = path.parent
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
-        raise ConfigError(f"the socket's folder {folder} cannot be used: {error.strerror}") from (
-            error
-        )
+        raise _unusable(path, error) from error
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
             f"other users may enter the socket's folder {folder}",
@@ -57,3 +66,7 @@ def is_listening(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"the socket's folder {path.parent} cannot be used: {error.strerror}")

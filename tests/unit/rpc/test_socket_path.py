@@ -24,6 +24,10 @@ def folder() -> Iterator[Path]:
 
 def test_a_missing_folder_is_made_private(folder: Path) -> None:
     path = folder / "run" / "engine.sock"
+    with pytest.raises(ConfigError, match="No such file"):
+        socket_path.claim(path)  # who took the folder away does not get it back
+    assert not path.parent.exists()
+    socket_path.make_folder(path)
     socket_path.claim(path)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
