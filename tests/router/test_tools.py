@@ -217,6 +217,17 @@ async def test_an_answer_that_was_cut_off(client: httpx.AsyncClient, engine: Fak
     assert 'Köln "x"'.startswith(call["function"]["arguments"][10:].replace("\\", "")[:2])
 
 
+@pytest.mark.parametrize("left", [1, 5, 20, 30])
+async def test_the_beginning_of_a_second_call_is_no_text(
+    client: httpx.AsyncClient, engine: FakeEngine, left: int
+) -> None:
+    [ids] = engine.say(f"{CALL}\n{CALL}")
+    found = await message(client, max_tokens=len(ids) // 2 + left)
+    assert found["reason"] == "length"
+    assert not found["content"]
+    assert found["tool_calls"][0]["function"]["name"] == "weather"
+
+
 @pytest.mark.parametrize("choice", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
 async def test_without_tools_markers_are_text(
     client: httpx.AsyncClient, engine: FakeEngine, choice: dict[str, Any]

@@ -140,10 +140,17 @@ class ResponseReader:
         self._raw += text
         return [piece for event in self._parser.feed(text) for piece in self._pieces(event)]
 
-    def finish(self) -> list[Piece]:
-        """What the end adds."""
+    def finish(self, cut_off: bool = False) -> list[Piece]:
+        """What the end adds.
+
+        Of an answer that was ``cut_off`` behind a call, what looks like the beginning of another
+        is no text.
+        """
+        called = self.calls > 0
         _, events = self._parser.finalize()
         pieces = [piece for event in events for piece in self._pieces(event)]
+        if cut_off and called:
+            return [piece for piece in pieces if not isinstance(piece, Content)]
         if self._content.held and not self._content.trims:
             pieces.append(Content(self._content.held))
         return pieces

@@ -92,7 +92,8 @@ def _choice(
     message = AssistantMessage(content=whole.finish.text)
     reason = FINISH_REASONS[whole.finish.reason]
     if reader is not None:
-        read = Message.of([*reader.push(whole.finish.text), *reader.finish()])
+        pieces = reader.push(whole.finish.text)
+        read = Message.of([*pieces, *reader.finish(cut_off=reason == "length")])
         message.content = read.content
         if read.reasoning and body.include_reasoning is not False:
             message.reasoning_content = message.reasoning = read.reasoning
@@ -160,7 +161,7 @@ class ChatEvents:
                 return first + self._texts[index] + _encode(pieces[0].text) + self._open
         reason = None if delta.finish is None else FINISH_REASONS[delta.finish.reason]
         if reader is not None and reason is not None:
-            pieces += reader.finish()
+            pieces += reader.finish(cut_off=reason == "length")
             if reader.calls:
                 reason = _with_calls(reason)
         fields = self._fields(pieces)

@@ -118,7 +118,7 @@ class Answer:
         if self._reader is not None:
             pieces = self._reader.push(text) if text else []
             if finish is not None:
-                pieces += self._reader.finish()
+                pieces += self._reader.finish(finish.reason is FinishReason.LENGTH)
         self._writer.add(pieces)
         if finish is None:
             return
