@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
-from tgi_cli.attention.cpu import CpuAttention
-from tgi_cli.attention.reference import ReferenceAttention
 
 __all__ = ["BACKENDS", "AttentionMetadata", "KVSpec", "PagedAttention", "create_attention"]
 
-BACKENDS: dict[str, type[PagedAttention]] = {"cpu": CpuAttention, "torch": ReferenceAttention}
+BACKENDS = {
+    "torch": "tgi_cli.attention.reference:ReferenceAttention",
+    "cpu": "tgi_cli.attention.cpu:CpuAttention",
+}
+"""Where the class of each backend stands; its module is imported when it is asked for."""
 
 
 def create_attention(
@@ -35,4 +38,6 @@ def create_attention(
         kind = "cpu" if device.type == "cpu" else "torch"
     if kind not in BACKENDS:
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
-    return BACKENDS[kind](specs, block_size, dtype, device, cache_dtype)
+    module, _, name = BACKENDS[kind].partition(":")
+    backend: type[PagedAttention] = getattr(import_module(module), name)
+    return backend(specs, block_size, dtype, device, cache_dtype)
