@@ -134,6 +134,41 @@ class PagedAttention(ABC):
     def plan(self, metadata: AttentionMetadata) -> None:
         """Prepare what all layers of a step share. Runs outside any CUDA graph."""
 
+    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata | None:
+        """Make the tensors that captured steps read, always at these addresses.
+
+        For CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs) of steps
+        that are decodes alone, of at most ``max_rows`` rows with ``max_blocks`` blocks each. To be
+        called once, after ``allocate``: further calls make new tensors, and graphs captured
+        before then read the old ones.
+
+        Returns None where the backend's steps cannot be captured. Else query_start_loc
+        [max_rows + 1], kv_lens [max_rows], block_table [max_rows, max_blocks] and slot_mapping
+        [max_rows], all rows padding as below. Only :meth:`plan_padded` need write them.
+        """
+        return None
+
+    def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
+        """As :meth:`plan`, for B decodes that run as a step of ``rows`` >= B rows.
+
+        Copies ``metadata`` into the tensors of :meth:`decode_buffers`, on the current stream and
+        without waiting; ``metadata`` itself need not outlive the call. Rows from B on are
+        padding: KV length 0, slot -1. Their keys and values are not written, no block is read
+        for them, and what comes out of attention for them are zeros. None: all rows are padding.
+
+        Until the next plan a call per layer takes tensors of ``rows`` tokens. What it launches
+        depends on their shapes and on ``rows`` alone; everything else is read on the device, from
+        these tensors. So, per number of rows:
+
+        1. capture: ``plan_padded(None, rows)``; after a warm-up call of the model (kernels are
+           compiled at their first launch), capture another one;
+        2. each step: ``plan_padded(metadata, rows)``, replay.
+
+        Raises:
+            ValueError: no buffers were made, the step has a prefill, or does not fit in them.
+        """
+        raise ValueError(f"{type(self).__name__} has no steps of a fixed size")
+
     @abstractmethod
     def __call__(
         self,
