@@ -30,6 +30,7 @@ ROOMS = [
     "layers",
     "attention",
     "quantization",
+    "kernels",
     "device",
 ]
 SIDE_ROOMS = {"hub", "demo"}

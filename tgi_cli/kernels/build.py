@@ -1,0 +1,136 @@
+"""Compile the C++ kernels: at installation where there is a compiler, or later into a cache.
+
+One shared library per level of the instruction set, with a plain C interface: it depends on
+neither Python's nor torch's version, only on the sources, whose digest is in its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "cpp"
+INSTALLED = Path(__file__).parent / "lib"
+"""Where the installation puts what it compiles."""
+
+LEVELS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "avx512_bf16": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}),
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512"),
+    ),
+    "avx512": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
+        ("-march=x86-64-v4", "-mprefer-vector-width=512"),
+    ),
+    "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
+}
+"""Best first: the processor's features that a level needs, and the compiler's flags for it."""
+
+_FLAGS = ("-std=gnu++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here; the message says why."""
+
+
+def supported() -> bool:
+    """Whether there is anything to compile for this machine."""
+    return platform.system() == "Linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def compiler() -> str | None:
+    """The C++ compiler: ``$CXX``, else the first of the usual names that is there."""
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+        if found := shutil.which(name):
+            return found
+    return None
+
+
+def digest() -> str:
+    """Of all that the libraries are made of."""
+    flags = [_FLAGS, *(flags for _, flags in LEVELS.values())]
+    state = hashlib.blake2b(repr(flags).encode(), digest_size=6)
+    for source in sorted(SOURCES.iterdir()):
+        state.update(source.name.encode() + b"\0" + source.read_bytes())
+    return state.hexdigest()
+
+
+def file_name(level: str) -> str:
+    """Of a level's library."""
+    return f"tgi-kernels-{digest()}-{level}.so"
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept that were not compiled at installation."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tgi" / "kernels"
+
+
+def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
+    """Compile what is not yet in ``folder``; about 20 s of one core per level.
+
+    Returns:
+        The libraries, in the order of ``levels``.
+
+    Raises:
+        BuildError: no compiler, or it failed.
+        OSError: the folder cannot be written.
+    """
+    if not supported():
+        raise BuildError(f"no kernels for {platform.system()} on {platform.machine()}")
+    cxx = compiler()
+    if cxx is None:
+        raise BuildError("no C++ compiler was found (g++ or clang++; CXX names another)")
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {level: folder / file_name(level) for level in levels}
+    missing = {level: path for level, path in wanted.items() if not path.exists()}
+    if missing:
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as scratch,
+            ThreadPoolExecutor(_jobs()) as pool,
+        ):
+            objects = {
+                level: [
+                    pool.submit(
+                        _compile, cxx, source, Path(scratch) / f"{source.stem}-{level}.o", level
+                    )
+                    for source in sorted(SOURCES.glob("*.cpp"))
+                ]
+                for level in missing
+            }
+            for level, path in missing.items():
+                made = [job.result() for job in objects[level]]
+                whole = Path(scratch) / path.name
+                # Without libgomp: the library is given torch's.
+                _run([cxx, "-shared", "-o", str(whole), *map(str, made)])
+                whole.replace(path)
+    return list(wanted.values())
+
+
+def _jobs() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _compile(cxx: str, source: Path, target: Path, level: str) -> Path:
+    _run([cxx, *_FLAGS, *LEVELS[level][1], "-c", "-o", str(target), str(source)])
+    return target
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise BuildError(f"{Path(command[0]).name} failed: {lines[0].strip()}")

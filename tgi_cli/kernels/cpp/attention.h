@@ -1,0 +1,44 @@
+// Paged attention: what a step and a layer are.
+#pragma once
+
+#include "pool.h"
+
+namespace tgi {
+
+// One step over a flat batch; tgi_cli/attention/base.py has the words.
+struct Step {
+  int64_t sequences;
+  int64_t tokens;
+  const int32_t* query_start;  // [sequences + 1]
+  const int32_t* kv_lens;      // [sequences], this step's tokens included
+  const int32_t* block_table;  // [sequences, table_stride]
+  int64_t table_stride;
+  const int64_t* slots;  // [tokens]
+};
+
+// The cache of a layer, in tiles of 16 tokens: a block of 16 n tokens is n tiles.
+// Keys of a tile and head: [head_dim / 2][16 tokens][2], so that sixteen scores are one vector.
+// Values: [8 token pairs][head_dim][2].
+struct Cache {
+  void* keys;    // [blocks][tiles of a block][kv_heads][head_dim * 16]
+  void* values;  // the same
+  int64_t block_size;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int32_t dtype;  // 0: bf16, 1: e4m3, 2: e5m2
+};
+
+struct Attention {
+  const bf16* query;  // [tokens, heads, head_dim]
+  int64_t query_stride;  // between tokens, in elements
+  bf16* output;  // [tokens, heads * head_dim]
+  int64_t output_stride;
+  int64_t heads;
+  Cache cache;
+  float scale;
+  float softcap;       // 0: none
+  const float* sinks;  // [heads], or null
+  int64_t window;      // 0: none
+};
+
+}  // namespace tgi

@@ -1,0 +1,153 @@
+// Vectors of sixteen numbers, and what the kernels do with them.
+//
+// The types are GCC's and Clang's vector extensions, so that one source serves every
+// instruction set: with AVX-512 a vector is a register, with AVX2 the compiler takes two.
+// Only the product of bfloat16 pairs needs an intrinsic.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define TGI_INLINE inline __attribute__((always_inline))
+
+namespace tgi {
+
+using bf16 = uint16_t;
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+TGI_INLINE float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// To the nearest, ties to even, as torch rounds; a NaN stays one.
+TGI_INLINE bf16 to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
+  return bf16((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+TGI_INLINE f32x16 splat(float value) { return f32x16{} + value; }
+
+TGI_INLINE f32x16 load(const float* from) {
+  f32x16 x;
+  std::memcpy(&x, from, 64);
+  return x;
+}
+
+TGI_INLINE void store(float* to, f32x16 x) { std::memcpy(to, &x, 64); }
+
+TGI_INLINE u32x16 load_pairs(const void* from) {
+  u32x16 x;
+  std::memcpy(&x, from, 64);
+  return x;
+}
+
+TGI_INLINE f32x16 load(const bf16* from) {
+  u16x16 half;
+  std::memcpy(&half, from, 32);
+  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+TGI_INLINE void store(bf16* to, f32x16 x) {
+#if defined(__AVX512BF16__)
+  __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(to, &half, 32);
+#else
+  u32x16 bits = (u32x16)x;
+  u32x16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  i32x16 is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  rounded = (u32x16)(((i32x16)rounded & ~is_nan) | (is_nan & 0x7fc0));
+  u16x16 half = __builtin_convertvector(rounded, u16x16);
+  std::memcpy(to, &half, 32);
+#endif
+}
+
+// x as it would be had it been kept in bfloat16 in between.
+TGI_INLINE f32x16 through_bf16(f32x16 x) {
+  bf16 kept[16];
+  store(kept, x);
+  return load(kept);
+}
+
+// Two neighbouring bfloat16 numbers as one word, the first in the lower half.
+TGI_INLINE uint32_t pair_at(const bf16* from) {
+  uint32_t pair;
+  std::memcpy(&pair, from, 4);
+  return pair;
+}
+
+// sum + a.first * b.first + a.second * b.second in each lane, in float32.
+TGI_INLINE f32x16 dot2(f32x16 sum, u32x16 a, u32x16 b) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum += (f32x16)(a << 16) * (f32x16)(b << 16);
+  return sum + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
+#endif
+}
+
+// The same for one pair beside all lanes' pairs.
+TGI_INLINE f32x16 dot2(f32x16 sum, uint32_t a, u32x16 b) { return dot2(sum, u32x16{} + a, b); }
+
+TGI_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
+TGI_INLINE f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
+
+// Lanes are added up in halves: always in the same order.
+TGI_INLINE float sum_of(f32x16 x) {
+  float lanes[16];
+  store(lanes, x);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+TGI_INLINE float maximum_of(f32x16 x) {
+  float lanes[16];
+  store(lanes, x);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// e^x to about 1 in 10^7; 0 below -87.3, and what is above 88.3 counts as that. -inf gives 0.
+TGI_INLINE f32x16 exponential(f32x16 x) {
+  i32x16 vanishes = x < -87.3f;
+  x = minimum(maximum(x, splat(-87.3f)), splat(88.3f));
+  // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer.
+  f32x16 shifted = x * 1.44269504088896341f + 12582912.0f;
+  f32x16 n = shifted - 12582912.0f;
+  f32x16 r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  f32x16 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  i32x16 exponent = (((i32x16)shifted - 0x4b400000) + 127) << 23;
+  f32x16 result = p * (f32x16)exponent;
+  return (f32x16)((i32x16)result & ~vanishes);
+}
+
+TGI_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// tanh(x) = 1 - 2 / (1 + e^2x)
+TGI_INLINE f32x16 hyperbolic_tangent(f32x16 x) {
+  return 1.0f - 2.0f / (1.0f + exponential(2.0f * minimum(maximum(x, splat(-9.0f)), splat(9.0f))));
+}
+
+}  // namespace tgi

@@ -1,0 +1,96 @@
+"""The compiled kernels, as far as this process can use them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tgi_cli.kernels import build
+
+log = logging.getLogger(__name__)
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_switched_off = False
+
+
+def native() -> ctypes.CDLL | None:
+    """The library for this processor, or None where torch has to do.
+
+    Its functions take pointers and numbers; :mod:`tgi_cli.kernels` has the callers. It never
+    compiles anything: see :func:`tgi_cli.kernels.build.build`.
+    """
+    return None if _switched_off else _load()
+
+
+def best_level() -> str | None:
+    """The best level whose features the processor has."""
+    has = _features()
+    return next((name for name, (needs, _) in build.LEVELS.items() if needs <= has), None)
+
+
+@contextmanager
+def without_native() -> Iterator[None]:
+    """Do without the kernels in between: for what is compared with them."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load a library and give it torch's threads.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    library = ctypes.CDLL(str(path))
+    process = ctypes.CDLL(None)
+    # torch loads its OpenMP for the whole process; where that is none of GNU's, one thread works.
+    if hasattr(process, "GOMP_parallel") and hasattr(process, "omp_get_thread_num"):
+        library.tgi_set_runtime(
+            ctypes.cast(process.GOMP_parallel, ctypes.c_void_p),
+            ctypes.cast(process.omp_get_thread_num, ctypes.c_void_p),
+        )
+    return library
+
+
+def threads() -> int:
+    """How many threads torch computes with, and so do the kernels."""
+    return torch.get_num_threads()
+
+
+@cache
+def _load() -> ctypes.CDLL | None:
+    level = best_level() if build.supported() else None
+    if level is None:
+        return None
+    for folder in (build.INSTALLED, build.cache_folder()):
+        path = folder / build.file_name(level)
+        if not path.exists():
+            continue
+        try:
+            library = open_library(path)
+        except OSError as error:
+            log.warning("%s cannot be used, torch's operations are: %s", path, error)
+            continue
+        log.debug("kernels: %s", path)
+        return library
+    return None
+
+
+def _features() -> frozenset[str]:
+    try:
+        lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), ":")
+    return frozenset(flags.partition(":")[2].split())
