@@ -1,4 +1,4 @@
-"""Checkpoints of the Llama architecture with random weights, as transformers would write them.
+"""Checkpoints of the Llama and Qwen3 architectures with random weights, as transformers' are.
 
 ``python -m tests.tools.checkpoints --shape 135m OUT`` writes one; tests call ``make_llama``.
 """
@@ -10,11 +10,14 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -50,6 +53,26 @@ SHAPES["1b"] = SHAPES["135m"] | {
     "num_key_value_heads": 8,
 }
 SHAPES["60m"] = SHAPES["135m"] | {"vocab_size": 16384, "num_hidden_layers": 12}
+SHAPES["qwen3-0.6b"] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    "use_sliding_window": False,
+    "tie_word_embeddings": True,
+}
+
+# Ids of a tokenizer that ``write_tokenizer`` writes: these, then one for each byte.
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
+FIRST_WORD = len(SPECIAL_TOKENS) + 256
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -97,6 +120,45 @@ def make_llama(
         if tokenizer is not None and (tokenizer / name).is_file():
             shutil.copy(tokenizer / name, path / name)
     return path
+
+
+def write_tokenizer(path: Path, vocab_size: int) -> None:
+    """Write a byte-level BPE tokenizer into ``path`` that has exactly ``vocab_size`` tokens.
+
+    Its words are all short strings of letters, half of them after a space, so that whatever
+    token a model of random weights chooses is a text of its own. Ids from ``FIRST_WORD`` on are
+    such words; the ids of ``SPECIAL_TOKENS`` are those that ``make_llama`` has in config.json.
+
+    Raises:
+        ValueError: more tokens are wanted than there are such words.
+    """
+    space = "\u0120"  # how a space is written in a byte-level vocabulary
+    letters = list(ascii_lowercase)
+    pairs = ["".join(pair) for pair in product(letters, repeat=2)]
+    merges = [(space, letter) for letter in letters]
+    merges += [(pair[0], pair[1]) for pair in pairs]
+    merges += [(space + pair[0], pair[1]) for pair in pairs]
+    for first, second in product(pairs, repeat=2):
+        merges += [(first, second), (space + first, second)]
+    count = vocab_size - FIRST_WORD
+    if not 0 <= count <= len(merges):
+        raise ValueError(f"a vocabulary of {vocab_size}: {FIRST_WORD} + 0 to {len(merges)} it is")
+    merges = merges[:count]
+    words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += ["".join(merge) for merge in merges]
+    vocab = {word: token for token, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict(zip(("unk_token", "bos_token", "eos_token"), SPECIAL_TOKENS, strict=True)),
+        "model_max_length": 1 << 30,
+        "clean_up_tokenization_spaces": False,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
 def save_weights(path: Path, weights: dict[str, Tensor], files: int = 1) -> None:
@@ -150,6 +212,9 @@ def _weights(config: dict[str, Any], dtype: torch.dtype, seed: int) -> Iterator[
             )
             if bias:
                 yield f"model.layers.{layer}.{name}.bias", random(out, std=0.2)
+        if config["model_type"] == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                yield f"model.layers.{layer}.self_attn.{name}.weight", 1 + random(head_dim, std=0.1)
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"model.layers.{layer}.{name}.weight", 1 + random(hidden, std=0.1)
     yield "model.norm.weight", 1 + random(hidden, std=0.1)
@@ -165,6 +230,9 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer is copied")
+    parser.add_argument(
+        "--full-tokenizer", action="store_true", help="write a tokenizer of the whole vocabulary"
+    )
     arguments = parser.parse_args()
     make_llama(
         arguments.out,
@@ -174,6 +242,8 @@ def main() -> None:
         files=arguments.files,
         tokenizer=arguments.tokenizer,
     )
+    if arguments.full_tokenizer:
+        write_tokenizer(arguments.out, SHAPES[arguments.shape]["vocab_size"])
     print(arguments.out)
 
 
