@@ -36,6 +36,9 @@ class _Linear(Loadable):
     bias: nn.Parameter | None
     lora: LoraLayer | None = None
     """What adapters add to it; None where none may."""
+    paired = False
+    """Whether the outputs are a gate's and then as many that it gates: they may then be packed
+    side by side, so that one kernel can compute both and their product."""
 
     def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()

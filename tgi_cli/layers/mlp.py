@@ -24,6 +24,7 @@ class GatedMLP(nn.Module):
         parts = {"gate_proj": Part(intermediate_size), "up_proj": Part(intermediate_size)}
         self.activation = activation
         self.gate_up_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
+        self.gate_up_proj.paired = True
         self.down_proj = RowParallelLinear(build, intermediate_size, hidden_size, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
