@@ -1,0 +1,51 @@
+// A decoder's layers as a list of operations, run in one go.
+#pragma once
+
+#include "attention.h"
+#include "matrix.h"
+
+namespace tgi {
+
+enum Kind : int32_t { NORM = 0, LINEAR = 1, ROTATE = 2, ATTEND = 3 };
+
+// Buffers hold a row of bfloat16 numbers per token. Two belong to the caller: 0 is the residual,
+// which comes with the embeddings and is overwritten, 1 takes the result.
+struct Op {
+  int32_t kind;
+  int32_t input, input_offset;
+  int32_t output, output_offset;
+  // NORM: residual += scale * input, unless there is no residual (-1); output = norm of that.
+  int32_t residual;
+  int32_t norm;  // NormKind; NO_NORM: there is only the sum
+  int64_t width;
+  const float* weight;
+  const float* bias;
+  float eps;
+  float scale;
+  // LINEAR
+  const Matrix* matrix;
+  const bf16* linear_bias;
+  int32_t epilogue, activation;
+  // ROTATE: queries and keys, which stand in the input with the values behind them, are normed
+  // (weight [heads + kv_heads, head_dim], if there is one) and rotated (rope >= 0), then keys and
+  // values go into the cache. ATTEND: queries over the cache.
+  int32_t layer, rope, rotated;
+  int32_t heads, kv_heads, head_dim;
+  int64_t window;  // 0: none
+  float attention_scale, softcap;
+  const float* sinks;
+};
+
+struct Run {
+  int64_t tokens;
+  bf16* residual;  // [tokens, widths[0]]
+  bf16* output;    // [tokens, widths[1]]
+  const Step* step;
+  const Cache* caches;          // per layer
+  const bf16* const* cosines;   // per rope: [tokens, rotated]
+  const bf16* const* sines;
+  double* seconds;  // per operation, added to; or null
+  int32_t threads;
+};
+
+}  // namespace tgi
