@@ -102,8 +102,32 @@ TGI_INLINE f32x16 dot2(f32x16 sum, u32x16 a, u32x16 b) {
 // The same for one pair beside all lanes' pairs.
 TGI_INLINE f32x16 dot2(f32x16 sum, uint32_t a, u32x16 b) { return dot2(sum, u32x16{} + a, b); }
 
-TGI_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
-TGI_INLINE f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
+// Where one is a NaN, these are the second: a bound before a number lets a NaN through.
+TGI_INLINE f32x16 maximum(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+TGI_INLINE f32x16 minimum(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// a * b + c, rounded once wherever that is possible: a sum of two products, written with it, comes
+// out alike in every function, where the compiler would be free to choose which one to fuse.
+TGI_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;
+#endif
+}
 
 // Lanes are added up in halves: always in the same order.
 TGI_INLINE float sum_of(f32x16 x) {
@@ -125,7 +149,7 @@ TGI_INLINE float maximum_of(f32x16 x) {
 // e^x to about 1 in 10^7; 0 below -87.3, and what is above 88.3 counts as that. -inf gives 0.
 TGI_INLINE f32x16 exponential(f32x16 x) {
   i32x16 vanishes = x < -87.3f;
-  x = minimum(maximum(x, splat(-87.3f)), splat(88.3f));
+  x = minimum(splat(88.3f), maximum(splat(-87.3f), x));
   // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer.
   f32x16 shifted = x * 1.44269504088896341f + 12582912.0f;
   f32x16 n = shifted - 12582912.0f;
@@ -143,11 +167,34 @@ TGI_INLINE f32x16 exponential(f32x16 x) {
   return (f32x16)((i32x16)result & ~vanishes);
 }
 
+// 2^x to 3 in 10^6, and 1 for 0; vanishes far below, -inf included. For x to 126.
+TGI_INLINE f32x16 power_of_two(f32x16 x) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  f32x16 r = (f32x16)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
+#else
+  i32x16 vanishes = x < -125.0f;
+  x = maximum(splat(-125.0f), x);
+  f32x16 shifted = (x - 0.5f) + 12582912.0f;  // floor(x), or one less: r is 1 then
+  f32x16 r = x - (shifted - 12582912.0f);
+#endif
+  f32x16 p = splat(1.342668770e-2f);
+  p = fused(p, r, splat(5.224246645e-2f));
+  p = fused(p, r, splat(2.412802103e-1f));
+  p = fused(p, r, splat(6.930448437e-1f));
+  p = fused(p, r, splat(1.0f));
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+  i32x16 power = ((i32x16)shifted - 0x4b400000) << 23;
+  return (f32x16)(((i32x16)p + power) & ~vanishes);
+#endif
+}
+
 TGI_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exponential(-x)); }
 
 // tanh(x) = 1 - 2 / (1 + e^2x)
 TGI_INLINE f32x16 hyperbolic_tangent(f32x16 x) {
-  return 1.0f - 2.0f / (1.0f + exponential(2.0f * minimum(maximum(x, splat(-9.0f)), splat(9.0f))));
+  return 1.0f - 2.0f / (1.0f + exponential(2.0f * minimum(splat(9.0f), maximum(splat(-9.0f), x))));
 }
 
 }  // namespace tgi
