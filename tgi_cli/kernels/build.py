@@ -112,6 +112,9 @@ def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
                 # Without libgomp: the library is given torch's.
                 _run([cxx, "-shared", "-o", str(whole), *map(str, made)])
                 whole.replace(path)
+    if folder == INSTALLED:
+        for stale in set(folder.glob("tgi-kernels-*.so")) - set(wanted.values()):
+            stale.unlink()
     return list(wanted.values())
 
 

@@ -1,8 +1,9 @@
 """The small operations of a layer, one torch reference each, and which form a device gets.
 
-On CUDA that is Triton's (:mod:`tgi_cli.layers.triton_ops`) where it can compile here, on every
-other device the reference, which stands below. References compute in float32 and round once,
-and what they make of a row does not depend on the rows beside it.
+On CUDA that is Triton's (:mod:`tgi_cli.layers.triton_ops`) where it can compile here, for bfloat16
+on a CPU the one in C++ (:mod:`tgi_cli.kernels.elementwise`) where it was compiled, else the
+reference, which stands below. References compute in float32 and round once, and what they make of
+a row does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
+
+from tgi_cli.kernels import elementwise
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.is_cuda and (kernels := triton_kernels()):
         normed: Tensor = kernels.rms_norm(x, weight, eps)
         return normed
+    if elementwise.usable(x) and x.dim() <= 2:
+        return elementwise.rms_norm(x, weight, eps)
     # F.rms_norm is seven operations on a CPU, some of them on a mixture of dtypes: of
     # [2048, 576] in bfloat16 it makes 0.9 ms, this 0.45.
     wide = x.float()
@@ -63,6 +68,8 @@ def add_rms_norm(
         return rms_norm(x, weight, eps), x
     if x.is_cuda and (kernels := triton_kernels()):
         return kernels.add_rms_norm(x, residual, weight, eps), residual
+    if elementwise.usable(x):
+        return elementwise.rms_norm(x, weight, eps, residual), residual
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
 
@@ -139,6 +146,9 @@ def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
     if heads.is_cuda and (kernels := triton_kernels()):
         kernels.rotate_(heads, cosines, sines)
         return
+    if elementwise.usable(heads):
+        elementwise.rotate_(heads, cosines, sines)
+        return
     rotated = cosines.shape[-1]
     if rotated < heads.shape[-1]:
         heads = heads[..., :rotated]
@@ -156,6 +166,9 @@ def norm_rotate_(heads: Tensor, weight: Tensor, eps: float, cosines: Tensor, sin
     """
     if heads.is_cuda and (kernels := triton_kernels()):
         kernels.norm_rotate_(heads, weight, eps, cosines, sines)
+        return
+    if elementwise.usable(heads):
+        elementwise.rotate_(heads, cosines, sines, weight, eps)
         return
     heads.copy_(rms_norm(heads, weight, eps))
     rotate_(heads, cosines, sines)

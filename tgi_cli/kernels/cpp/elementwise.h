@@ -24,8 +24,11 @@ TGI_INLINE void add_row(bf16* sum, const bf16* x, float scale, int64_t width) {
   }
 }
 
+TGI_INLINE float to_float(float x) { return x; }
+
 // x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467); x may be y.
-inline void rms_norm_row(const bf16* x, bf16* y, const float* weight, float eps, int64_t width) {
+template <class Weight>
+inline void rms_norm_row(const bf16* x, bf16* y, const Weight* weight, float eps, int64_t width) {
   f32x16 sums[4] = {};
   int64_t i = 0;
   for (; i + 64 <= width; i += 64)
@@ -41,7 +44,7 @@ inline void rms_norm_row(const bf16* x, bf16* y, const float* weight, float eps,
   for (; i < width; ++i) squares += to_float(x[i]) * to_float(x[i]);
   float scale = 1.0f / std::sqrt(squares / float(width) + eps);
   for (i = 0; i + 16 <= width; i += 16) store(y + i, load(x + i) * scale * load(weight + i));
-  for (; i < width; ++i) y[i] = to_bf16(to_float(x[i]) * scale * weight[i]);
+  for (; i < width; ++i) y[i] = to_bf16(to_float(x[i]) * scale * to_float(weight[i]));
 }
 
 // (x - mean) / sqrt(variance + eps) * weight + bias (https://arxiv.org/abs/1607.06450)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+
+from tgi_cli.kernels import build, library
+
+Level = Callable[[], None]
+
+
+def runnable_levels() -> list[str]:
+    """The levels that this processor can run."""
+    has = library._features()
+    return [name for name, (needs, _) in build.LEVELS.items() if needs <= has]
+
+
+@pytest.fixture(scope="session")
+def compiled() -> dict[str, ctypes.CDLL]:
+    """The libraries that this processor can run, by level.
+
+    A machine without a compiler has none, and cannot test them; one that has a compiler must have
+    them from the installation (``python -m tgi_cli.kernels`` after a change of the sources).
+    """
+    if not build.supported() or build.compiler() is None:
+        pytest.skip("there is no C++ compiler here")
+    paths = build.build(build.INSTALLED)
+    levels = dict(zip(build.LEVELS, paths, strict=True))
+    return {level: library.open_library(levels[level]) for level in runnable_levels()}
+
+
+@pytest.fixture(params=list(build.LEVELS))
+def level(
+    request: pytest.FixtureRequest,
+    compiled: dict[str, ctypes.CDLL],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """Each level in turn, as if the processor had no better one."""
+    name: str = request.param
+    if name not in compiled:
+        pytest.skip(f"this processor has no {name}")
+    monkeypatch.setattr(library, "_load", lambda: compiled[name])
+    return name

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tgi_cli.kernels import build, library, native, without_native
+
+
+def test_libraries_are_compiled_once(tmp_path: Path, compiled: dict[str, ctypes.CDLL]) -> None:
+    (first,) = build.build(tmp_path, ["avx2"])
+    made = first.stat().st_mtime_ns
+    assert build.build(tmp_path, ["avx2"]) == [first]
+    assert first.stat().st_mtime_ns == made
+    assert list(tmp_path.iterdir()) == [first]  # nothing else is left behind
+
+
+def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.cpp").write_text("int one;")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    before = build.file_name("avx2")
+    assert build.file_name("avx2") == before
+    (tmp_path / "one.cpp").write_text("int two;")
+    assert build.file_name("avx2") != before
+
+
+def test_the_name_is_the_same_in_every_process() -> None:
+    code = "from tgi_cli.kernels.build import file_name; print(file_name('avx2'))"
+    command = [sys.executable, "-c", code]
+    names = {subprocess.check_output(command, env={"PYTHONHASHSEED": s}) for s in ("1", "2")}
+    assert names == {f"{build.file_name('avx2')}\n".encode()}
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "supported", lambda: True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler"):
+        build.build(tmp_path)
+
+
+def test_the_compilers_message_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: dict[str, ctypes.CDLL]
+) -> None:
+    sources = tmp_path / "cpp"
+    sources.mkdir()
+    (sources / "broken.cpp").write_text("int one = nothing_of_that_name;\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    with pytest.raises(build.BuildError, match="nothing_of_that_name"):
+        build.build(tmp_path / "lib", ["avx2"])
+    assert list((tmp_path / "lib").iterdir()) == []
+
+
+def test_the_best_level_of_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr(library, "_CPUINFO", info)
+    modern = "avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq avx512cd avx512_vnni"
+    for flags, level in (
+        (f"{modern} avx512_bf16", "avx512_bf16"),
+        (modern, "avx512"),
+        ("sse4_2 avx2 fma f16c bmi2", "avx2"),
+        ("sse4_2 avx", None),
+    ):
+        info.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
+        assert library.best_level() == level
+    info.unlink()
+    assert library.best_level() is None
+
+
+def test_torch_does_where_nothing_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "INSTALLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library._load.__wrapped__() is None
+
+
+def test_a_library_that_cannot_be_loaded_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "supported", lambda: True)
+    monkeypatch.setattr(library, "best_level", lambda: "avx2")
+    monkeypatch.setattr(build, "INSTALLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    (tmp_path / build.file_name("avx2")).write_bytes(b"not a library")
+    assert library._load.__wrapped__() is None
+    assert "torch's operations are" in caplog.text
+
+
+def test_without_native(compiled: dict[str, ctypes.CDLL]) -> None:
+    assert native() is not None
+    with without_native():
+        assert native() is None
+    assert native() is not None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_ticket_is_run_once(level: str, threads: int) -> None:
+    lib = native()
+    assert lib is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for total in (0, 1, 2, 3, 1000):
+            counts = (ctypes.c_int64 * 64)()
+            lib.tgi_count_tickets(threads, ctypes.c_int64(total), counts)
+            assert sum(counts) == total
+            assert not any(counts[threads:])
+    finally:
+        torch.set_num_threads(before)

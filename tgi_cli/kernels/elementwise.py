@@ -1,0 +1,74 @@
+"""The small operations of a layer in C++, for bfloat16 on the CPU.
+
+What they compute is what a :class:`~tgi_cli.kernels.program.Program` computes, to the last bit:
+a token must not depend on whether its step ran as a program or module by module.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from tgi_cli.kernels.library import native, threads
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the operations here take ``x``."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and native() is not None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """The norm of x [.., width], or of ``residual``, to which x is added first.
+
+    ``weight`` [width] is bfloat16 or float32; x may have any stride between its rows.
+    """
+    library = native()
+    assert library is not None
+    width = x.shape[-1]
+    rows = x.numel() // width
+    if x.dim() > 2 or x.stride(-1) != 1:
+        x = x.reshape(rows, width).contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype)
+    library.tgi_rms_norm(
+        c_void_p(x.data_ptr()),
+        c_int64(x.stride(0) if x.dim() == 2 else width),
+        c_void_p(y.data_ptr()),
+        c_void_p(None if residual is None else residual.data_ptr()),
+        c_void_p(weight.data_ptr()),
+        int(weight.dtype == torch.float32),
+        c_float(eps),
+        c_int64(rows),
+        c_int64(width),
+        threads(),
+    )
+    return y
+
+
+def rotate_(
+    heads: Tensor,
+    cosines: Tensor | None,
+    sines: Tensor | None,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Norm (``weight`` [heads, head_dim]) and rotate heads [T, heads, head_dim] in place."""
+    library = native()
+    assert library is not None
+    tokens, num_heads, dims = heads.shape
+    assert heads.stride()[1:] == (dims, 1), "a token's heads stand together"
+    library.tgi_rotate(
+        c_void_p(heads.data_ptr()),
+        c_int64(heads.stride(0)),
+        c_void_p(None if weight is None else weight.data_ptr()),
+        int(weight is not None and weight.dtype == torch.float32),
+        c_float(eps),
+        c_void_p(None if cosines is None else cosines.data_ptr()),
+        c_void_p(None if sines is None else sines.data_ptr()),
+        c_int64(0 if cosines is None else cosines.shape[-1]),
+        c_int64(tokens),
+        c_int64(num_heads),
+        c_int64(dims),
+        threads(),
+    )
