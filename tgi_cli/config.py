@@ -159,6 +159,9 @@ class EngineConfig:
     """Of the slots."""
     num_shard: int = 1
     """Processes that share the model's weights and compute every step together."""
+    cuda_graphs: tuple[int, ...] | None = None
+    """Numbers of rows to capture CUDA graphs of decode steps for; empty: no graphs; ``None``:
+    what suits ``max_batch_size``."""
 
 
 _DTYPES = {

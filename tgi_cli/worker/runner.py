@@ -23,6 +23,7 @@ from tgi_cli.sampling.batch import SamplingBatch
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
 from tgi_cli.worker.adapters import AdapterShelf
+from tgi_cli.worker.graphs import DecodeGraphs
 from tgi_cli.worker.memory import out_of_memory_as_error
 from tgi_cli.worker.processors import run_processors
 from tgi_cli.worker.prompt import Chunk, ScoredChunk, chunks_of
@@ -56,7 +57,8 @@ class Launched:
     """A forward that was started.
 
     Attributes:
-        hidden: [N, H], the last token of each sampled sequence.
+        hidden: [N, H], the last token of each sampled sequence; or with
+        headed: float32 [N, V], their logits.
         batch: the N sampled entries.
         targets: int64 [N], where their tokens go: row * width + position.
         asking: of the sampled entries, by index, those that want more than a token.
@@ -70,6 +72,7 @@ class Launched:
     asking: dict[int, Asking]
     context: Tensor | None
     chunks: list[Chunk]
+    headed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,13 @@ class ModelRunner:
         upload: brings host arrays there.
         adapters: of the model; None where there is no room for any.
         shard: this process's place among those that run the model; the first alone chooses.
+
+    Attributes:
+        graphs: what steps of decodes alone are run by, up to its size; None: they are launched
+            one operation after the other, as all others are.
     """
+
+    graphs: DecodeGraphs | None = None
 
     def __init__(
         self,
@@ -123,7 +132,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
-        """Apply the row changes and start the forward.
+        """Apply the row changes and start the forward; to be sampled before the next launch.
 
         The changes hold even if the forward fails: the scheduler does not repeat them.
 
@@ -139,6 +148,19 @@ class ModelRunner:
                 self._attention.copy_blocks(step.copies)
             rows = np.array(step.rows, np.int64)
             ends = np.array(step.starts, np.int64) + np.array(step.counts, np.int64)
+            chunks = chunks_of(step, self.rows.asking) if self.rows.asking else []
+            graphs = self.graphs
+            if (
+                graphs is not None
+                and step.num_decodes == len(rows) <= graphs.largest
+                and not chunks
+            ):
+                slots = self.rows.adapter_slots[rows]
+                decoded = graphs.run(rows, ends, slots if slots.max() >= 0 else None)
+                batch = self.rows.sampling.select(rows, ends)
+                asking = self._asking(rows)
+                output, targets = decoded.output, decoded.targets
+                return Launched(output, batch, targets, asking, None, [], decoded.headed)
             samples = np.array(step.samples, np.bool_)
             inputs = self._prepare(step, rows, ends, samples)
             self._attention.plan(inputs.metadata)
@@ -146,16 +168,17 @@ class ModelRunner:
             if not samples.all():
                 rows, ends = rows[samples], ends[samples]
             batch = self.rows.sampling.select(rows, ends)
-            asking: dict[int, Asking] = {}
-            chunks: list[Chunk] = []
-            if self.rows.asking:
-                wanted = [self.rows.asking.get(row) for row in rows.tolist()]
-                asking = {entry: ask for entry, ask in enumerate(wanted) if ask is not None}
-                chunks = chunks_of(step, self.rows.asking)
             context = hidden if chunks else None
             if inputs.last is not None:
                 hidden = hidden.index_select(0, inputs.last)
-            return Launched(hidden, batch, inputs.targets, asking, context, chunks)
+            return Launched(hidden, batch, inputs.targets, self._asking(rows), context, chunks)
+
+    def _asking(self, rows: NDArray[np.int64]) -> dict[int, Asking]:
+        """Of sampled rows, by their index, those that want more than a token."""
+        if not self.rows.asking:
+            return {}
+        wanted = [self.rows.asking.get(row) for row in rows.tolist()]
+        return {entry: ask for entry, ask in enumerate(wanted) if ask is not None}
 
     @torch.inference_mode()
     def sample(
@@ -187,6 +210,11 @@ class ModelRunner:
                     self._agree(handle, produced)
             return DeviceResult(produced, self._device)
 
+    @torch.inference_mode()
+    def logits(self, handle: Launched) -> Tensor:
+        """float32 [N, V] of a launched step, all at once: for a few rows."""
+        return handle.hidden if handle.headed else self._model.logits(handle.hidden)
+
     def _masks(
         self, masks: tuple[Sequence[int], Any] | None, num_sampled: int
     ) -> TokenMasks | None:
@@ -202,8 +230,11 @@ class ModelRunner:
     def _choose(self, handle: Launched, masks: TokenMasks | None, produced: Produced) -> None:
         """Head and sampler, in parts of bounded size."""
         count, at_once = len(handle.batch), self._scores_at_once
-        for begin in range(0, count, self._logits_at_once):
-            logits = self._model.logits(handle.hidden[begin : begin + self._logits_at_once])
+        logits_at_once = count if handle.headed else self._logits_at_once
+        for begin in range(0, count, logits_at_once):
+            logits = handle.hidden[begin : begin + logits_at_once]
+            if not handle.headed:
+                logits = self._model.logits(logits)
             if self._shard.rank > 0:
                 continue
             for first in range(begin, begin + len(logits), at_once):

@@ -15,6 +15,8 @@ import torch
 from tgi_cli.config import EngineConfig
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, RowExtras, Step
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.graphs import DecodeGraphs
+from tgi_cli.worker.runner import ModelRunner
 
 WARMUP_BLOCKS = 64
 """Of the small cache."""
@@ -49,6 +51,14 @@ _EVERYTHING = SamplingParams(
 """Every stage of the sampler that takes memory, so that its temporaries are counted."""
 
 _PROMPT = RowExtras(prompt_logprobs=5)
+
+
+CHECKED_LENGTHS = (5, 18, 33)
+"""Of the contexts on which graphs are compared with launches: of different numbers of blocks."""
+
+MAX_DEVIATION = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+"""How far the two may be apart, in the root mean square of the logits: sums may be split in other
+ways. What a graph remembers of its capture is farther off."""
 
 
 def part_of_worst(config: EngineConfig) -> int:
@@ -94,6 +104,49 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         yield _step(size, longest, loras, decodes=decodes, context=context, prefill=prefill)
     if config.device != "cpu":
         yield _step(size, longest, loras, decodes=1, context=context)
+
+
+def replays_agree(
+    runner: ModelRunner, graphs: DecodeGraphs, config: EngineConfig, num_blocks: int
+) -> bool:
+    """Whether graphs compute what launches do, on contexts that none was captured with.
+
+    A number that varies and was recorded as it stood at the capture (a length, an address) makes
+    wrong tokens and no error: a model's own code may have one.
+    """
+    prefill, decode = _checked_steps(config, num_blocks)
+    runner.graphs = None
+    runner.sample(runner.launch(prefill)).wait()
+    expected = runner.logits(runner.launch(decode)).clone()
+    runner.graphs = graphs
+    try:
+        got = runner.logits(runner.launch(decode))
+    finally:
+        runner.graphs = None
+    apart = float((got - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+    return apart <= MAX_DEVIATION[getattr(torch, config.dtype)]
+
+
+def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
+    """A few rows' prompts, and a decode of them; in blocks of their own, as far as these go."""
+    prefill, decode = Step(0), Step(1)
+    taken = 0
+    for row, wanted in enumerate(CHECKED_LENGTHS[: config.max_batch_size]):
+        length = min(wanted, config.max_total_tokens - 1)
+        end = taken + -(-(length + 1) // config.block_size)
+        if end > num_blocks and row:
+            break
+        tokens = [(7 * token + row) % 11 for token in range(length)]
+        blocks = list(range(taken, end))
+        prefill.new.append(NewRow(row, row, tokens, length, blocks, SamplingParams(temperature=0)))
+        for step, start, count in ((prefill, 0, length), (decode, length, 1)):
+            step.rows.append(row)
+            step.starts.append(start)
+            step.counts.append(count)
+            step.samples.append(True)
+        taken = end
+    decode.num_decodes = len(decode.rows)
+    return prefill, decode
 
 
 def _step(

@@ -29,17 +29,27 @@ from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.worker.adapters import AdapterShelf
 from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
-from tgi_cli.worker.grammar import LLGuidance, load_grammars
+from tgi_cli.worker.graphs import DecodeGraphs, cuda_graphs, graph_sizes
 from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, give_back, out_of_memory_as_error
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.staging import Uploader
-from tgi_cli.worker.warmup import WARMUP_BLOCKS, part_of_worst, threads_for, worst_steps
+from tgi_cli.worker.warmup import (
+    WARMUP_BLOCKS,
+    part_of_worst,
+    replays_agree,
+    threads_for,
+    worst_steps,
+)
 
 if TYPE_CHECKING:
+    from tgi_cli.worker.grammar import LLGuidance
     from tgi_cli.worker.sharded import ShardedWorker
 
 log = logging.getLogger(__name__)
+
+GRAPHS = {"cuda": cuda_graphs}
+"""What makes graphs, by kind of device; others have none."""
 
 
 class ModelWorker:
@@ -88,6 +98,13 @@ class ModelWorker:
         self._runner = ModelRunner(
             model, attention, rows, facts.vocab_size, self._device, upload, adapters, shard
         )
+        self._graphs: DecodeGraphs | None = None
+        sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
+        make = GRAPHS.get(self._device.type)
+        if make is not None and sizes:
+            self._graphs = DecodeGraphs(
+                model, attention, rows, facts.vocab_size, sizes, make, adapters
+            )
 
     def launch(self, step: Step) -> object:
         """See :meth:`tgi_cli.engine.step.Worker.launch`."""
@@ -132,6 +149,7 @@ class ModelWorker:
             for step in worst_steps(config, cacheable):
                 self.sample(self.launch(step)).wait()
         activations = meter.read() * part_of_worst(config) * sharers
+        activations += self._measure_graphs()
         give_back(self._device)
         available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes * sharers
         budget = cache_budget(config, available, activations, total_memory(self._device))
@@ -139,6 +157,7 @@ class ModelWorker:
         num_blocks, effective = size_cache(self._serve, config, budget, block_bytes)
         self._attention.allocate(num_blocks)
         give_back(self._device)  # the small cache
+        self._capture_graphs(effective, num_blocks)
         self._capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
@@ -157,6 +176,53 @@ class ModelWorker:
                 effective.max_total_tokens,
             )
         return self._capacity
+
+    def _measure_graphs(self) -> int:
+        """Bytes that graphs will take; from here on there are none, if they cannot be had."""
+        if self._graphs is None:
+            return 0
+        size, problem = 0, ""
+        try:
+            size = self._graphs.measure()
+        except Exception as error:  # a model's code, a kernel, the device: then it runs launched
+            problem = _problem(error)
+        self._keep_graphs(problem)
+        return size if self._graphs is not None else 0
+
+    def _capture_graphs(self, config: EngineConfig, num_blocks: int) -> None:
+        """Record the graphs over the cache, and have them used if they are right."""
+        graphs, began = self._graphs, time.monotonic()
+        if graphs is None:
+            return
+        before, problem = available_memory(self._device), ""
+        try:
+            graphs.capture()
+        except Exception as error:  # as above
+            problem = _problem(error)
+        self._keep_graphs(problem)
+        if self._graphs is None:
+            return
+        agree = replays_agree(self._runner, graphs, config, num_blocks)
+        self._keep_graphs("" if agree else "they compute something else than the model")
+        self._runner.graphs = self._graphs
+        if self._graphs is not None and self._shard.rank == 0:
+            log.info(
+                "CUDA graphs of %d sizes up to %d rows: %.1f MiB, captured in %.1f s",
+                len(graphs.sizes),
+                graphs.largest,
+                max(0, before - available_memory(self._device)) / 2**20,
+                time.monotonic() - began,
+            )
+
+    def _keep_graphs(self, problem: str) -> None:
+        """Do without graphs if any shard has a problem with them: all run the same operations."""
+        graphs, fine = self._graphs, self._shard.smallest(int(not problem))
+        if graphs is None or fine:
+            return
+        cause = problem or "another shard has none"
+        log.warning("decode steps run without CUDA graphs, slower: %s", cause)
+        self._graphs = None
+        graphs.drop()
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
         """Have ``on_lost`` called when no step can be run any more: never, in one process."""
@@ -194,6 +260,10 @@ class ModelWorker:
             load_seconds=capacity.load_seconds,
             grammar=self.grammars is not None,
         )
+
+
+def _problem(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def load_worker(
@@ -283,6 +353,8 @@ def _grammars(
     config: EngineConfig, facts: ModelFacts, serve: ServeConfig
 ) -> Future[LLGuidance | None]:
     """Read the vocabulary for grammars while the weights are read."""
+    from tgi_cli.worker.grammar import load_grammars  # brings llguidance
+
     pool = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
     future = pool.submit(
         load_grammars,

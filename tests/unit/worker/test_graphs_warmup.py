@@ -1,0 +1,170 @@
+"""How a worker comes by its graphs at warm-up, and does without them where it must."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.test_config import MODEL
+from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel
+from tests.unit.worker.fakes import CPU, new_row, run, step_of
+from tests.unit.worker.test_capacity import CONFIG
+from tgi_cli.attention import KVSpec
+from tgi_cli.attention.reference import ReferenceAttention
+from tgi_cli.config import ServeConfig
+from tgi_cli.device.distributed import Shard
+from tgi_cli.worker import worker as worker_module
+from tgi_cli.worker.worker import ModelWorker
+
+SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2
+
+
+class Model(TinyModel):
+    weight_bytes = 1 << 20
+    kv_window = None
+
+
+class Other(Shard):
+    """A shard whose sister never can."""
+
+    def smallest(self, value: int) -> int:
+        return 0 if value in (0, 1) else value
+
+    def total(self, value: int) -> int:
+        return value
+
+
+def make_worker(
+    monkeypatch: pytest.MonkeyPatch,
+    model: Any = None,
+    attention: type[ReferenceAttention] = PaddedAttention,
+    shard: Shard | None = None,
+    graph: Any = RecordedGraph,
+    **config: Any,
+) -> ModelWorker:
+    monkeypatch.setitem(worker_module.GRAPHS, "cpu", lambda: graph)
+    config = {
+        "dtype": "float32",
+        "max_batch_size": 6,
+        "max_total_tokens": 100,
+        "max_input_tokens": 99,
+        "max_batch_prefill_tokens": 64,
+        "max_batch_total_tokens": 800,
+        **config,
+    }
+    return ModelWorker(
+        ServeConfig(model_id="m"),
+        replace(CONFIG, device="cpu", **config),
+        replace(MODEL, vocab_size=97),
+        model or Model(97),
+        attention(SPECS, 16, torch.float32, CPU),
+        shard=shard or Shard(),
+    )
+
+
+def decoded(worker: ModelWorker) -> list[int]:
+    """Prompts, and a decode."""
+    new = [new_row(row, [row + 1, 7, 9], [row]) for row in range(3)]
+    tokens = run(worker, step_of(*((row, 0, 3, True) for row in range(3)), new=new)).token_ids  # type: ignore[arg-type]
+    decode = step_of(*((row, 3, 1, True) for row in range(3)))
+    return tokens + run(worker, decode).token_ids  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    worker = make_worker(monkeypatch, cuda_graphs=())
+    worker.warmup()
+    assert worker._runner.graphs is None
+    return decoded(worker)
+
+
+def test_graphs_are_captured_over_the_cache_that_is_served(monkeypatch, caplog, expected):
+    caplog.set_level(logging.INFO)
+    worker = make_worker(monkeypatch)
+    capacity = worker.warmup()
+    assert capacity.num_blocks == 50
+    graphs = worker._runner.graphs
+    assert graphs is not None
+    assert graphs.sizes == [1, 2, 4, 6]
+    assert "CUDA graphs of 4 sizes up to 6 rows" in caplog.text
+    assert decoded(worker) == expected
+    graph: Any = graphs._captured[4, False][0]
+    assert graph.replays == 2, "the check, and the decode"
+
+
+def test_sizes_are_the_users(monkeypatch):
+    worker = make_worker(monkeypatch, cuda_graphs=(2, 1))
+    worker.warmup()
+    assert worker._runner.graphs is not None
+    assert worker._runner.graphs.sizes == [1, 2]
+
+
+def test_what_graphs_take_is_not_given_to_the_cache(monkeypatch):
+    seen = []
+
+    def budget(config: Any, available: int, activations: int, total: int) -> int:
+        seen.append(activations)
+        return 1 << 30
+
+    monkeypatch.setattr(worker_module, "cache_budget", budget)
+    monkeypatch.setattr(worker_module.PeakMeter, "read", lambda self: 0)
+    monkeypatch.setattr("tgi_cli.worker.graphs.DecodeGraphs.measure", lambda self: 12345)
+    assert make_worker(monkeypatch).warmup().activation_bytes == 12345
+    assert seen == [12345]
+
+
+class Syncing(Model):
+    """Asks the device for a number."""
+
+    def forward(self, input_ids, positions, attention):
+        hidden = super().forward(input_ids, positions, attention)
+        return hidden + 0 * int(positions.max())
+
+
+class Baking(Model):
+    """Remembers the length that it was captured with."""
+
+    longest = 0
+
+    def forward(self, input_ids, positions, attention):
+        if attention._rows is None:
+            self.longest = int(positions.max())
+        return super().forward(input_ids, positions, attention) * (1 + self.longest)
+
+
+class NoMemory(RecordedGraph):
+    def capture(self, work):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB\nmore")
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"model": Syncing(97)}, "not permitted when stream is capturing"),
+        ({"model": Baking(97)}, "something else than the model"),
+        ({"graph": NoMemory}, "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB"),
+        ({"attention": ReferenceAttention}, "ReferenceAttention has no steps of a fixed size"),
+        ({"shard": Other()}, "another shard"),
+    ],
+)
+def test_without_graphs_steps_are_launched_and_one_line_says_why(
+    monkeypatch, caplog, expected, how, cause
+):
+    worker = make_worker(monkeypatch, **how)
+    worker.warmup()
+    assert worker._runner.graphs is None
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert cause in warnings[0]
+    assert "without CUDA graphs" in warnings[0]
+    assert "\n" not in warnings[0]
+    if "model" not in how:
+        assert decoded(worker) == expected
+
+
+def test_on_a_cpu_there_are_none():
+    assert "cpu" not in worker_module.GRAPHS
