@@ -1,0 +1,439 @@
+#include "paged.h"
+
+#include <algorithm>
+#include <limits>
+
+#define TGI_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace tgi {
+namespace {
+
+constexpr int64_t TILE = 16;     // tokens
+constexpr int64_t CHUNK = 512;   // keys
+constexpr int64_t BLOCK = 96;    // rows of an item, at most
+constexpr int64_t MAX_DIM = 256;
+constexpr int64_t PAD = 16;      // floats behind a row's output: its largest score and its sum
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// A row of what is between: padded, so that rows do not fall on the same lines of the cache.
+constexpr int64_t SCORES = CHUNK + 16;
+constexpr int64_t WEIGHTS = CHUNK + 32;
+
+// Sums that are kept in registers: of M rows and N vectors each.
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 6;
+constexpr int MOST_VECTORS = 8;
+constexpr int REGISTERS = 24;
+#else
+constexpr int MOST_ROWS = 2;
+constexpr int MOST_VECTORS = 2;
+constexpr int REGISTERS = 4;
+#endif
+constexpr int64_t STRIP = 2 * MOST_ROWS < 8 ? 8 : 2 * MOST_ROWS;  // rows that go through a chunk together
+
+constexpr int vectors_for(int rows) { return std::min(MOST_VECTORS, REGISTERS / rows); }
+
+// M rows of queries times N tiles of keys: [M][N * 16] scores.
+template <int M, int N>
+void scores_of(const bf16* query, int64_t dim, const bf16* const* keys, float* scores) {
+  f32x16 sums[M][N] = {};
+  const bf16* tiles[N];
+  for (int n = 0; n < N; ++n) tiles[n] = keys[n];
+  for (int64_t d = 0; d < dim; d += 2) {
+    u32x16 pairs[M];
+    for (int m = 0; m < M; ++m) pairs[m] = u32x16{} + pair_at(query + m * dim + d);
+    for (int n = 0; n < N; ++n) {
+      u32x16 key = load_pairs(tiles[n] + d * TILE);
+      for (int m = 0; m < M; ++m) sums[m][n] = dot2(sums[m][n], pairs[m], key);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) store(scores + m * SCORES + n * TILE, sums[m][n]);
+}
+
+// M rows of weights times N vectors of `keys` tokens' values, in tiles.
+template <int M, int N>
+void values_of(const bf16* weights, int64_t dim, const bf16* const* values, int64_t column, int64_t keys,
+               float* output) {
+  f32x16 sums[M][N] = {};
+  auto add = [&](const bf16* pairs, const bf16* row, uint32_t seen) __attribute__((always_inline)) {
+    u32x16 weight[M];
+    for (int m = 0; m < M; ++m) weight[m] = u32x16{} + pair_at(row + m * WEIGHTS);
+    for (int n = 0; n < N; ++n) {
+      u32x16 value = load_pairs(pairs + n * 32) & seen;
+      for (int m = 0; m < M; ++m) sums[m][n] = dot2(sums[m][n], weight[m], value);
+    }
+  };
+  const int64_t step = dim * 2;
+  for (; keys >= TILE; keys -= TILE, weights += TILE) {
+    const bf16* pairs = *values++ + column * 2;
+    for (int64_t pair = 0; pair < TILE / 2; ++pair) add(pairs + pair * step, weights + pair * 2, ~0u);
+  }
+  if (keys) {
+    // Behind the last key stands what was there before, perhaps a NaN: no weight makes that zero.
+    const bf16* pairs = *values + column * 2;
+    for (; keys >= 2; keys -= 2, pairs += step, weights += 2) add(pairs, weights, ~0u);
+    if (keys) add(pairs, weights, 0xffffu);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) store(output + m * (dim + PAD) + n * TILE, sums[m][n]);
+}
+
+using Scores = void (*)(const bf16*, int64_t, const bf16* const*, float*);
+using Values = void (*)(const bf16*, int64_t, const bf16* const*, int64_t, int64_t, float*);
+
+struct Kernels {
+  Scores scores[MOST_ROWS + 1][MOST_VECTORS + 1] = {};
+  Values values[MOST_ROWS + 1][MOST_VECTORS + 1] = {};
+
+  template <int M, int N>
+  constexpr void fill() {
+    scores[M][N] = scores_of<M, N>;
+    values[M][N] = values_of<M, N>;
+    if constexpr (N < vectors_for(M))
+      fill<M, N + 1>();
+    else if constexpr (M < MOST_ROWS)
+      fill<M + 1, 1>();
+  }
+  constexpr Kernels() { fill<1, 1>(); }
+};
+constexpr Kernels kernels;
+
+// take(begin, size) for pieces of nearly equal size, at most `most`.
+template <class Take>
+TGI_INLINE void in_pieces(int64_t begin, int64_t end, int64_t most, const Take& take) {
+  for (int64_t left = (end - begin + most - 1) / most; left > 0; --left) {
+    int64_t size = (end - begin + left - 1) / left;
+    take(begin, size);
+    begin += size;
+  }
+}
+
+void all_scores(const bf16* query, int64_t rows, int64_t dim, const bf16* const* keys, int64_t tiles, float* scores) {
+  // Keys outside: some tiles of them stay in the first level of the cache for all the rows.
+  const int64_t most = vectors_for(int(std::min<int64_t>(rows, MOST_ROWS)));
+  in_pieces(0, tiles, most, [&](int64_t tile, int64_t count) {
+    in_pieces(0, rows, MOST_ROWS, [&](int64_t row, int64_t size) {
+      kernels.scores[size][count](query + row * dim, dim, keys + tile, scores + row * SCORES + tile * TILE);
+    });
+  });
+}
+
+void all_values(const bf16* weights, int64_t rows, int64_t dim, const bf16* const* values, int64_t keys,
+                float* output) {
+  in_pieces(0, rows, MOST_ROWS, [&](int64_t row, int64_t size) {
+    in_pieces(0, dim / 16, vectors_for(int(size)), [&](int64_t vector, int64_t count) {
+      kernels.values[size][count](weights + row * WEIGHTS, dim, values, vector * 16, keys,
+                                  output + row * (dim + PAD) + vector * 16);
+    });
+  });
+}
+
+// A row's scores over the keys of `vectors` tiles to weights; it sees those of [begin, end).
+// The largest score (times factor) and the sum of the weights go to `summary`.
+__attribute__((noinline)) void softmax(float* scores, bf16* weights, int64_t vectors, int64_t begin, int64_t end,
+                                       float factor, float scale, float softcap, float* summary) {
+  const f32x16 nothing = {};
+  begin = std::max<int64_t>(begin, 0);
+  if (begin >= end) {
+    for (int64_t v = 0; v < vectors; ++v) store(weights + v * TILE, nothing);
+    summary[0] = NONE;
+    summary[1] = 0;
+    return;
+  }
+  const int64_t first = begin / TILE, last = (end - 1) / TILE;
+  if (softcap)
+    for (int64_t v = first; v <= last; ++v)
+      store(scores + v * TILE, softcap * hyperbolic_tangent(load(scores + v * TILE) * (scale / softcap)));
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  auto hide = [&](int64_t v) {
+    i32x16 key = lanes + int32_t(v * TILE);
+    i32x16 seen = (key >= int32_t(begin)) & (key < int32_t(end));
+    store(scores + v * TILE, seen ? load(scores + v * TILE) : splat(NONE));
+  };
+  if (begin % TILE) hide(first);
+  if (end % TILE) hide(last);
+
+  f32x16 even = splat(NONE), odd = even;
+  int64_t v = first;
+  for (; v < last; v += 2) {
+    even = maximum(even, load(scores + v * TILE));
+    odd = maximum(odd, load(scores + (v + 1) * TILE));
+  }
+  if (v == last) even = maximum(even, load(scores + v * TILE));
+  const float largest = maximum_of(maximum(even, odd)) * factor;
+
+  for (v = 0; v < first; ++v) store(weights + v * TILE, nothing);
+  f32x16 sum = nothing;
+  for (; v <= last; ++v) {
+    f32x16 weight = power_of_two(fused(load(scores + v * TILE), splat(factor), splat(-largest)));
+    sum += weight;
+    store(weights + v * TILE, weight);
+  }
+  for (; v < vectors; ++v) store(weights + v * TILE, nothing);
+  summary[0] = largest;
+  summary[1] = sum_of(sum);
+}
+
+// A row's state: its output so far, not yet divided, then its largest score and its sum.
+// `later` is of the next chunk.
+__attribute__((noinline)) void merge(float* state, const float* later, int64_t dim) {
+  if (later[dim] == NONE) return;
+  if (state[dim] == NONE) {
+    std::memcpy(state, later, size_t(dim + PAD) * 4);
+    return;
+  }
+  const float largest = state[dim] > later[dim] ? state[dim] : later[dim];
+  const f32x16 kept = power_of_two(splat(state[dim] - largest));
+  const f32x16 added = power_of_two(splat(later[dim] - largest));
+  for (int64_t d = 0; d < dim; d += 16)
+    store(state + d, fused(load(later + d), added, load(state + d) * kept));
+  store(state + dim, fused(splat(later[dim + 1]), added, splat(state[dim + 1]) * kept));
+  state[dim + 1] = state[dim];
+  state[dim] = largest;
+}
+
+__attribute__((noinline)) void finish(const float* state, int64_t dim, const float* sink, bf16* output) {
+  if (state[dim] == NONE) {
+    for (int64_t d = 0; d < dim; d += 16) store(output + d, f32x16{});
+    return;
+  }
+  float sum = state[dim + 1];
+  f32x16 kept = splat(1.0f);
+  if (sink) {
+    const float logit = *sink * LOG2_E;
+    const float largest = state[dim] > logit ? state[dim] : logit;
+    kept = power_of_two(splat(state[dim] - largest));
+    float sums[16];
+    store(sums, splat(sum) * kept + power_of_two(splat(logit - largest)));
+    sum = sums[0];
+  }
+  const f32x16 factor = kept / sum;
+  for (int64_t d = 0; d < dim; d += 16) store(output + d, load(state + d) * factor);
+}
+
+// Which queries of a step a sequence's rows are, and which keys they see.
+struct Rows {
+  int64_t group;
+  int64_t window;
+  int64_t earlier;  // position of the first query
+
+  int64_t position(int64_t row) const { return earlier + row / group; }
+  int64_t begin(int64_t row) const { return window ? std::max<int64_t>(0, position(row) - window + 1) : 0; }
+  int64_t end(int64_t row) const { return position(row) + 1; }
+};
+
+TGI_INLINE int64_t queries_of(const Step& step, int64_t sequence) {
+  return step.query_start[sequence + 1] - step.query_start[sequence];
+}
+
+void finish_rows(const Attention& a, const Step& step, const AttentionPlan& plan, const AttentionItem& item,
+                 int64_t head, const float* states) {
+  const int64_t dim = plan.head_dim, group = plan.group;
+  const int64_t first_token = step.query_start[item.sequence];
+  int64_t token = item.row / group, member = item.row % group;
+  for (int64_t row = 0; row < item.rows; ++row) {
+    const int64_t query_head = head * group + member;
+    bf16* output = a.output + (first_token + token) * a.output_stride + query_head * dim;
+    finish(states + row * (dim + PAD), dim, a.sinks ? a.sinks + query_head : nullptr, output);
+    if (++member == group) {
+      member = 0;
+      ++token;
+    }
+  }
+}
+
+}  // namespace
+
+void plan_attention(const Step& step, int64_t window, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                    AttentionPlan& plan) {
+  constexpr int64_t SMALL = 32 << 10;  // products of numbers: about a microsecond
+  constexpr int64_t PARTS = 64;        // so many items are enough to keep all threads busy
+  plan.window = window;
+  plan.group = heads / kv_heads;
+  plan.head_dim = head_dim;
+  plan.items.clear();
+  plan.merges.clear();
+
+  int64_t total = 0, whole = 0;
+  for (int64_t s = 0; s < step.sequences; ++s) {
+    int64_t rows = queries_of(step, s) * plan.group;
+    int64_t keys = step.kv_lens[s] - (queries_of(step, s) - 1) / 2;
+    total += rows * (window ? std::min(keys, window + TILE) : keys);
+    whole += (rows + BLOCK - 1) / BLOCK;
+  }
+  total *= kv_heads * head_dim;
+  int64_t block = BLOCK;
+  while (block > 2 * STRIP && whole * kv_heads * (BLOCK / block) < PARTS) block /= 2;
+
+  int64_t used = 0;
+  // Prompts stand behind the decodes, and their last queries see most: longest first.
+  for (int64_t s = step.sequences - 1; s >= 0; --s) {
+    const int64_t count = queries_of(step, s) * plan.group;
+    const Rows rows{plan.group, window, step.kv_lens[s] - queries_of(step, s)};
+    for (int64_t row = count ? (count - 1) / block * block : -1; row >= 0; row -= block) {
+      AttentionItem item;
+      item.sequence = int32_t(s);
+      item.row = int32_t(row);
+      item.rows = int32_t(std::min(block, count - row));
+      const int64_t begin = rows.begin(row), end = rows.end(row + item.rows - 1);
+      item.chunk = int32_t(begin / CHUNK);
+      item.chunks = int32_t((end + CHUNK - 1) / CHUNK - item.chunk);
+      item.partial = -1;
+      const int64_t cost = item.rows * (end - begin) * head_dim;
+      const bool split = item.chunks > 1 && cost * (PARTS / 2) > total;
+      item.heads = int32_t(split ? 1 : std::clamp<int64_t>(SMALL / std::max<int64_t>(cost, 1), 1, kv_heads));
+      for (item.head = 0; item.head < kv_heads; item.head += item.heads) {
+        item.heads = int32_t(std::min<int64_t>(item.heads, kv_heads - item.head));
+        if (!split) {
+          plan.items.push_back(item);
+          continue;
+        }
+        const int64_t pieces = std::min<int64_t>(item.chunks, (cost * PARTS + total - 1) / total);
+        AttentionItem piece = item;
+        for (int64_t left = pieces; left > 0; --left) {
+          piece.chunks = int32_t((item.chunk + item.chunks - piece.chunk + left - 1) / left);
+          piece.partial = used + (piece.chunk - item.chunk) * item.rows * (head_dim + PAD);
+          plan.items.push_back(piece);
+          piece.chunk += piece.chunks;
+        }
+        AttentionItem merged = item;
+        merged.partial = used;
+        plan.merges.push_back(merged);
+        used += item.chunks * item.rows * (head_dim + PAD);
+      }
+    }
+  }
+  if (used > plan.room) {
+    plan.room = used + used / 2;
+    plan.partials.reset(new float[size_t(plan.room)]);
+  }
+}
+
+void attention_run(const Attention& a, const Step& step, const AttentionPlan& plan, int64_t ticket, int) {
+  alignas(64) float scores[STRIP * SCORES];
+  alignas(64) bf16 weights[STRIP * WEIGHTS];
+  alignas(64) float products[STRIP * (MAX_DIM + PAD)];
+  alignas(64) float states[BLOCK * (MAX_DIM + PAD)];
+  alignas(64) bf16 copied[BLOCK * MAX_DIM];
+  const bf16* keys[CHUNK / TILE];
+  const bf16* values[CHUNK / TILE];
+
+  const AttentionItem& item = plan.items[size_t(ticket)];
+  const int64_t dim = plan.head_dim, group = plan.group, width = dim + PAD;
+  const int64_t first_token = step.query_start[item.sequence];
+  const int32_t* table = step.block_table + item.sequence * step.table_stride;
+  const Rows rows{group, plan.window, step.kv_lens[item.sequence] - queries_of(step, item.sequence)};
+  const int64_t begin = rows.begin(item.row), end = rows.end(item.row + item.rows - 1);
+  const int64_t tiles_per_block = a.cache.block_size / TILE, tile_size = dim * TILE;
+  const float factor = a.softcap ? LOG2_E : a.scale * LOG2_E;
+
+  for (int64_t head = item.head; head < item.head + item.heads; ++head) {
+    const int64_t token = item.row / group, member = item.row % group;
+    const bf16* query = a.query + (first_token + token) * a.query_stride + (head * group + member) * dim;
+    if (member + item.rows > group) {
+      for (int64_t row = 0; row < item.rows; ++row) {
+        const int64_t t = (item.row + row) / group, g = (item.row + row) % group;
+        std::memcpy(copied + row * dim, a.query + (first_token + t) * a.query_stride + (head * group + g) * dim,
+                    size_t(dim) * 2);
+      }
+      query = copied;
+    }
+    if (!item.chunks)
+      for (int64_t row = 0; row < item.rows; ++row) states[row * width + dim] = NONE;
+    float* places = item.partial < 0 ? states : plan.partials.get() + item.partial;
+    for (int64_t chunk = item.chunk; chunk < item.chunk + item.chunks; ++chunk) {
+      const int64_t base = chunk * CHUNK;
+      const int64_t first_tile = std::max(begin, base) / TILE;
+      const int64_t last_tile = (std::min(end, base + CHUNK) - 1) / TILE;
+      int64_t column = first_tile / tiles_per_block, inside = first_tile % tiles_per_block;
+      for (int64_t tile = first_tile; tile <= last_tile; ++tile) {
+        const int64_t at = ((table[column] * tiles_per_block + inside) * a.cache.kv_heads + head) * tile_size;
+        keys[tile - base / TILE] = static_cast<const bf16*>(a.cache.keys) + at;
+        values[tile - base / TILE] = static_cast<const bf16*>(a.cache.values) + at;
+        if (++inside == tiles_per_block) {
+          inside = 0;
+          ++column;
+        }
+      }
+      const bool fresh = item.partial >= 0 || chunk == item.chunk;
+      for (int64_t strip = 0; strip < item.rows; strip += STRIP) {
+        const int64_t size = std::min(STRIP, item.rows - strip), row = item.row + strip;
+        float* place = places + strip * width;
+        float* target = fresh ? place : products;
+        // In keys of the chunk: what any row of the strip sees, from its tile on.
+        const int64_t from = std::max<int64_t>(0, rows.begin(row) - base) / TILE * TILE;
+        const int64_t to = std::min(CHUNK, rows.end(row + size - 1) - base);
+        if (from >= to) {
+          if (fresh)
+            for (int64_t r = 0; r < size; ++r) target[r * width + dim] = NONE;
+          continue;
+        }
+        const int64_t vectors = (to - from + TILE - 1) / TILE;
+        all_scores(query + strip * dim, size, dim, keys + from / TILE, vectors, scores);
+        for (int64_t r = 0; r < size; ++r)
+          softmax(scores + r * SCORES, weights + r * WEIGHTS, vectors, rows.begin(row + r) - base - from,
+                  std::min(CHUNK, rows.end(row + r) - base) - from, factor, a.scale, a.softcap,
+                  target + r * width + dim);
+        all_values(weights, size, dim, values + from / TILE, to - from, target);
+        if (!fresh)
+          for (int64_t r = 0; r < size; ++r) merge(place + r * width, target + r * width, dim);
+      }
+      if (item.partial >= 0) places += item.rows * width;
+    }
+    if (item.partial < 0) finish_rows(a, step, plan, item, head, states);
+  }
+}
+
+void attention_merge_run(const Attention& a, const Step& step, const AttentionPlan& plan, int64_t ticket, int) {
+  const AttentionItem& item = plan.merges[size_t(ticket)];
+  const int64_t width = plan.head_dim + PAD;
+  float* states = plan.partials.get() + item.partial;
+  for (int64_t row = 0; row < item.rows; ++row)
+    for (int64_t chunk = 1; chunk < item.chunks; ++chunk)
+      merge(states + row * width, states + (chunk * item.rows + row) * width, plan.head_dim);
+  finish_rows(a, step, plan, item, item.head, states);
+}
+
+void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
+  const int64_t dim = cache.head_dim, place = slot % TILE;
+  const int64_t at = slot / TILE * cache.kv_heads * dim * TILE;
+  bf16* keys = static_cast<bf16*>(cache.keys) + at + place * 2;
+  bf16* values = static_cast<bf16*>(cache.values) + at + place / 2 * dim * 2 + place % 2;
+  for (int64_t head = 0; head < cache.kv_heads; ++head) {
+    for (int64_t d = 0; d < dim; d += 2) std::memcpy(keys + d * TILE, key + d, 4);
+    for (int64_t d = 0; d < dim; ++d) values[d * 2] = value[d];
+    keys += dim * TILE;
+    values += dim * TILE;
+    key += dim;
+    value += dim;
+  }
+}
+
+}  // namespace tgi
+
+// A step's attention in one layer.
+TGI_EXPORT void tgi_attention(const tgi::Attention* attention, const tgi::Step* step, int threads) {
+  static thread_local tgi::AttentionPlan plan;
+  tgi::plan_attention(*step, attention->window, attention->heads, attention->cache.kv_heads,
+                      attention->cache.head_dim, plan);
+  const tgi::AttentionPlan& made = plan;
+  tgi::share_out(threads, tgi::attention_tickets(made), [&](int64_t ticket, int thread) {
+    tgi::attention_run(*attention, *step, made, ticket, thread);
+  });
+  tgi::share_out(threads, tgi::attention_merge_tickets(made), [&](int64_t ticket, int thread) {
+    tgi::attention_merge_run(*attention, *step, made, ticket, thread);
+  });
+}
+
+// Keys and values [tokens, kv_heads, head_dim], so many elements apart from token to token.
+TGI_EXPORT void tgi_store_kv(const tgi::Cache* cache, int64_t tokens, const int64_t* slots, const tgi::bf16* key,
+                             int64_t key_stride, const tgi::bf16* value, int64_t value_stride, int threads) {
+  constexpr int64_t AT_ONCE = 32;
+  tgi::share_out(threads, (tokens + AT_ONCE - 1) / AT_ONCE, [&](int64_t ticket, int) {
+    const int64_t end = std::min(tokens, (ticket + 1) * AT_ONCE);
+    for (int64_t token = ticket * AT_ONCE; token < end; ++token)
+      tgi::store_kv(*cache, slots[token], key + token * key_stride, value + token * value_stride);
+  });
+}
