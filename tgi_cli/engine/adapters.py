@@ -18,6 +18,7 @@ asks for it; that request waits, nobody else does.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -225,6 +226,11 @@ class Adapters:
         if not adapter_id or self._busy < len(self._slots):
             return True
         return self._known[adapter_id].slot >= 0
+
+    def have_slots(self, adapter_ids: Collection[int]) -> bool:
+        """Whether all these, which are ready, have slots or can have them now."""
+        more = sum(not self._known[adapter_id].running for adapter_id in adapter_ids)
+        return self._busy + more <= len(self._slots)
 
     def enter(self, adapter_id: int, step: Step) -> int:
         """The slot of a request that begins to run, -1: it needs none. ``step`` may fill it."""

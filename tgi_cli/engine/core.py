@@ -20,7 +20,9 @@ from typing import Any
 
 from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import (
+    Advance,
     Cancel,
+    Drop,
     Fail,
     Finished,
     GenerationRequest,
@@ -32,11 +34,14 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.statistics import StepClock, StepStatistics, StepTimes
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
+from tgi_cli.engine.stepper import Stepper
 from tgi_cli.errors import ShardError
 
 log = logging.getLogger(__name__)
 
-Inbound = GenerationRequest | Cancel | LoadAdapter | UnloadAdapter | Fail | Shutdown
+Inbound = (
+    GenerationRequest | Cancel | LoadAdapter | UnloadAdapter | Advance | Drop | Fail | Shutdown
+)
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failing steps in a row after which the device is taken to be lost."""
@@ -76,6 +81,7 @@ class EngineCore:
         self.steps = 0
         self._worker = worker
         self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
+        self._stepper = Stepper(self._scheduler, grammars)
         self._depth = depth
         self._on_statistics = on_statistics
         self._clock = StepClock(on_times)
@@ -86,7 +92,12 @@ class EngineCore:
     @property
     def live_requests(self) -> int:
         """Requests that wait or run; may be read from any thread."""
-        return self._scheduler.num_live + self.inbox.qsize()
+        return self._scheduler.num_live + self._stepper.calls + self.inbox.qsize()
+
+    @property
+    def driven_requests(self) -> int:
+        """Those whose steps somebody asks for, and not long ago; may be read from any thread."""
+        return self._stepper.num_driven
 
     def run(self) -> None:
         """Serve until a Shutdown arrives.
@@ -95,14 +106,19 @@ class EngineCore:
             RuntimeError: several steps in a row failed; every live request was ended first.
             ShardError: the worker is lost; every live request was ended with that cause.
         """
+        cause = "the engine has ended"
         try:
             while self._drain_inbox():
                 self._advance()
+                if self._stepper.calls:
+                    self._drive()
         except ShardError as error:
-            self._emit(self._scheduler.fail_all(error.cause))
+            cause = error.cause
+            self._emit(self._scheduler.fail_all(cause))
             raise
         finally:
             self._emit(self._scheduler.cancel_all())
+            self._stepper.end(cause)
             self.outbox.put(None)
 
     def _drain_inbox(self) -> bool:
@@ -112,7 +128,8 @@ class EngineCore:
         lost: Fail | None = None
         adapters = self._scheduler.adapters
         idle = not self._pending and (self._stalled or not self._scheduler.num_live)
-        patience = READING_SECONDS if self._awaits_threads else None
+        idle = idle and (self._stepper.deferred or not self._stepper.calls)
+        patience = READING_SECONDS if idle and self._awaits_others else None
         while running:
             try:
                 message = self.inbox.get(block=idle, timeout=patience)
@@ -131,22 +148,31 @@ class EngineCore:
                 adapters.load(message)
             elif isinstance(message, UnloadAdapter):
                 adapters.unload(message.adapter_id)
+            elif isinstance(message, Advance):
+                self._stepper.advance(message)
+            elif isinstance(message, Drop):
+                self._stepper.drop(message.request_ids)
             elif isinstance(message, Fail):
                 lost, running = message, False
             else:
                 running = False
         news.extend(self._scheduler.expire())
-        news.extend(self._scheduler.collect_adapters())
+        failed = adapters.collect() if adapters.reading else []
+        news.extend(self._scheduler.fail_adapters(failed))
         news.extend(self._scheduler.collect_grammars())
+        if self._stepper.num_live:
+            self._stepper.collect(failed)
         self._emit(news)
         if lost is not None:
             raise ShardError(lost.cause, lost.remedy)
         return running
 
     @property
-    def _awaits_threads(self) -> bool:
-        """Whether adapters are being read, or grammars compiled."""
-        return self._scheduler.adapters.reading or self._scheduler.grammars.compiling
+    def _awaits_others(self) -> bool:
+        """Whether adapters are being read, or grammars compiled; or somebody else has the room."""
+        scheduler, stepper = self._scheduler, self._stepper
+        threads = scheduler.adapters.reading or scheduler.grammars.compiling or stepper.calls > 0
+        return threads or (self._stalled and stepper.num_live > 0)
 
     def _advance(self) -> None:
         """Launch one step if there is one; take in the oldest result that is due."""
@@ -166,11 +192,40 @@ class EngineCore:
                 self._fail(error)
             self._tell(step)
         self._scheduler.adapters.read_wanted()
+        if self._stepper.running and self._scheduler.waiting:
+            self._stepper.give_way()
         self._stalled = step is None and not self._pending and self._scheduler.num_live > 0
-        if self._stalled and not self._awaits_threads:
+        if self._stalled and not self._awaits_others:
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
             self._collect()
+
+    def _drive(self) -> None:
+        """One of the steps that somebody asks for, from its launch to its result."""
+        while self._pending:
+            self._collect()
+        self._stalled = False  # there may be room where there was none
+        began = time.perf_counter()
+        stepper = self._stepper
+        step = stepper.schedule()
+        if step is None:
+            self._scheduler.adapters.read_wanted()
+            return
+        self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
+        try:
+            handle = self._worker.launch(step)
+            masks = stepper.grammars.masks() if stepper.grammars.have_a_say else None
+            result = self._worker.sample(handle, masks).wait()
+        except ShardError:
+            raise
+        except Exception as error:  # as below: it ends the sequences of this call only
+            self._fail(error, stepper)
+            return
+        self._arrive()
+        stepper.update(result)
+        self._clock.update()
+        self._clock.end()
+        self._tell(step, stepper)
 
     def _masks(self) -> tuple[list[int], Any] | None:
         """What grammars allow in the step just launched, computed while the device works on it.
@@ -192,33 +247,37 @@ class EngineCore:
         except Exception as error:  # as above: asynchronous failures surface here
             self._fail(error)
             return
-        self._failures = 0
-        self.steps += 1
-        self._clock.arrive()
+        self._arrive()
         outputs = self._scheduler.update(result)
         self._clock.update()
         if outputs:
             self.outbox.put(outputs)
         self._clock.end()
 
-    def _tell(self, step: Step) -> None:
+    def _arrive(self) -> None:
+        """The oldest result is there."""
+        self._failures = 0
+        self.steps += 1
+        self._clock.arrive()
+
+    def _tell(self, step: Step, scheduler: Scheduler | None = None) -> None:
         """Statistics of a step, to whoever asked; computed while the device works."""
         debug = log.isEnabledFor(logging.DEBUG)
         if self._on_statistics is None and not debug:
             return
-        statistics = self._scheduler.statistics(step)
+        statistics = (scheduler or self._scheduler).statistics(step)
         if self._on_statistics is not None:
             self._on_statistics(statistics)
         if debug:
             log.debug("%s", statistics.to_json())
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, scheduler: Scheduler | None = None) -> None:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         log.error("a step failed: %s", cause, exc_info=error)
         self.steps += 1
         self._failures += 1
         self._clock.end(failed=True)
-        self.outbox.put(self._scheduler.fail(cause))
+        self.outbox.put((scheduler or self._scheduler).fail(cause))
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures} steps failed in a row") from error
 

@@ -1,15 +1,16 @@
 """What goes into the engine and what comes out: frozen, one type per arrow, no torch.
 
 The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
-:class:`LoadAdapter`, :class:`UnloadAdapter`, :class:`Fail` and :class:`Shutdown`; its outbox
-gives one :class:`StepOutputs` per step that produced anything.
+:class:`LoadAdapter`, :class:`UnloadAdapter`, :class:`Advance`, :class:`Drop`, :class:`Fail` and
+:class:`Shutdown`; its outbox gives one :class:`StepOutputs` per step that produced anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Protocol
 
 from tgi_cli.sampling.params import SamplingParams
@@ -237,6 +238,71 @@ class StepOutputs:
             or self.logits
             or self.adapters
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """One step over exactly these sequences, which the sender drives; see engine/stepper.py.
+
+    Attributes:
+        new: requests to take in, all or none of them. They never wait in the engine's queue.
+        upto: for each, how much of its prompt to compute now, in tokens from its beginning; at
+            least one token more than what is cached is.
+        held: ids of such requests that earlier ones took in.
+        chunk: tokens that those of them may compute together whose prompts are not done.
+        answer: gets an Advanced, or an AdvanceError.
+    """
+
+    new: tuple[GenerationRequest, ...] = ()
+    upto: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    chunk: int
+    answer: Future[Advanced]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """What an Advance came to.
+
+    Attributes:
+        outputs: of the steps that it took, in order.
+        pending: prompt tokens that are still to be computed, of those whose prompts are not done.
+        forward_ns: nanoseconds from launches to results.
+    """
+
+    outputs: list[StepOutputs]
+    pending: dict[int, int]
+    forward_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget requests that an Advance took in. Those that are unknown or have ended are ignored."""
+
+    request_ids: tuple[int, ...]
+
+
+class AdvanceFault(Enum):
+    """Why an Advance was not carried out. All but the last leave what was held as it was."""
+
+    INVALID = "invalid"
+    """A request that can never run."""
+    NO_ROOM = "no room"
+    """Others that may not be preempted hold the rows or blocks, or the slots of adapters."""
+    ENDED = "ended"
+    """The engine's loop has ended."""
+    FAILED = "failed"
+    """Its step broke: all of its requests have ended."""
+
+
+class AdvanceError(Exception):
+    """An Advance was not carried out; ``request_id`` is the one to blame, None: no single one."""
+
+    def __init__(self, fault: AdvanceFault, cause: str, request_id: int | None = None) -> None:
+        super().__init__(cause)
+        self.fault = fault
+        self.cause = cause
+        self.request_id = request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

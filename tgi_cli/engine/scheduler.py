@@ -17,6 +17,7 @@ import heapq
 import time
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 
 from tgi_cli.engine.adapters import Adapters
@@ -57,6 +58,8 @@ class Scheduler:
         limits: what a step and a request may not exceed.
         store: holds adapters; None where the limits give them no slots.
         grammars: compiles them; None: no request may have one.
+        beside: another scheduler over the same worker, whose blocks, adapters and rows this one
+            shares; their steps alternate, and none of either is in flight when the other acts.
     """
 
     def __init__(
@@ -64,11 +67,12 @@ class Scheduler:
         limits: Limits,
         store: AdapterStore | None = None,
         grammars: GrammarCompiler | None = None,
+        beside: Scheduler | None = None,
     ) -> None:
         self.limits = limits
-        self.cache = KVCache(limits)
+        self.cache: KVCache = KVCache(limits) if beside is None else beside.cache
         self.pool = self.cache.pool
-        self.adapters = Adapters(limits, store)
+        self.adapters: Adapters = Adapters(limits, store) if beside is None else beside.adapters
         self.grammars = Grammars(grammars)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by rank
@@ -79,6 +83,8 @@ class Scheduler:
             limits, self.cache, self.adapters, self.waiting, self._live, self._rule
         )
         self._freed: list[int] = []
+        if beside is not None:
+            self._admission, self._freed = beside._admission, beside._freed
         self._in_flight: deque[list[Entry]] = deque()
         self._step_id = 0
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -123,8 +129,12 @@ class Scheduler:
 
     def collect_adapters(self) -> list[Finished]:
         """Take in the adapters that were read; the requests of those that failed end."""
+        return self.fail_adapters(self.adapters.collect() if self.adapters.reading else ())
+
+    def fail_adapters(self, failed: Iterable[tuple[int, str]]) -> list[Finished]:
+        """End the requests of adapters that could not be read."""
         ended = []
-        for adapter_id, error in self.adapters.collect() if self.adapters.reading else ():
+        for adapter_id, error in failed:
             for sequence in [s for s in self._live.values() if s.request.adapter_id == adapter_id]:
                 ended.append(self._finish(sequence, FinishReason.ERROR, error))
         return ended
@@ -166,7 +176,9 @@ class Scheduler:
                 step.num_decodes = len(entries)
         if not entries:
             return None
-        step.freed, self._freed = self._freed, []
+        if self._freed:
+            step.freed = self._freed.copy()
+            self._freed.clear()
         self.grammars.begin(entries)
         self._step_id += 1
         self._in_flight.append(entries)
