@@ -90,6 +90,17 @@ def engine(
     assert sorted(free_rows) == list(range(bounds.max_batch_size)), "rows were lost"
 
 
+def unhurried(worker: FakeWorker) -> threading.Event:
+    """Steps take 50 ms until the event is set: time to act while somebody still runs."""
+    hurry = threading.Event()
+
+    def wait(_step: object) -> None:
+        hurry.wait(0.05)
+
+    worker.fail_when = wait
+    return hurry
+
+
 def fault_of(answer: Future[Advanced]) -> AdvanceError:
     with pytest.raises(AdvanceError) as caught:
         answer.result(timeout=20)
@@ -163,12 +174,15 @@ def test_all_that_a_sequence_may_need_is_taken_at_once_and_given_back(depth: int
 
 @DEPTHS
 def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
-    with engine(limits(num_blocks=32, max_batch_size=3), depth) as (caller, client):
+    worker = FakeWorker(4)
+    hurry = unhurried(worker)
+    with engine(limits(num_blocks=32, max_batch_size=3), depth, worker) as (caller, client):
         for i in range(3):
             client.core.inbox.put(request(i, [i, 7], 60))
-        while not all(len(client.tokens.get(i, [])) > 5 for i in range(3)):
+        while not all(len(client.tokens.get(i, [])) > 1 for i in range(3)):
             client.read()
         caller.advance(request(100, range(30), 60))
+        hurry.set()
         caller.run_out(100)
         client.read_until_finished(0, 1, 2)
         assert client.core._scheduler.preemptions > 0
@@ -179,13 +193,17 @@ def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
 
 def test_who_was_promised_to_stay_stays() -> None:
     policy = CapacityPolicy.GUARANTEED_NO_EVICT
-    with engine(limits(num_blocks=32, capacity_policy=policy), 0) as (caller, client):
+    worker = FakeWorker(4)
+    hurry = unhurried(worker)
+    bounds = limits(num_blocks=32, capacity_policy=policy)
+    with engine(bounds, 0, worker) as (caller, client):
         client.core.inbox.put(request(1, range(10), 100))
         client.read()
         error = fault_of(caller.send(request(100, range(10), 40)))
         assert error.fault is AdvanceFault.NO_ROOM
         assert error.request_id == 100
         caller.advance(request(101, range(8), 2))
+        hurry.set()
         client.read_until_finished(1)
         caller.run_out(101)
         assert client.core._scheduler.preemptions == 0
