@@ -14,6 +14,7 @@ __all__ = ["BACKENDS", "AttentionMetadata", "KVSpec", "PagedAttention", "create_
 BACKENDS = {
     "torch": "tgi_cli.attention.reference:ReferenceAttention",
     "cpu": "tgi_cli.attention.cpu:CpuAttention",
+    "native": "tgi_cli.attention.native:NativeAttention",
 }
 """Where the class of each backend stands; its module is imported when it is asked for."""
 
@@ -35,9 +36,20 @@ def create_attention(
         ValueError: no backend of that name, or no cache of that dtype.
     """
     if kind is None:
-        kind = "cpu" if device.type == "cpu" else "torch"
+        kind = "torch"
+        if device.type == "cpu":
+            kind = "native" if _has_native(specs, block_size, dtype, cache_dtype) else "cpu"
     if kind not in BACKENDS:
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
     module, _, name = BACKENDS[kind].partition(":")
     backend: type[PagedAttention] = getattr(import_module(module), name)
     return backend(specs, block_size, dtype, device, cache_dtype)
+
+
+def _has_native(
+    specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> bool:
+    from tgi_cli.attention.native import NativeAttention
+    from tgi_cli.kernels import native
+
+    return native() is not None and NativeAttention.supports(specs, block_size, dtype, cache_dtype)

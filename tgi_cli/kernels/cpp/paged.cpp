@@ -162,7 +162,8 @@ __attribute__((noinline)) void softmax(float* scores, bf16* weights, int64_t vec
     odd = maximum(odd, load(scores + (v + 1) * TILE));
   }
   if (v == last) even = maximum(even, load(scores + v * TILE));
-  const float largest = maximum_of(maximum(even, odd)) * factor;
+  // Were there nothing but -inf and NaN, it would look as if there were no keys.
+  const float largest = std::max(maximum_of(maximum(even, odd)) * factor, std::numeric_limits<float>::lowest());
 
   for (v = 0; v < first; ++v) store(weights + v * TILE, nothing);
   f32x16 sum = nothing;
