@@ -81,15 +81,16 @@ class PaddedAttention(ReferenceAttention):
         super().plan(metadata)
 
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
-        self._buffers = AttentionMetadata(
-            query_start_loc=torch.arange(max_rows + 1, dtype=torch.int32),
-            kv_lens=torch.zeros(max_rows, dtype=torch.int32),
-            block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32),
-            slot_mapping=torch.full((max_rows,), -1),
-            query_lens_host=[],
-            kv_lens_host=[],
-            num_decodes=0,
-        )
+        with self.device:
+            self._buffers = AttentionMetadata(
+                query_start_loc=torch.arange(max_rows + 1, dtype=torch.int32),
+                kv_lens=torch.zeros(max_rows, dtype=torch.int32),
+                block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32),
+                slot_mapping=torch.full((max_rows,), -1),
+                query_lens_host=[],
+                kv_lens_host=[],
+                num_decodes=0,
+            )
         return self._buffers
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
@@ -116,7 +117,7 @@ class PaddedAttention(ReferenceAttention):
         slots, lengths = buffers.slot_mapping[:rows], buffers.kv_lens[:rows]
         for cache, new in ((self.key_cache[layer], key), (self.value_cache[layer], value)):
             flat = cache.flatten(0, 1)
-            here = torch.arange(len(flat))[:, None] == slots[None, :]
+            here = torch.arange(len(flat), device=self.device)[:, None] == slots[None, :]
             written = here.any(1)[:, None, None]
             flat.copy_(torch.where(written, new.index_select(0, here.int().argmax(1)), flat))
         table = buffers.block_table[:rows]
@@ -125,7 +126,7 @@ class PaddedAttention(ReferenceAttention):
         share = query.shape[1] // key.shape[1]
         keys, values = keys.repeat_interleave(share, 2), values.repeat_interleave(share, 2)
         scores = torch.einsum("rhd,rkhd->rhk", query.float(), keys) * scale
-        seen = torch.arange(keys.shape[1])[None, :] < lengths[:, None]
+        seen = torch.arange(keys.shape[1], device=self.device)[None, :] < lengths[:, None]
         weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
         values = values.masked_fill(~seen[:, :, None, None], 0.0)
         output = torch.einsum("rhk,rkhd->rhd", weights.nan_to_num(0.0), values)
@@ -137,15 +138,15 @@ class TinyModel:
 
     HEADS, KV_HEADS, DIM = 4, 2, 8
 
-    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, vocab_size: int, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         torch.manual_seed(seed)
         width, projected = 16, (self.HEADS + 2 * self.KV_HEADS) * self.DIM
-        self.embedding = torch.randn(vocab_size, width)
-        self.places = torch.randn(256, width)
-        self.qkv = [torch.randn(width, projected) / 4 for _ in range(2)]
-        self.out = [torch.randn(self.HEADS * self.DIM, width) / 4 for _ in range(2)]
-        self.head = torch.randn(width, vocab_size)
+        self.embedding = torch.randn(vocab_size, width).to(device)
+        self.places = torch.randn(256, width).to(device)
+        self.qkv = [torch.randn(width, projected).to(device) / 4 for _ in range(2)]
+        self.out = [torch.randn(self.HEADS * self.DIM, width).to(device) / 4 for _ in range(2)]
+        self.head = torch.randn(width, vocab_size).to(device)
         self.head_rows: list[int] = []
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:

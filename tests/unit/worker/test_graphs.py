@@ -18,7 +18,7 @@ from tgi_cli.engine.step import BlockAppend, RowExtras, Step
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker import graphs as graphs_module
-from tgi_cli.worker.graphs import DecodeGraphs, graph_sizes
+from tgi_cli.worker.graphs import DecodeGraphs, Graph, graph_sizes
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.staging import Uploader
@@ -28,16 +28,22 @@ SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def make_runner(sizes: list[int] | None) -> tuple[ModelRunner, PaddedAttention, TinyModel]:
+def make_runner(
+    sizes: list[int] | None,
+    device: torch.device = CPU,
+    make: Callable[[], Callable[[], Graph]] = lambda: RecordedGraph,
+) -> tuple[ModelRunner, PaddedAttention, TinyModel]:
     """A runner whose block table and inputs are copied as to a device; ``sizes`` of graphs."""
-    upload = Uploader(CPU, packed=True)
-    rows = Rows(ROWS, LONGEST, BLOCK, CPU, upload, shared=False)
-    attention = PaddedAttention(SPECS, BLOCK, torch.float32, CPU)
+    upload = Uploader(device, packed=True)
+    rows = Rows(ROWS, LONGEST, BLOCK, device, upload, shared=False)
+    attention = PaddedAttention(SPECS, BLOCK, torch.float32, device)
     attention.allocate(ROWS * LONGEST // BLOCK + 3)
-    model = TinyModel(VOCAB)
-    runner = ModelRunner(model, attention, rows, VOCAB, CPU, upload)
+    for cache in (*attention.key_cache, *attention.value_cache):
+        cache.zero_()
+    model = TinyModel(VOCAB, device=device)
+    runner = ModelRunner(model, attention, rows, VOCAB, device, upload)
     if sizes:
-        graphs = DecodeGraphs(model, attention, rows, VOCAB, sizes, lambda: RecordedGraph)
+        graphs = DecodeGraphs(model, attention, rows, VOCAB, sizes, make)
         graphs.capture()
         runner.graphs = graphs
         for cache in (*attention.key_cache, *attention.value_cache):

@@ -1,0 +1,121 @@
+"""Other engines on the same workload, each in a process of its own; see tests/benchmarks/gpu.py.
+
+    python -m tests.benchmarks.gpu_peers NAME FOLDER JOB
+
+``FOLDER`` has a config.json, ``JOB`` is JSON: ``{"workloads": [[prompt, new, requests], ...],
+"device": "cuda"}``. The last line that is printed is JSON: a list of seconds. Weights are random.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.gpu_engine import random_prompts
+
+FULL_NAMES = {
+    "transformers": "transformers, continuous batching (generate_batch), sdpa",
+    "vllm": "vLLM (dummy weights, its defaults)",
+}
+
+
+def installed() -> list[str]:
+    """The peers that can be run here."""
+    return [name for name in FULL_NAMES if find_spec(name) is not None]
+
+
+def run_peer(
+    name: str, folder: Path, workloads: list[list[int]], device: str, timeout: float
+) -> list[float]:
+    """Seconds of each workload.
+
+    Raises:
+        RuntimeError: it failed; the message has the end of what it said.
+    """
+    job = json.dumps({"workloads": workloads, "device": device})
+    command = [sys.executable, "-m", "tests.benchmarks.gpu_peers", name, str(folder), job]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"not done within {timeout:.0f} s") from error
+    if done.returncode:
+        raise RuntimeError(" | ".join((done.stderr or done.stdout).splitlines()[-3:]))
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def transformers(folder: Path, workloads: list[list[int]], device: str) -> list[float]:
+    """Its scheduler and paged cache over its own modelling code."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+    times = []
+    for prompt, new, requests in workloads:
+        prompts = random_prompts(requests, prompt, config.vocab_size)
+        # No token ends a text: -1 is never chosen.
+        said = GenerationConfig(
+            max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        model.generate_batch(prompts[:2], generation_config=said, max_new_tokens=4)
+        began = time.perf_counter()
+        results = model.generate_batch(prompts, generation_config=said, max_new_tokens=new)
+        times.append(time.perf_counter() - began)
+        count = sum(len(result.generated_tokens) for result in results.values())
+        if count != requests * new:
+            raise RuntimeError(f"{count} tokens instead of {requests * new}")
+    return times
+
+
+def vllm(folder: Path, workloads: list[list[int]], device: str) -> list[float]:
+    """As it comes, without a tokenizer and without reuse of prefixes."""
+    from vllm import LLM, SamplingParams
+
+    longest = max(prompt + new for prompt, new, _ in workloads)
+    engine = LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=longest,
+        enable_prefix_caching=False,
+        max_num_seqs=max(requests for _, _, requests in workloads),
+    )
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    times = []
+    for prompt, new, requests in workloads:
+        said: Any = SamplingParams(
+            temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False
+        )
+        prompts: Any = [
+            {"prompt_token_ids": ids} for ids in random_prompts(requests, prompt, vocab)
+        ]
+        engine.generate(prompts[:2], said, use_tqdm=False)
+        began = time.perf_counter()
+        outputs = engine.generate(prompts, said, use_tqdm=False)
+        times.append(time.perf_counter() - began)
+        count = sum(len(output.outputs[0].token_ids) for output in outputs)
+        if count != requests * new:
+            raise RuntimeError(f"{count} tokens instead of {requests * new}")
+    return times
+
+
+def main() -> None:
+    name, folder, job = sys.argv[1:]
+    said = json.loads(job)
+    peer = {"transformers": transformers, "vllm": vllm}[name]
+    seconds = peer(Path(folder), said["workloads"], said["device"])
+    print(json.dumps(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
