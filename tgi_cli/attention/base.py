@@ -169,6 +169,30 @@ class PagedAttention(ABC):
         """
         raise ValueError(f"{type(self).__name__} has no steps of a fixed size")
 
+    @property
+    def step_slots(self) -> Tensor | None:
+        """int64 [T]: the slots of the step that is planned, of a backend that has :meth:`attend`.
+
+        A caller may then fill them itself, by a kernel that has to read keys and values anyway,
+        and call ``attend`` instead of the backend. Negative ones are not to be filled.
+        """
+        return None
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As a call, over keys and values of the step that are in the cache already.
+
+        Raises:
+            ValueError: ``step_slots`` are None.
+        """
+        raise ValueError(f"{type(self).__name__} attends as it writes")
+
     @abstractmethod
     def __call__(
         self,

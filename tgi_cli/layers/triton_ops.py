@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.attention.triton_cache import how_to_read, narrowed
+
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _norm_kernel(
@@ -119,9 +121,12 @@ def add_layer_norm(
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _rotate_kernel(
     heads: tl.tensor,  # [T, HEADS, 2 HALF + REST]
-    weight: tl.tensor,  # [HEADS, 2 HALF + REST]
+    weight: tl.tensor,  # [HEADS, 2 HALF + REST], or one per head that is turned
     cosines: tl.tensor,  # [T, 2 HALF]
     sines: tl.tensor,
+    key_cache: tl.tensor,  # [slots, KV_HEADS, 2 HALF + REST]
+    value_cache: tl.tensor,
+    slots: tl.tensor,  # int64 [T]
     token_stride: int,
     head_stride: int,
     cosine_stride: int,
@@ -129,16 +134,19 @@ def _rotate_kernel(
     weight_stride: int,
     eps: float,
     HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,  # the last of the heads: so many keys, so many values; 0: none
     HALF: tl.constexpr,
     REST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,  # powers of 2 that are not below these
     BLOCK_REST: tl.constexpr,
     NORM: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     numbers = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     known = (numbers < HEADS)[:, None]
+    turned = (numbers < HEADS - KV_HEADS)[:, None]  # queries and keys
     starts = heads + token * token_stride + numbers[:, None] * head_stride
     columns = tl.arange(0, BLOCK_HALF)
     inside = columns < HALF
@@ -147,44 +155,79 @@ def _rotate_kernel(
     second = first + HALF
     a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(second, mask=mask, other=0.0).to(tl.float32)
+    if REST > 0:
+        others = tl.arange(0, BLOCK_REST)
+        others_mask = known & (others < REST)[None, :]
+        others_at = starts + 2 * HALF + others[None, :]
+        rest = tl.load(others_at, mask=others_mask, other=0.0).to(tl.float32)
     if NORM:
         weights = weight + numbers[:, None] * weight_stride
         squares = tl.sum(a * a + b * b, 1)
         if REST > 0:
-            others = tl.arange(0, BLOCK_REST)
-            others_mask = known & (others < REST)[None, :]
-            others_at = starts + 2 * HALF + others[None, :]
-            rest = tl.load(others_at, mask=others_mask, other=0.0).to(tl.float32)
             squares += tl.sum(rest * rest, 1)
         scale = tl.rsqrt(squares / (2 * HALF + REST) + eps)[:, None]
+        scale = tl.where(turned, scale, 1.0)
         weights_at = weights + columns[None, :]
-        a *= scale * tl.load(weights_at, mask=mask, other=0.0).to(tl.float32)
-        b *= scale * tl.load(weights_at + HALF, mask=mask, other=0.0).to(tl.float32)
+        a *= scale * tl.load(weights_at, mask=mask & turned, other=1.0).to(tl.float32)
+        b *= scale * tl.load(weights_at + HALF, mask=mask & turned, other=1.0).to(tl.float32)
         if REST > 0:
-            rest_weights = tl.load(
-                weights + 2 * HALF + others[None, :], mask=others_mask, other=0.0
+            rest *= scale * tl.load(
+                weights + 2 * HALF + others[None, :], mask=others_mask & turned, other=1.0
             ).to(tl.float32)
-            rest *= scale * rest_weights
-            tl.store(others_at, rest.to(heads.dtype.element_ty), mask=others_mask)
     cosine = cosines + token * cosine_stride + columns
     sine = sines + token * sine_stride + columns
     first_cosine = tl.load(cosine, mask=inside, other=0.0).to(tl.float32)[None, :]
     second_cosine = tl.load(cosine + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
     first_sine = tl.load(sine, mask=inside, other=0.0).to(tl.float32)[None, :]
     second_sine = tl.load(sine + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-    turned_a = a * first_cosine + b * first_sine
-    turned_b = b * second_cosine + a * second_sine
-    tl.store(first, turned_a.to(heads.dtype.element_ty), mask=mask)
-    tl.store(second, turned_b.to(heads.dtype.element_ty), mask=mask)
+    new_a = tl.where(turned, a * first_cosine + b * first_sine, a).to(heads.dtype.element_ty)
+    new_b = tl.where(turned, b * second_cosine + a * second_sine, b).to(heads.dtype.element_ty)
+    in_place = (numbers < HEADS - 2 * KV_HEADS)[:, None]
+    tl.store(first, new_a, mask=mask & in_place)
+    tl.store(second, new_b, mask=mask & in_place)
+    if NORM and REST > 0:
+        tl.store(others_at, rest.to(heads.dtype.element_ty), mask=others_mask & in_place)
+    if KV_HEADS > 0:
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            if FP8 > 0:
+                new_a = narrowed(new_a.to(tl.float32), FP8)
+                new_b = narrowed(new_b.to(tl.float32), FP8)
+            key_numbers = numbers - (HEADS - 2 * KV_HEADS)
+            is_key = turned & (key_numbers >= 0)[:, None]
+            start = slot * KV_HEADS * (2 * HALF + REST)
+            at = start + key_numbers[:, None] * (2 * HALF + REST)
+            key_at = key_cache + at
+            value_at = value_cache + at - KV_HEADS * (2 * HALF + REST)
+            tl.store(key_at + columns[None, :], new_a, mask=mask & is_key)
+            tl.store(key_at + HALF + columns[None, :], new_b, mask=mask & is_key)
+            tl.store(value_at + columns[None, :], new_a, mask=mask & (turned == 0))
+            tl.store(value_at + HALF + columns[None, :], new_b, mask=mask & (turned == 0))
+            if REST > 0:
+                new_rest = rest.to(heads.dtype.element_ty)
+                if FP8 > 0:
+                    new_rest = narrowed(new_rest.to(tl.float32), FP8)
+                rest_at = 2 * HALF + others[None, :]
+                tl.store(key_at + rest_at, new_rest, mask=others_mask & is_key)
+                tl.store(value_at + rest_at, new_rest, mask=others_mask & (turned == 0))
 
 
 def _rotate(
-    heads: Tensor, weight: Tensor | None, eps: float, cosines: Tensor, sines: Tensor
+    heads: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    cosines: Tensor,
+    sines: Tensor,
+    caches: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     tokens, count, dims = heads.shape
     half = cosines.shape[-1] // 2
     if not tokens:
         return
+    key_cache, value_cache, slots = (heads, heads, heads) if caches is None else caches
+    fp8 = how_to_read(key_cache.dtype, casts=False)
+    if fp8:
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     block_half = triton.next_power_of_2(half)
     block_heads = min(triton.next_power_of_2(count), max(1024 // block_half, 1))
     _rotate_kernel[(tokens, triton.cdiv(count, block_heads))](
@@ -192,6 +235,9 @@ def _rotate(
         heads if weight is None else weight,
         cosines,
         sines,
+        key_cache,
+        value_cache,
+        slots,
         heads.stride(0),
         heads.stride(1),
         cosines.stride(0),
@@ -199,12 +245,14 @@ def _rotate(
         0 if weight is None else weight.stride(0),
         eps,
         HEADS=count,
+        KV_HEADS=0 if caches is None else key_cache.shape[2],
         HALF=half,
         REST=dims - 2 * half,
         BLOCK_HEADS=block_heads,
         BLOCK_HALF=block_half,
         BLOCK_REST=triton.next_power_of_2(max(dims - 2 * half, 1)),
         NORM=weight is not None,
+        FP8=fp8,
         num_warps=_warps(block_heads * block_half),
     )
 
@@ -217,6 +265,26 @@ def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
 def norm_rotate_(heads: Tensor, weight: Tensor, eps: float, cosines: Tensor, sines: Tensor) -> None:
     """As :func:`tgi_cli.layers.ops.norm_rotate_`."""
     _rotate(heads, weight, eps, cosines, sines)
+
+
+def norm_rotate_write(
+    qkv: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    cosines: Tensor,
+    sines: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+) -> None:
+    """Norm (with a ``weight``) and rotate queries and keys, and put keys and values into a cache.
+
+    ``qkv`` is [T, heads + 2 kv_heads, head_dim]; of it the queries alone are overwritten.
+    ``weight``, ``cosines`` and ``sines`` are as :func:`tgi_cli.layers.ops.norm_rotate_` has them.
+    Caches are :class:`~tgi_cli.attention.PagedAttention`'s of a layer, contiguous, of 8-bit floats
+    or ``qkv``'s dtype; ``slots`` (int64 [T]) its ``step_slots``, negative ones are left out.
+    """
+    _rotate(qkv, weight, eps, cosines, sines, (key_cache, value_cache, slots))
 
 
 _FORMULAS = {

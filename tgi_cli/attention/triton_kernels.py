@@ -1,0 +1,360 @@
+"""Triton kernels of paged attention: prompts in tiles, decodes in splits of their KV, and a sum.
+
+All take the cache as it lies, [slots, KV_HEADS, HEAD_DIM], and compute in float32 but for the
+products, whose factors are rounded to the queries' dtype. Query heads that share a KV head are
+rows of one tile: row r is token r // GROUP, head r % GROUP. The softmax is online
+(https://arxiv.org/abs/1805.02867) over tiles of keys (FlashAttention-2,
+https://arxiv.org/abs/2307.08691), in powers of 2: ``scale`` and ``cap`` have log2(e) in them.
+
+With HAS_CAP a score s is ``cap * tanh(scale * s / 2)``, else ``scale * s``. WINDOW is how many
+positions a query sees, its own included; 0: all. The language:
+https://triton-lang.org/main/python-api/triton.language.html
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tgi_cli.attention.triton_cache import widened
+
+_LOWEST = tl.constexpr(-1.0e30)
+"""Where a maximum starts: minus infinity would make a NaN of what a row has not seen yet."""
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _attend(
+    attended: tl.tensor,  # [BLOCK_M, BLOCK_D], what was attended to so far
+    largest: tl.tensor,  # [BLOCK_M], the largest score so far
+    total: tl.tensor,  # [BLOCK_M], the sum of weights so far
+    queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
+    places: tl.tensor,  # [BLOCK_M], the positions of the queries
+    begin: tl.tensor,  # keys from here, a multiple of BLOCK_N ...
+    end: tl.tensor,  # ... to here
+    first: tl.tensor,  # what is before or not before ...
+    limit: tl.tensor,  # ... is not read
+    table: tl.tensor,  # of the sequence
+    key_head: tl.tensor,  # the head's first key and value
+    value_head: tl.tensor,
+    scale: float,
+    cap: float,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,  # else all queries see all these keys
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    columns = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    inside = dims < HEAD_DIM
+    for start in range(begin, end, BLOCK_N):
+        keys = start + columns
+        if MASKED:
+            readable = (keys >= first) & (keys < limit)
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=readable, other=0)
+            key_mask = inside[:, None] & readable[None, :]
+            value_mask = readable[:, None] & inside[None, :]
+        else:
+            blocks = tl.load(table + keys // BLOCK_SIZE)
+            key_mask = inside[:, None]
+            value_mask = inside[None, :]
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        offsets = slots * (KV_HEADS * HEAD_DIM)
+        # What lies there unmasked may be what a broken request left: zeros, not times zero.
+        key = tl.load(key_head + offsets[None, :] + dims[:, None], mask=key_mask, other=0)
+        value = tl.load(value_head + offsets[:, None] + dims[None, :], mask=value_mask, other=0)
+        scores = tl.dot(queries, widened(key, queries.dtype, FP8), input_precision=PRECISION)
+        factor = scale
+        if HAS_CAP:
+            scores = cap * (2.0 * tl.sigmoid(scale * scores) - 1.0)
+            factor = 1.0
+        if MASKED:
+            visible = keys[None, :] <= places[:, None]
+            if WINDOW > 0:
+                visible &= keys[None, :] > places[:, None] - WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
+        before = largest
+        largest = tl.maximum(before, tl.max(scores, 1) * factor)
+        weights = tl.exp2(scores * factor - largest[:, None])
+        kept = tl.exp2(before - largest)
+        total = total * kept + tl.sum(weights, 1)
+        value = widened(value, queries.dtype, FP8)
+        weights = weights.to(value.dtype)
+        attended = tl.dot(weights, value, attended * kept[:, None], input_precision=PRECISION)
+    return attended, largest, total
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _sequence_of(
+    query_start_loc: tl.tensor,
+    num_sequences: int,
+    tile: tl.tensor,
+    BLOCK_Q: tl.constexpr,
+) -> tl.tensor:
+    """The sequence that a tile is of, if each begins at its first token // BLOCK_Q + its number."""
+    origin = tl.load(query_start_loc)
+    low = tile * 0
+    high = low + num_sequences
+    while low < high:
+        middle = (low + high) // 2
+        start = tl.load(query_start_loc + middle) - origin
+        if start // BLOCK_Q + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def prefill_kernel(
+    query: tl.tensor,  # [T, heads, HEAD_DIM]
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    query_start_loc: tl.tensor,  # [num_sequences + 1], of the sequences that are prefilled
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    sinks: tl.tensor,  # [heads]
+    output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous
+    num_sequences: int,
+    scale: float,
+    cap: float,
+    query_stride: int,
+    query_head_stride: int,
+    table_stride: int,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    """Grid: (total tokens // (BLOCK_M // GROUP) + num_sequences, KV_HEADS)."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    # The last tiles of a prompt have the most to do: they begin.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    sequence = _sequence_of(query_start_loc, num_sequences, tile, BLOCK_Q)
+    query_begin = tl.load(query_start_loc + sequence)
+    query_len = tl.load(query_start_loc + sequence + 1) - query_begin
+    tiles_before = (query_begin - tl.load(query_start_loc)) // BLOCK_Q + sequence
+    first_token = (tile - tiles_before) * BLOCK_Q
+    if first_token < query_len:
+        earlier = tl.load(kv_lens + sequence) - query_len
+        rows = tl.arange(0, BLOCK_M)
+        tokens = first_token + rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP
+        dims = tl.arange(0, BLOCK_D)
+        known = (rows < BLOCK_Q * GROUP) & (tokens < query_len)
+        mask = known[:, None] & (dims < HEAD_DIM)[None, :]
+        flat = (query_begin + tokens).to(tl.int64)
+        at = flat * query_stride + heads * query_head_stride
+        queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
+        attended = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        if HAS_SINKS:
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
+            largest = sink * _LOG2E
+            total += 1.0
+
+        places = earlier + tokens
+        last_token = tl.minimum(first_token + BLOCK_Q, query_len) - 1
+        first = earlier * 0
+        all_from = first  # from here to all_to every query of the tile sees every key
+        all_to = (earlier + first_token + 1) // BLOCK_N * BLOCK_N
+        limit = earlier + last_token + 1
+        table = block_table + sequence.to(tl.int64) * table_stride
+        key_head = key_cache + kv_head * HEAD_DIM
+        value_head = value_cache + kv_head * HEAD_DIM
+        if WINDOW > 0:
+            first = tl.maximum(earlier + first_token - WINDOW + 1, 0)
+            seen_by_all = tl.maximum(earlier + last_token - WINDOW + 1, 0)
+            all_from = tl.minimum(tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N, limit)
+            attended, largest, total = _attend(
+                attended, largest, total, queries, places,
+                first // BLOCK_N * BLOCK_N, all_from, first, limit,
+                table, key_head, value_head, scale, cap,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
+                BLOCK_N, BLOCK_D, True,
+            )  # fmt: skip
+        attended, largest, total = _attend(
+            attended, largest, total, queries, places,
+            all_from, all_to, first, limit,
+            table, key_head, value_head, scale, cap,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
+            BLOCK_N, BLOCK_D, False,
+        )  # fmt: skip
+        attended, largest, total = _attend(
+            attended, largest, total, queries, places,
+            tl.maximum(all_from, all_to), limit, first, limit,
+            table, key_head, value_head, scale, cap,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
+            BLOCK_N, BLOCK_D, True,
+        )  # fmt: skip
+        attended /= total[:, None]
+        to = (flat * (KV_HEADS * GROUP) + heads) * HEAD_DIM
+        tl.store(
+            output + to[:, None] + dims[None, :], attended.to(output.dtype.element_ty), mask=mask
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _tiles_of(
+    kv_len: tl.tensor,
+    query_len: tl.tensor,
+    num_splits: tl.tensor,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """First key that is seen, number of the tile that it is in, and tiles per split."""
+    first = kv_len * 0
+    if WINDOW > 0:
+        first = tl.maximum(kv_len - query_len - WINDOW + 1, 0)
+    first_tile = first // BLOCK_N
+    tiles = tl.cdiv(kv_len, BLOCK_N) - first_tile
+    return first, first_tile, tl.cdiv(tiles, num_splits)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def decode_kernel(
+    query: tl.tensor,  # [T, heads, HEAD_DIM]
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    query_start_loc: tl.tensor,  # [B + 1]; not read unless SEVERAL
+    kv_lens: tl.tensor,  # [B]
+    block_table: tl.tensor,
+    sinks: tl.tensor,  # [heads]
+    output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous; without WHOLE not written
+    parts: tl.tensor,  # float32 [T, heads, splits, HEAD_DIM]; with WHOLE not written
+    part_sums: tl.tensor,  # float32 [T, heads, splits], log2 of the sum of weights
+    scale: float,
+    cap: float,
+    query_stride: int,
+    query_head_stride: int,
+    table_stride: int,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SEVERAL: tl.constexpr,  # sequences have up to BLOCK_M // GROUP tokens, else one
+    WHOLE: tl.constexpr,  # there is one split
+) -> None:
+    """Grid: (KV_HEADS, splits, B). How many of the splits have a part is read from ``kv_lens``.
+
+    The same heads of neighbouring tokens lie apart, all heads of one token together: programs
+    that run side by side are those of the heads.
+    """
+    kv_head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_len = tl.load(kv_lens + sequence)
+    query_begin = sequence
+    query_len = kv_len * 0 + 1
+    if SEVERAL:
+        query_begin = tl.load(query_start_loc + sequence)
+        query_len = tl.load(query_start_loc + sequence + 1) - query_begin
+    first, first_tile, per_split = _tiles_of(kv_len, query_len, tl.num_programs(1), WINDOW, BLOCK_N)
+    begin = (first_tile + split * per_split) * BLOCK_N
+    end = tl.minimum(begin + per_split * BLOCK_N, kv_len)
+    if WHOLE or begin < end:
+        rows = tl.arange(0, BLOCK_M)
+        tokens = rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP
+        dims = tl.arange(0, BLOCK_D)
+        known = tokens < query_len
+        mask = known[:, None] & (dims < HEAD_DIM)[None, :]
+        flat = (query_begin + tokens).to(tl.int64)
+        at = flat * query_stride + heads * query_head_stride
+        queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
+        attended = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        if WHOLE and HAS_SINKS:
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
+            largest = sink * _LOG2E
+            total += 1.0
+        attended, largest, total = _attend(
+            attended, largest, total, queries, kv_len - query_len + tokens,
+            begin, end, first, kv_len,
+            block_table + sequence.to(tl.int64) * table_stride,
+            key_cache + kv_head * HEAD_DIM, value_cache + kv_head * HEAD_DIM, scale, cap,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
+            BLOCK_N, BLOCK_D, True,
+        )  # fmt: skip
+        # Nothing was attended to in a row of padding, nor by a query that sees no key of a split.
+        attended /= tl.where(total == 0.0, 1.0, total)[:, None]
+        number = flat * (KV_HEADS * GROUP) + heads
+        if WHOLE:
+            to = output + number[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(to, attended.to(output.dtype.element_ty), mask=mask)
+        else:
+            number = number * tl.num_programs(1) + split
+            tl.store(parts + number[:, None] * HEAD_DIM + dims[None, :], attended, mask=mask)
+            tl.store(part_sums + number, largest + tl.log2(total), mask=known)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def reduce_kernel(
+    parts: tl.tensor,  # float32 [T, heads, SPLITS, HEAD_DIM]
+    part_sums: tl.tensor,  # float32 [T, heads, SPLITS]
+    query_start_loc: tl.tensor,
+    kv_lens: tl.tensor,
+    sinks: tl.tensor,
+    output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    SPLITS: tl.constexpr,  # a power of 2
+    BLOCK_N: tl.constexpr,  # as the parts were made with
+    BLOCK_D: tl.constexpr,
+    SEVERAL: tl.constexpr,
+) -> None:
+    """Grid: (heads, most tokens of a sequence, B). Flash-Decoding's second step,
+    https://pytorch.org/blog/flash-decoding/."""
+    head, token, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_len = tl.load(kv_lens + sequence)
+    flat = sequence
+    query_len = kv_len * 0 + 1
+    if SEVERAL:
+        flat = tl.load(query_start_loc + sequence)
+        query_len = tl.load(query_start_loc + sequence + 1) - flat
+    if token < query_len:
+        _, first_tile, per_split = _tiles_of(kv_len, query_len, SPLITS, WINDOW, BLOCK_N)
+        splits = tl.arange(0, SPLITS)
+        made = (first_tile + splits * per_split) * BLOCK_N < kv_len
+        dims = tl.arange(0, BLOCK_D)
+        inside = dims < HEAD_DIM
+        number = (flat + token).to(tl.int64) * HEADS + head
+        sums = tl.load(part_sums + number * SPLITS + splits, mask=made, other=float("-inf"))
+        largest = tl.maximum(tl.max(sums, 0), _LOWEST)
+        if HAS_SINKS:
+            sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
+            largest = tl.maximum(largest, sink)
+        weights = tl.exp2(sums - largest)
+        total = tl.sum(weights, 0)
+        if HAS_SINKS:
+            total += tl.exp2(sink - largest)
+        at = (number * SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :]
+        part = tl.load(parts + at, mask=made[:, None] & inside[None, :], other=0.0)
+        attended = tl.sum(part * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+        to = output + number * HEAD_DIM + dims
+        tl.store(to, attended.to(output.dtype.element_ty), mask=inside)
