@@ -7,7 +7,10 @@ namespace tgi {
 
 enum Format : int32_t { BF16 = 0, INT8 = 1, INT4 = 2 };
 
-// A weight [out, in] in panels of 32 outputs. Filled by Python (kernels/linear.py); see packing.h.
+constexpr int64_t PANEL = 32;  // outputs
+
+// A weight [out, in] in panels of 32 outputs. Filled by Python (kernels/linear.py); packing.cpp
+// has the order of a panel's numbers.
 struct Matrix {
   int32_t format;
   int32_t paired;  // panels hold 16 gate and 16 up outputs: gate i beside up i
@@ -16,7 +19,30 @@ struct Matrix {
   int64_t group;         // inputs that share a scale; 0: one scale per output, or none (BF16)
   const void* data;      // the panels
   const float* scales;   // per panel and group, 32 each; null for BF16
-  const float* zeros;    // like scales: the code that stands for 0; null: symmetric
+  const float* zeros;    // like scales: to be taken off a number before it is scaled; or null
+
+  // Outputs are padded to whole panels, of gate and up each by itself where they are paired.
+  int64_t panels() const {
+    return paired ? (out / 2 + PANEL / 2 - 1) / (PANEL / 2) : (out + PANEL - 1) / PANEL;
+  }
+  // Inputs are padded to whole chunks: what one step of the kernels takes.
+  int64_t chunk_inputs() const { return format == INT4 ? 8 : 2; }
+  int64_t chunk_bytes() const { return format == INT8 ? 64 : 128; }
+  int64_t chunks() const { return (in + chunk_inputs() - 1) / chunk_inputs(); }
+  int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
+  int64_t groups() const { return group ? (in + group - 1) / group : 1; }
+  const uint8_t* panel(int64_t index) const {
+    return static_cast<const uint8_t*>(data) + index * panel_bytes();
+  }
+  // The first of 16 neighbouring outputs, and how many there are: half a panel.
+  int64_t first_output(int64_t panel, int half) const {
+    return paired ? half * (out / 2) + panel * (PANEL / 2) : panel * PANEL + half * (PANEL / 2);
+  }
+  int64_t outputs(int64_t panel, int half) const {
+    int64_t end = paired && half == 0 ? out / 2 : out;
+    int64_t left = end - first_output(panel, half);
+    return left < 0 ? 0 : left < PANEL / 2 ? left : PANEL / 2;
+  }
 };
 
 enum Epilogue : int32_t {

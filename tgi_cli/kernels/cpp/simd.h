@@ -89,13 +89,31 @@ TGI_INLINE uint32_t pair_at(const bf16* from) {
   return pair;
 }
 
+// a * b + c, rounded once: a sum of products comes out alike in every function, where the compiler
+// would be free to choose what to fuse.
+TGI_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 x[2], y[2], z[2];
+  std::memcpy(x, &a, 64);
+  std::memcpy(y, &b, 64);
+  std::memcpy(z, &c, 64);
+  for (int half = 0; half < 2; ++half) z[half] = _mm256_fmadd_ps(x[half], y[half], z[half]);
+  std::memcpy(&c, z, 64);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
 // sum + a.first * b.first + a.second * b.second in each lane, in float32.
 TGI_INLINE f32x16 dot2(f32x16 sum, u32x16 a, u32x16 b) {
 #if defined(__AVX512BF16__)
   return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-  sum += (f32x16)(a << 16) * (f32x16)(b << 16);
-  return sum + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
+  sum = fused((f32x16)(a << 16), (f32x16)(b << 16), sum);
+  return fused((f32x16)(a & 0xffff0000u), (f32x16)(b & 0xffff0000u), sum);
 #endif
 }
 
@@ -116,16 +134,6 @@ TGI_INLINE f32x16 minimum(f32x16 a, f32x16 b) {
   return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
 #else
   return a < b ? a : b;
-#endif
-}
-
-// a * b + c, rounded once wherever that is possible: a sum of two products, written with it, comes
-// out alike in every function, where the compiler would be free to choose which one to fuse.
-TGI_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
-  return a * b + c;
 #endif
 }
 

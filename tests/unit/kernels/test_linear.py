@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tgi_cli.kernels import library, without_native
+from tgi_cli.kernels.linear import (
+    ACTIVATIONS,
+    Epilogue,
+    PackedMatrix,
+    linear,
+    pack_bf16,
+    pack_codes,
+    unpack,
+)
+from tgi_cli.layers import ops
+
+ROWS = [0, 1, 2, 3, 7, 12, 13, 33, 100]
+FORMATS = ["bf16", "8", "8/32", "8z/64", "4", "4/32", "4/96", "4z/128", "4z"]
+"""Bits, "z" where there are zero points, and the inputs that share a scale."""
+
+
+def numbers(*shape: int, seed: int = 0, largest: int = 3) -> Tensor:
+    """Small integers: every order of adding their products up gives the same sum."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-largest, largest + 1, shape, generator=generator).bfloat16()
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def make(
+    out: int, inputs: int, how: str, paired: bool = False, seed: int = 1, exact: bool = True
+) -> tuple[PackedMatrix, Tensor]:
+    """A packed weight and the weight in float32 that it stands for."""
+    if how == "bf16":
+        weight = numbers(out, inputs, seed=seed) if exact else noise(out, inputs, seed=seed)
+        return pack_bf16(weight, paired), weight.float()
+    form, _, size = how.partition("/")
+    bits, group = int(form[0]), int(size or 0)
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2**bits, (out, inputs), generator=generator, dtype=torch.uint8)
+    groups = -(-inputs // group) if group else 1
+    scales = torch.rand(out, groups, generator=generator) + 0.5
+    if exact:
+        scales = 2.0 ** torch.randint(-3, 2, (out, groups), generator=generator)
+    zeros = None
+    if "z" in form:
+        zeros = torch.randint(0, 2**bits, (out, groups), generator=generator)
+    spread = [
+        torch.full((out, inputs), 2 ** (bits - 1))
+        if values is None
+        else values.repeat_interleave(group or inputs, 1)[:, :inputs]
+        for values in (scales, zeros)
+    ]
+    weight = (codes.float() - spread[1]) * spread[0]
+    return pack_codes(codes, scales, zeros, bits, group, paired), weight
+
+
+@pytest.mark.parametrize("how", FORMATS)
+@pytest.mark.parametrize(
+    ("out", "inputs"), [(32, 64), (1, 1), (33, 31), (100, 129), (48, 576), (31, 1100)]
+)
+def test_products(level: str, how: str, out: int, inputs: int) -> None:
+    matrix, weight = make(out, inputs, how)
+    torch.testing.assert_close(unpack(matrix), weight, rtol=0, atol=0)
+    for rows in ROWS:
+        x = numbers(rows, inputs, seed=rows)
+        y = linear(x, matrix)
+        assert y.dtype == torch.bfloat16
+        assert torch.equal(y, (x.float() @ weight.T).bfloat16()), rows
+
+
+@pytest.mark.parametrize("how", FORMATS)
+def test_a_row_depends_on_nothing_else(
+    level: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for out, inputs in [(70, 200), (300, 1536), (40, 5001)]:
+        matrix, weight = make(out, inputs, how, exact=False)
+        x = noise(205, inputs)
+        whole = linear(x, matrix, epilogue=Epilogue.FLOAT)
+        product = x.float() @ weight.T
+        scale = (x.float().abs() @ weight.abs().T).max()
+        assert (whole - product).abs().max() < scale * 2**-8
+        for begin, end in [(0, 1), (7, 8), (11, 13), (13, 17), (50, 57), (90, 102), (60, 205)]:
+            part = linear(x[begin:end], matrix, epilogue=Epilogue.FLOAT)
+            assert torch.equal(part, whole[begin:end]), (begin, end)
+        with monkeypatch.context() as patched:
+            patched.setattr("tgi_cli.kernels.linear.threads", lambda: 1)
+            assert torch.equal(linear(x, matrix, epilogue=Epilogue.FLOAT), whole)
+
+
+@pytest.mark.parametrize("how", ["bf16", "8", "4z/128"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("out", [32, 70])
+def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
+    inputs = 130
+    bias = numbers(out, seed=2) / 4 if biased else None
+    matrix, weight = make(out, inputs, how)
+    paired, _ = make(out, inputs, how, paired=True)
+    assert torch.equal(unpack(paired), weight)
+    for rows in [1, 5, 30]:
+        x = numbers(rows, inputs, seed=rows) / 16
+        product = x.float() @ weight.T
+        product = (product if bias is None else product + bias.float()).bfloat16()
+        assert torch.equal(linear(x, matrix, bias), product)
+        assert torch.equal(linear(x, paired, bias), product)
+        wide = linear(x, matrix, bias, Epilogue.FLOAT)
+        assert wide.dtype == torch.float32
+        assert torch.equal(wide, product.float())
+
+        residual = noise(rows, out)
+        for scale in (1.0, 0.22):
+            added = residual.clone()
+            assert linear(x, matrix, bias, Epilogue.ADD, out=added, scale=scale) is added
+            assert torch.equal(added, residual + product * scale)
+        for name, number in ACTIVATIONS.items():
+            close(linear(x, matrix, bias, Epilogue.ACTIVATE, number), ops.activate(product, name))
+            with without_native():
+                expected = ops.gated(product, name)
+            close(linear(x, paired, bias, Epilogue.GATED, number), expected)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    """The same but for single roundings of an activation's last bit."""
+    torch.testing.assert_close(actual, expected, rtol=2**-7, atol=1e-4)
+    off = (actual != expected) & (expected.abs() > 1e-2)
+    assert off.sum() <= 1 + 0.02 * off.numel()
+
+
+def test_rows_may_have_any_stride(level: str) -> None:
+    matrix, weight = make(50, 64, "bf16")
+    wide = numbers(9, 200)
+    x = wide[:, 30:94]
+    expected = (x.float() @ weight.T).bfloat16()
+    assert torch.equal(linear(x, matrix), expected)
+    assert torch.equal(linear(x.T.contiguous().T, matrix), expected)
+    target = torch.full((9, 80), 7.0).bfloat16()
+    linear(x, matrix, out=target[:, 20:70])
+    assert torch.equal(target[:, 20:70], expected)
+    assert (target[:, :20] == 7).all()
+    assert (target[:, 70:] == 7).all()
+    transposed = pack_bf16(weight.bfloat16().T.contiguous().T)
+    assert torch.equal(linear(x, transposed), expected)
+
+
+@pytest.mark.parametrize("how", ["bf16", "8", "4/32"])
+def test_what_is_no_number_stays_in_its_row(level: str, how: str) -> None:
+    matrix, weight = make(40, 67, how)
+    for rows in (3, 30):
+        x = numbers(rows, 67)
+        clean = linear(x, matrix)
+        x[1, 66] = math.nan
+        x[2, 0] = math.inf
+        y = linear(x, matrix)
+        assert y[1].isnan().all()
+        infinite = (weight[:, 0] * math.inf).bfloat16()  # and 0 times infinity is none
+        torch.testing.assert_close(y[2], infinite, equal_nan=True)
+        assert torch.equal(y[0], clean[0])
+        assert torch.equal(y[3:], clean[3:])
+        for epilogue in (Epilogue.ACTIVATE, Epilogue.FLOAT):
+            for number in ACTIVATIONS.values():
+                assert linear(x, matrix, None, epilogue, number)[1].isnan().all()
+
+
+def test_scales_of_long_groups_are_divided(level: str) -> None:
+    matrix, weight = make(33, 2048, "4z/1024")
+    assert matrix.group == 512
+    torch.testing.assert_close(unpack(matrix), weight, rtol=0, atol=0)
+
+
+def test_groups_that_cannot_be_taken(level: str) -> None:
+    codes = torch.zeros(8, 100, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        pack_codes(codes, torch.ones(8, 5), None, 4, 20)
+
+
+def test_without_kernels_the_cause_is_named(level: str) -> None:
+    matrix, _ = make(8, 8, "bf16")
+    with without_native(), pytest.raises(RuntimeError, match="not compiled"):
+        linear(torch.zeros(1, 8).bfloat16(), matrix)
+    assert library.native() is not None
+
+
+def test_size_is_what_the_format_takes(level: str) -> None:
+    assert make(64, 128, "bf16")[0].nbytes == 64 * 128 * 2
+    assert make(64, 128, "8")[0].nbytes == 64 * 128 + 64 * 4
+    assert make(64, 128, "4/32")[0].nbytes == 64 * 128 // 2 + 64 * 4 * 4
+
+
+def test_functions_are_those_of_the_layers() -> None:
+    assert set(ACTIVATIONS) == set(ops.ACTIVATIONS)
+    x = noise(1000)
+    for name, number in ACTIVATIONS.items():
+        same = [other for other, code in ACTIVATIONS.items() if code == number]
+        assert torch.equal(ops.activate(x, name), ops.activate(x, same[0]))
+    assert torch.equal(ops.activate(x, "silu"), F.silu(x))

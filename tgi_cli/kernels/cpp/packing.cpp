@@ -1,0 +1,106 @@
+// Weights [out, in] into panels of 32 outputs, and out of them.
+//
+// bf16: [pairs of inputs][32 outputs][2 inputs], so that a vector has a pair for 16 outputs.
+// int8: the same, of numbers from -128 to 127.
+// int4: [8 inputs][2 x 16 outputs][word 0 or 1][4 numbers], a number less -8 in four bits: word w
+//   has the inputs w, w + 2, w + 4 and w + 6, the lowest bits first. A vector, shifted by 4 i bits,
+//   has in the lowest bits of its words the i-th pair for 16 outputs.
+// Panels are padded with zeros, in both directions.
+#include "matrix.h"
+
+#define TGI_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace tgi {
+namespace {
+
+// Where input i of an output is within its panel: a byte, and for int4 the bits of it.
+struct Place {
+  int64_t byte;
+  int shift;
+};
+
+Place place_of(int32_t format, int output, int64_t input) {
+  if (format == BF16) return {input / 2 * 128 + output * 4 + input % 2 * 2, 0};
+  if (format == INT8) return {input / 2 * 64 + output * 2 + input % 2, 0};
+  int nibble = int(input % 8 / 2);
+  return {input / 8 * 128 + output * 4 + input % 2 * 2 + nibble / 2, nibble % 2 * 4};
+}
+
+// visit(output within it, output of the weight) for each there is.
+template <class Visit>
+void each_output(const Matrix& matrix, int64_t panel, const Visit& visit) {
+  for (int half = 0; half < 2; ++half) {
+    int64_t first = matrix.first_output(panel, half), count = matrix.outputs(panel, half);
+    for (int64_t i = 0; i < count; ++i) visit(int(half * 16 + i), first + i);
+  }
+}
+
+// 16 pairs at a time, so that a panel's part stays in the cache while its outputs come one by one.
+constexpr int64_t STRETCH = 32;
+
+template <class Number, class Put>
+void pack(const Matrix& matrix, const Number* numbers, int64_t stride, uint8_t blank, int threads,
+          const Put& put) {
+  share_out(threads, matrix.panels(), [&](int64_t panel, int) {
+    uint8_t* to = const_cast<uint8_t*>(matrix.panel(panel));
+    std::memset(to, blank, size_t(matrix.panel_bytes()));
+    for (int64_t from = 0; from < matrix.in; from += STRETCH) {
+      int64_t end = from + STRETCH < matrix.in ? from + STRETCH : matrix.in;
+      each_output(matrix, panel, [&](int place, int64_t output) {
+        const Number* row = numbers + output * stride;
+        for (int64_t i = from; i < end; ++i) put(to, place_of(matrix.format, place, i), row[i]);
+      });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tgi
+
+using namespace tgi;
+
+// weight [out, in] with `stride` between rows.
+TGI_EXPORT void tgi_pack_bf16(const Matrix* matrix, const bf16* weight, int64_t stride,
+                              int threads) {
+  pack(*matrix, weight, stride, 0, threads, [](uint8_t* to, Place place, bf16 number) {
+    std::memcpy(to + place.byte, &number, 2);
+  });
+}
+
+// codes [out, in] of 8 or 4 bits, a byte each; the one in the middle, 128 or 8, becomes 0.
+TGI_EXPORT void tgi_pack_codes(const Matrix* matrix, const uint8_t* codes, int64_t stride,
+                               int threads) {
+  if (matrix->format == INT8)
+    pack(*matrix, codes, stride, 0, threads,
+         [](uint8_t* to, Place place, uint8_t code) { to[place.byte] = uint8_t(code ^ 0x80); });
+  else
+    pack(*matrix, codes, stride, 0x88, threads, [](uint8_t* to, Place place, uint8_t code) {
+      uint8_t& byte = to[place.byte];
+      byte = uint8_t((byte & (0xf0 >> place.shift)) | (code & 15) << place.shift);
+    });
+}
+
+// The numbers [out, in] as float32, scaled.
+TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
+  const Matrix& m = *matrix;
+  share_out(threads, m.panels(), [&](int64_t panel, int) {
+    const uint8_t* from = m.panel(panel);
+    each_output(m, panel, [&](int output, int64_t row) {
+      for (int64_t i = 0; i < m.in; ++i) {
+        Place place = place_of(m.format, output, i);
+        float number;
+        if (m.format == BF16)
+          number = to_float(*reinterpret_cast<const bf16*>(from + place.byte));
+        else if (m.format == INT8)
+          number = float(int8_t(from[place.byte]));
+        else
+          number = float((from[place.byte] >> place.shift & 15) - 8);
+        if (m.scales) {
+          int64_t at = (panel * m.groups() + (m.group ? i / m.group : 0)) * PANEL + output;
+          number = (number - (m.zeros ? m.zeros[at] : 0.0f)) * m.scales[at];
+        }
+        weight[row * m.in + i] = number;
+      }
+    });
+  });
+}

@@ -1,0 +1,307 @@
+"""Packed weights and products with them in C++, for bfloat16 inputs on the CPU.
+
+A weight is kept in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales, and
+multiplied as it is: codes become bfloat16 numbers in registers, without loss. A row's product
+is the same to the last bit whatever rows stand beside it and however many threads compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from tgi_cli.kernels.library import native, threads
+
+_PANEL = 32
+_LONGEST_GROUP = 512
+_FORMATS = {16: 0, 8: 1, 4: 2}
+"""By bits."""
+
+ACTIVATIONS = {
+    "silu": 0,
+    "swish": 0,
+    "gelu": 1,
+    "gelu_python": 1,
+    "gelu_new": 2,
+    "gelu_fast": 2,
+    "gelu_accurate": 2,
+    "gelu_python_tanh": 2,
+    "gelu_pytorch_tanh": 2,
+    "relu": 3,
+    "relu2": 4,
+    "quick_gelu": 5,
+    "tanh": 6,
+}
+"""By transformers' names, the numbers of the functions that a product can end with."""
+
+
+class Epilogue(IntEnum):
+    """What becomes of a product p = x W^T + bias, which is rounded to bfloat16 first."""
+
+    STORE = 0
+    """p"""
+    ADD = 1
+    """y + scale * p, rounded after either"""
+    GATED = 2
+    """activation(gate) * up, of a paired weight: [T, out / 2]"""
+    ACTIVATE = 3
+    """activation(p)"""
+    FLOAT = 4
+    """p in float32"""
+
+
+class MatrixStruct(ctypes.Structure):
+    """``Matrix`` of cpp/matrix.h."""
+
+    _fields_ = (
+        ("format", c_int32),
+        ("paired", c_int32),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("group", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+    )
+
+
+class _Linear(ctypes.Structure):
+    """``Linear`` of cpp/matrix.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("rows", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("epilogue", c_int32),
+        ("activation", c_int32),
+        ("scale", c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMatrix:
+    """A weight [out, in] in panels, which stay where they are as long as this object lives.
+
+    Attributes:
+        bits: of a number: 16 (bfloat16), 8 or 4.
+        out: outputs, gate and up together if ``paired``.
+        inputs: of a row.
+        paired: outputs 0 to out / 2 are gates of the others and stand beside them.
+        group: inputs that share a scale; 0: all do, or there are none.
+        data: uint8, the panels.
+        scales: float32 [panels, groups, 32], or None for bfloat16.
+        zeros: what is taken off a number before it is scaled, like ``scales``; None: nothing.
+        struct: for C++; its address is :attr:`address`.
+    """
+
+    bits: int
+    out: int
+    inputs: int
+    paired: bool
+    group: int
+    data: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    struct: MatrixStruct
+    address: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that a product reads."""
+        return sum(t.nbytes for t in (self.data, self.scales, self.zeros) if t is not None)
+
+
+def pack_bf16(weight: Tensor, paired: bool = False) -> PackedMatrix:
+    """Pack bfloat16 [out, in]; ``paired``: the first half of the outputs are the others' gates.
+
+    Raises:
+        RuntimeError: there are no kernels here.
+    """
+    assert weight.dtype == torch.bfloat16
+    out, inputs = weight.shape
+    if weight.stride(-1) != 1:
+        weight = weight.contiguous()
+    matrix = _allocate(16, out, inputs, paired)
+    _library().tgi_pack_bf16(
+        c_void_p(matrix.address),
+        c_void_p(weight.data_ptr()),
+        c_int64(weight.stride(0)),
+        threads(),
+    )
+    return matrix
+
+
+def pack_codes(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    group: int,
+    paired: bool = False,
+) -> PackedMatrix:
+    """Pack a weight (code - zero) * scale.
+
+    Args:
+        codes: uint8 [out, in], below 2^bits.
+        scales: [out, groups], used as float32.
+        zeros: like ``scales``, the code that stands for 0; None: the middle, 2^(bits - 1).
+        bits: 8 or 4.
+        group: inputs that share a scale, a multiple of 32; 0: one per output.
+
+    Raises:
+        RuntimeError: there are no kernels here.
+        ValueError: the kernels cannot take the group.
+    """
+    assert codes.dtype == torch.uint8
+    out, inputs = codes.shape
+    if group == 0 or group >= inputs:
+        group = 0 if zeros is None else _whole(inputs)
+    group, repeats = _divided(group)
+    groups = -(-inputs // group) if group else 1
+    scales = scales.repeat_interleave(repeats, 1)[:, :groups]
+    if zeros is not None:
+        zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
+    if codes.stride(-1) != 1:
+        codes = codes.contiguous()
+    matrix = _allocate(bits, out, inputs, paired, group, scales, zeros)
+    _library().tgi_pack_codes(
+        c_void_p(matrix.address),
+        c_void_p(codes.data_ptr()),
+        c_int64(codes.stride(0)),
+        threads(),
+    )
+    return matrix
+
+
+def unpack(matrix: PackedMatrix) -> Tensor:
+    """The weight that a matrix was made of, float32 [out, in]."""
+    weight = torch.empty(matrix.out, matrix.inputs)
+    _library().tgi_unpack(c_void_p(matrix.address), c_void_p(weight.data_ptr()), threads())
+    return weight
+
+
+def linear(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None = None,
+    epilogue: Epilogue = Epilogue.STORE,
+    activation: int = 0,
+    out: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """The product of x bfloat16 [T, in], T may be 0, and what ``epilogue`` makes of it.
+
+    Args:
+        bias: bfloat16 [out].
+        activation: one of :data:`ACTIVATIONS`.
+        out: where the result goes, rows of any stride; for ``ADD`` what is added to.
+        scale: of what ``ADD`` adds.
+
+    Returns:
+        ``out``, or a new tensor [T, out] (``GATED``: [T, out / 2]).
+    """
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    rows = x.shape[0]
+    if out is None:
+        width = matrix.out // 2 if epilogue == Epilogue.GATED else matrix.out
+        out = x.new_empty(
+            (rows, width), dtype=torch.float32 if epilogue == Epilogue.FLOAT else None
+        )
+    call = _Linear(
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        matrix.address,
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        out.stride(0),
+        epilogue,
+        activation,
+        scale,
+    )
+    _library().tgi_linear(byref(call), threads())
+    return out
+
+
+def _library() -> ctypes.CDLL:
+    library = native()
+    if library is None:
+        raise RuntimeError("packed weights need the kernels, which are not compiled here")
+    return library
+
+
+def _whole(inputs: int) -> int:
+    """The length of a single group, which may be divided anywhere."""
+    return -(-inputs // _LONGEST_GROUP) * _LONGEST_GROUP
+
+
+def _divided(group: int) -> tuple[int, int]:
+    """A length of groups that the kernels take, and into how many of them each group falls.
+
+    A sum over so many inputs is kept in registers before it is scaled.
+    """
+    if group == 0:
+        return 0, 1
+    for parts in range(1, group // 32 + 1):
+        length, rest = divmod(group, parts)
+        if rest == 0 and length % 32 == 0 and length <= _LONGEST_GROUP:
+            return length, parts
+    raise ValueError(f"groups of {group} inputs are not a multiple of 32")
+
+
+def _allocate(
+    bits: int,
+    out: int,
+    inputs: int,
+    paired: bool,
+    group: int = 0,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+) -> PackedMatrix:
+    """A matrix with room for its numbers."""
+    order = _order(out, paired)
+    chunk, chunk_bytes = {16: (2, 128), 8: (2, 64), 4: (8, 128)}[bits]
+    size = len(order) // _PANEL * -(-inputs // chunk) * chunk_bytes
+    data = torch.empty(size, dtype=torch.uint8)
+    scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
+    struct = MatrixStruct(
+        _FORMATS[bits],
+        paired,
+        out,
+        inputs,
+        group,
+        data.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        None if zeros is None else zeros.data_ptr(),
+    )
+    address = ctypes.addressof(struct)
+    return PackedMatrix(bits, out, inputs, paired, group, data, scales, zeros, struct, address)
+
+
+def _order(out: int, paired: bool) -> Tensor:
+    """Which output is where in the panels; -1: none."""
+    if not paired:
+        order = torch.arange(-(-out // _PANEL) * _PANEL)
+        return order.masked_fill_(order >= out, -1)
+    assert out % 2 == 0
+    gates = torch.arange(-(-out // _PANEL) * (_PANEL // 2))
+    both = torch.stack((gates, gates + out // 2)).masked_fill_(gates >= out // 2, -1)
+    return both.view(2, -1, _PANEL // 2).transpose(0, 1).flatten()
+
+
+def _in_panels(values: Tensor | None, order: Tensor) -> Tensor | None:
+    """Values [out, groups] as float32 [panels, groups, 32]."""
+    if values is None:
+        return None
+    padded = torch.cat((values.float(), torch.zeros(1, values.shape[1])))  # -1 is the last
+    return padded[order].view(-1, _PANEL, values.shape[1]).transpose(1, 2).contiguous()
