@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,11 @@ class WeightSlot:
 
     name: str
     shape: tuple[int, ...]
-    fill: Callable[[Tensor], object]
+    fill: Callable[[Any], object]
     keep: Callable[[Tensor], bool] | None = None
     """Offered the tensor in its mapped file instead; whether that was taken in place of a copy."""
+    coded: bool = False
+    """Whether ``fill`` takes quantized weights as they are, :class:`Codes`, too."""
 
 
 class Loadable(nn.Module):

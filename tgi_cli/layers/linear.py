@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
+from tgi_cli.quantization.codes import Codes
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraLayer
@@ -36,6 +38,8 @@ class _Linear(Loadable):
     bias: nn.Parameter | None
     lora: LoraLayer | None = None
     """What adapters add to it; None where none may."""
+    exempt = False
+    """Whether it stays as it is when plain weights are quantized as they are loaded."""
     paired = False
     """Whether the outputs are a gate's and then as many that it gates: they may then be packed
     side by side, so that one kernel can compute both and their product."""
@@ -44,6 +48,7 @@ class _Linear(Loadable):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
+        self.dtype = build.dtype
         self.method = build.quantization
         self.method.create_weights(self, out_features, in_features, build.dtype)
         self.bias = empty_parameter(out_features, dtype=build.dtype) if bias else None
@@ -90,18 +95,18 @@ class ColumnParallelLinear(_Linear):
         for name, (part, own) in self.parts.items():
             full = ".".join(filter(None, (parent, name))) if name else path
             place = slice(start, start + own.stop - own.start)
-            yield self._slot(full, "weight", (part.size, self.in_features), place, own)
+            fill = partial(self._fill_weight, place, own)
+            yield WeightSlot(f"{full}.weight", (part.size, self.in_features), fill, coded=True)
             if self.bias is not None:
-                yield self._slot(full, "bias", (part.size,), place, own)
+                yield WeightSlot(f"{full}.bias", (part.size,), partial(self._fill_bias, place, own))
             start = place.stop
 
-    def _slot(
-        self, path: str, parameter: str, shape: tuple[int, ...], place: slice, own: slice
-    ) -> WeightSlot:
-        def fill(tensor: Tensor) -> None:
-            getattr(self, parameter)[place].copy_(tensor[own])
+    def _fill_weight(self, place: slice, own: slice, weight: Tensor | Codes) -> None:
+        self.method.fill(self, place, weight[own])
 
-        return WeightSlot(f"{path}.{parameter}", shape, fill)
+    def _fill_bias(self, place: slice, own: slice, bias: Tensor) -> None:
+        assert self.bias is not None
+        self.bias[place].copy_(bias[own])
 
 
 class RowParallelLinear(_Linear):
@@ -129,13 +134,12 @@ class RowParallelLinear(_Linear):
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         shape = (self.out_features, self.full_in_features)
-        yield WeightSlot(f"{path}.weight", shape, self._fill_weight)
+        yield WeightSlot(f"{path}.weight", shape, self._fill_weight, coded=True)
         if self.bias is not None:
             yield WeightSlot(f"{path}.bias", (self.out_features,), self._fill_bias)
 
-    def _fill_weight(self, tensor: Tensor) -> None:
-        assert self.weight is not None
-        self.weight.copy_(tensor[:, self.own])
+    def _fill_weight(self, weight: Tensor | Codes) -> None:
+        self.method.fill(self, slice(0, self.out_features), weight[:, self.own])
 
     def _fill_bias(self, tensor: Tensor) -> None:
         assert self.bias is not None

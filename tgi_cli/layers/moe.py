@@ -130,7 +130,8 @@ class Experts(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        build = replace(build, lora=None)  # no adapter is published for experts one by one
+        # No adapter is published for experts one by one.
+        build = replace(build, lora=None, quantization=build.quantization.experts)
         self.dense = isinstance(build.quantization, Unquantized)
         self.activation = activation
         self.every = [

@@ -54,6 +54,4 @@ class CausalLM(nn.Module):
             for layer in self.modules()
             if isinstance(layer, Loadable) and layer.packed is not None
         ]
-        return sum(
-            weight.numel() * weight.dtype.itemsize for weight in [*self.parameters(), *packed]
-        )
+        return sum(weight.nbytes for weight in [*self.parameters(), *packed])

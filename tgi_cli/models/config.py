@@ -17,6 +17,9 @@ T = TypeVar("T")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """As safetensors names them."""
 
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where older checkpoints say how they are quantized, and the method where none is named."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -68,6 +71,24 @@ class ModelConfig:
             if isinstance(ids, list):
                 return tuple(ids)
         return ()
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """What the checkpoint says of its quantization; None: it has none.
+
+        It stands in config.json, in older checkpoints in a file of its own.
+
+        Raises:
+            ModelError: it is no JSON object.
+        """
+        for key in ("quantization_config", "compression_config"):
+            stated = self.raw.get(key)
+            if stated is not None:
+                return self.get(key, dict)
+        for name, method in _QUANTIZATION_FILES.items():
+            if (self.path / name).is_file():
+                return {"quant_method": method} | _read_object(self.path / name)
+        return None
 
     @property
     def dtype(self) -> str:

@@ -8,11 +8,11 @@ https://huggingface.co/docs/safetensors/index#format
 
 from __future__ import annotations
 
-import json
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +24,19 @@ from tgi_cli.device.memory import large_blocks_apart
 from tgi_cli.errors import CheckpointError
 from tgi_cli.layers import Build, Loadable, WeightSlot
 from tgi_cli.models.base import CausalLM
+from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, some, unreadable
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
-from tgi_cli.models.registry import check_supported, decoder_spec, is_native
+from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
 from tgi_cli.models.source import Source
-from tgi_cli.quantization import Unquantized
+from tgi_cli.quantization import Quantized, Unquantized
+from tgi_cli.quantization.codes import Codes
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
+
+log = logging.getLogger(__name__)
 
 _MAPPED_BYTES = 16 << 20
 """Read from a mapping before it is dropped."""
@@ -47,6 +51,7 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "U8": torch.uint8,
     "I32": torch.int32,
+    QUANTIZED: torch.float32,
 }
 
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")
@@ -59,19 +64,6 @@ _HARMLESS = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that some checkpoints carry and no model needs: rotary frequencies are computed; a head
 that is tied repeats the embedding (an untied one is wanted)."""
 
-_SHOWN = 5
-"""Names in an error message; the others are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor of the checkpoint, known from its file's header."""
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
@@ -79,7 +71,7 @@ class _Filling:
 
     slot: WeightSlot
     source: Source
-    stored: tuple[_Stored, ...]
+    stored: tuple[Stored, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -117,7 +109,9 @@ def load_model(
             unexpected, of another shape or not floating-point. The message names them.
     """
     with torch.inference_mode(), large_blocks_apart():
-        build = Build(dtype, Unquantized(), shard, lora, max_positions)
+        layout = checkpoint_format(config)
+        method = Unquantized() if layout is None else Quantized(dtype, device)
+        build = Build(dtype, method, shard, lora, max_positions)
         model = _build(config, build, device)
         layers = [
             (layer, list(layer.slots(path)))
@@ -128,9 +122,14 @@ def load_model(
         if load_format == "dummy":
             _fill_dummies(layers, device)
         else:
-            stored = _read_headers(config.path)
+            stored = read_headers(config.path)
+            if layout is not None:
+                stored = folded(stored, layout)
             fillings = _resolve(model, [slot for _, slots in layers for slot in slots], stored)
             _fill(layers, fillings, device, progress)
+    if isinstance(method, Quantized) and shard.rank == 0:
+        for line in method.report():
+            log.info(line)
     return model.eval()
 
 
@@ -140,7 +139,6 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
         return DecoderForCausalLM(decoder_spec(config), build, device)
     from tgi_cli.models.transformers import TransformersForCausalLM  # imports transformers
 
-    check_supported(config)
     return TransformersForCausalLM(config, build, device)
 
 
@@ -194,20 +192,29 @@ class _MappedFiles:
         if self._read >= _MAPPED_BYTES:
             self.close()
         slot, source = filling.slot, filling.source
-        tensor = source.view(*map(self._tensor, filling.stored))
-        plain = source == Source(source.names)
-        if not (plain and slot.keep is not None and slot.keep(tensor)):
-            slot.fill(tensor)
+        read = [self._read_one(each) for each in filling.stored]
+        if slot.coded and source.join is None and isinstance(read[0], Codes):
+            slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
+        else:
+            tensor = source.view(*map(_dense, read))
+            plain = source == Source(source.names) and read[0] is tensor
+            if not (plain and slot.keep is not None and slot.keep(tensor)):
+                slot.fill(tensor)
         self._read += filling.num_bytes
 
-    def _tensor(self, stored: _Stored) -> torch.Tensor:
+    def _read_one(self, stored: Stored) -> torch.Tensor | Codes:
+        if stored.read is None:
+            return self._tensor(stored)
+        return stored.read(*map(self._tensor, stored.parts))
+
+    def _tensor(self, stored: Stored) -> torch.Tensor:
         try:
             if stored.file not in self._open:
                 tensors = safe_open(stored.file, framework="pt")
                 self._open[stored.file] = self._stack.enter_context(tensors)
             tensor: torch.Tensor = self._open[stored.file].get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
-            raise _unreadable(stored.file, error) from error
+            raise unreadable(stored.file, error) from error
         return tensor
 
     def close(self) -> None:
@@ -216,50 +223,12 @@ class _MappedFiles:
         self._read = 0
 
 
-def _read_headers(path: Path) -> dict[str, _Stored]:
-    """Every tensor of the checkpoint, by name. Reads no weights."""
-    stored: dict[str, _Stored] = {}
-    for file, names in _files(path):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys() if names is None else names:
-                    view = tensors.get_slice(name)
-                    stored[name] = _Stored(name, file, tuple(view.get_shape()), view.get_dtype())
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(file, error) from error
-    return stored
-
-
-def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """The files of a checkpoint, each with the names an index lists for it (None: all in it)."""
-    index = path / "model.safetensors.index.json"
-    single = path / "model.safetensors"
-    if index.is_file():
-        try:
-            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            names: dict[str, list[str]] = {}
-            for name, file in weight_map.items():
-                names.setdefault(file, []).append(name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(index, error) from error
-        absent = [file for file in names if not (path / file).is_file()]
-        if absent:
-            raise CheckpointError(
-                f"{index.name} names files that are not in {path}: {_some(absent)}",
-                "download the model again",
-            )
-        yield from ((path / file, listed) for file, listed in names.items())
-    elif single.is_file():
-        yield single, None
-    else:
-        raise CheckpointError(
-            f"{path} has no model.safetensors and no model.safetensors.index.json",
-            "download the model, or convert its weights to safetensors",
-        )
+def _dense(weight: torch.Tensor | Codes) -> torch.Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, Codes) else weight
 
 
 def _resolve(
-    model: CausalLM, wanted: list[WeightSlot], stored: dict[str, _Stored]
+    model: CausalLM, wanted: list[WeightSlot], stored: dict[str, Stored]
 ) -> dict[str, _Filling]:
     """What fills each slot, by its name; compared with the checkpoint before any of it is read."""
     names = _present(stored)
@@ -273,8 +242,10 @@ def _resolve(
             missing |= dict.fromkeys(absent)
             continue
         found = tuple(names[name] for name in source.names)
+        if found[0].dtype == QUANTIZED:
+            source = replace(source, transposed=False)  # all of them are [out, in]
         fillings[slot.name] = _Filling(slot, source, found)
-        if source.join is None and found[0].dtype not in _ITEM_BYTES:
+        if source.join is None and found[0].dtype not in (*_ITEM_BYTES, QUANTIZED):
             foreign.append(f"{found[0].name} ({found[0].dtype})")
         elif not _fits(source, found, slot.shape):
             shapes = " and ".join(str(list(each.shape)) for each in found)
@@ -283,7 +254,7 @@ def _resolve(
     ignored = re.compile("|".join((*_HARMLESS, *model.ignored)))
     unexpected = [name for name in stored if name not in used and not ignored.fullmatch(name)]
     problems = [
-        f"{len(found)} {what}: {_some(list(found))}"
+        f"{len(found)} {what}: {some(list(found))}"
         for what, found in (
             ("missing", missing),
             ("unexpected", unexpected),
@@ -300,7 +271,7 @@ def _resolve(
     return fillings
 
 
-def _present(stored: dict[str, _Stored]) -> dict[str, _Stored]:
+def _present(stored: dict[str, Stored]) -> dict[str, Stored]:
     """What is stored, by name; names with an older prefix, or without the model's own, count."""
     names = dict(stored)
     for older, newer in _SEEING.items():
@@ -315,7 +286,7 @@ def _present(stored: dict[str, _Stored]) -> dict[str, _Stored]:
     return names
 
 
-def _fits(source: Source, found: tuple[_Stored, ...], shape: tuple[int, ...]) -> bool:
+def _fits(source: Source, found: tuple[Stored, ...], shape: tuple[int, ...]) -> bool:
     """Whether the source's view of such tensors is of that shape."""
     if source.join is None and source.rows is None and not source.transposed:
         return found[0].shape == shape
@@ -326,14 +297,3 @@ def _fits(source: Source, found: tuple[_Stored, ...], shape: tuple[int, ...]) ->
     except (KeyError, RuntimeError, IndexError):  # of another number of dimensions or heads
         return False
     return tuple(view.shape) == shape
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-def _unreadable(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{file} cannot be read: {error}", "the file is incomplete or damaged: download it again"
-    )

@@ -7,11 +7,14 @@ knowing what is supported, and a model's facts, takes no torch.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tgi_cli.config import ModelFacts
-from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from tgi_cli.quantization.formats import CheckpointFormat
 
 FAMILIES = {
     "FalconForCausalLM": "falcon",
@@ -50,21 +53,20 @@ def is_native(config: ModelConfig) -> bool:
     return config.architecture in FAMILIES
 
 
-def check_supported(config: ModelConfig) -> None:
-    """Refuse, by name, weights that cannot be read.
+def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
+    """How the checkpoint's weights are quantized; None: they are plain, or a family unpacks them.
 
     Raises:
-        UnsupportedModelError: a quantization of them.
+        UnsupportedModelError: in a way that cannot be read.
     """
-    quantization = config.raw.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if (FAMILIES.get(config.architecture), method) in _UNPACKED:
-            return
-        raise UnsupportedModelError(
-            f"weights quantized with {method or 'an unnamed method'} are not supported",
-            "serve a checkpoint in float32, bfloat16 or float16",
-        )
+    stated = config.quantization
+    if stated is None:
+        return None
+    if (FAMILIES.get(config.architecture), stated.get("quant_method")) in _UNPACKED:
+        return None
+    from tgi_cli.quantization.recognise import recognise  # imports torch
+
+    return recognise(stated)
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec:
@@ -74,7 +76,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         UnsupportedModelError: it cannot be run; the message names the architecture or option.
         ModelError: config.json lacks a value or has one that cannot be.
     """
-    check_supported(config)
+    checkpoint_format(config)
     family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
     spec: DecoderSpec = family.read(config)
     return spec
@@ -88,7 +90,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     if not is_native(config):
         from tgi_cli.models.transformers import transformers_facts
 
-        check_supported(config)
+        checkpoint_format(config)
         return transformers_facts(config)
     spec = decoder_spec(config)
     attentions = [layer.attention for layer in spec.layers]

@@ -64,7 +64,7 @@ class TransformersForCausalLM(CausalLM):
             whole = _skeleton(config, build.dtype)
             decoder = _decoder(whole)
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-            self._sources = sources(whole, weights, stored_names(config.path))
+            self._sources = sources(whole, weights, stored_names(config))
             self._tied = dict(whole.all_tied_weights_keys)
             self.ignored = tuple(
                 f".*(?:{pattern}).*" for pattern in whole._keys_to_ignore_on_load_unexpected or ()

@@ -37,15 +37,15 @@ class _Anywhere(Loadable):
 
     in_features: int
     out_features: int
+    dtype: torch.dtype
     weight: nn.Parameter | None
 
     def finish(self) -> None:
-        dtype = None if self.weight is None else self.weight.dtype
         super().finish()
-        if self.weight is None and dtype is not None:
+        if self.weight is None:
             # Some code asks a layer for the dtype of its weight. To compute with it is an error.
             del self._parameters["weight"]
-            self.__dict__["weight"] = torch.empty(0, dtype=dtype, device="meta")
+            self.__dict__["weight"] = torch.empty(0, dtype=self.dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:

@@ -25,6 +25,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.source import Source
 
 
@@ -96,8 +98,16 @@ def _converted(
     return join
 
 
-def stored_names(path: Path) -> list[str]:
-    """Names of all tensors of the checkpoint in a folder; none where there are no weights."""
+def stored_names(config: ModelConfig) -> list[str]:
+    """Names of all tensors of a checkpoint; none where there are no weights.
+
+    A quantized weight counts as one tensor.
+    """
+    names, layout = _names(config.path), checkpoint_format(config)
+    return names if layout is None else layout.plain_names(names)
+
+
+def _names(path: Path) -> list[str]:
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.is_file():
         return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])

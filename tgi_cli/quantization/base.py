@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tgi_cli.quantization.codes import Codes
+
 
 class LinearWeights(Protocol):
     """What a method keeps on a layer: a checkpoint's weight, or a form made of it, or both."""
@@ -28,6 +30,21 @@ class QuantizationMethod(ABC):
         self, layer: LinearWeights, out_features: int, in_features: int, dtype: torch.dtype
     ) -> None:
         """Register the parameters that a checkpoint fills, on the meta device."""
+
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
+        """Take some outputs of this shard's weight, [outputs, in_features], into their place.
+
+        ``weight`` may lie in a mapped file: what is kept of it is copied.
+        """
+        assert layer.weight is not None
+        if isinstance(weight, Codes):  # of a layer that is not to compute with them
+            weight = weight.dequantize(layer.weight.dtype)
+        layer.weight[place].copy_(weight)
+
+    @property
+    def experts(self) -> QuantizationMethod:
+        """What the experts of a mixture use."""
+        return self
 
     @abstractmethod
     def process_after_loading(self, layer: LinearWeights) -> None:

@@ -110,9 +110,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
             "OPTForCausalLM .* is not what its model type 'llama' names",
         ),
         (
-            {"quantization_config": {"quant_method": "gptq"}},
+            {"quantization_config": {"quant_method": "aqlm"}},
             UnsupportedModelError,
-            "quantized with gptq",
+            "quantized with aqlm",
         ),
         ({"hidden_act": "xielu"}, UnsupportedModelError, "activation 'xielu'"),
         ({"partial_rotary_factor": 0.2}, ModelError, "even head_dim, not 3"),

@@ -1,0 +1,106 @@
+"""The tensors of a checkpoint, known from its files' headers alone.
+
+https://huggingface.co/docs/safetensors/index#format
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from tgi_cli.errors import CheckpointError
+from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.formats import CheckpointFormat
+
+_SHOWN = 5
+"""Names in an error message; the others are counted."""
+
+QUANTIZED = "quantized"
+"""In place of a dtype, that of weights which are made of several tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the checkpoint, known from its file's header.
+
+    A quantized weight passes for one: it is read from its ``parts``.
+    """
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[Stored, ...] = ()
+    read: Callable[..., Codes] | None = None
+
+
+def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Stored]:
+    """The checkpoint as it would be with one tensor per weight, whatever that is made of."""
+    plain = dict(stored)
+    for module, tensors in layout.modules(stored).items():
+        weight = layout.fold(module, tensors)
+        for tensor in tensors.values():
+            del plain[tensor.name]
+        parts = tuple(tensors[suffix] for suffix in weight.names)
+        name = f"{module}.weight"
+        plain[name] = Stored(name, parts[0].file, weight.shape, QUANTIZED, parts, weight.read)
+    return plain
+
+
+def read_headers(path: Path) -> dict[str, Stored]:
+    """Every tensor of the checkpoint, by name. Reads no weights."""
+    stored: dict[str, Stored] = {}
+    for file, names in _files(path):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys() if names is None else names:
+                    view = tensors.get_slice(name)
+                    stored[name] = Stored(name, file, tuple(view.get_shape()), view.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise unreadable(file, error) from error
+    return stored
+
+
+def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
+    """The files of a checkpoint, each with the names an index lists for it (None: all in it)."""
+    index = path / "model.safetensors.index.json"
+    single = path / "model.safetensors"
+    if index.is_file():
+        try:
+            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names: dict[str, list[str]] = {}
+            for name, file in weight_map.items():
+                names.setdefault(file, []).append(name)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise unreadable(index, error) from error
+        absent = [file for file in names if not (path / file).is_file()]
+        if absent:
+            raise CheckpointError(
+                f"{index.name} names files that are not in {path}: {some(absent)}",
+                "download the model again",
+            )
+        yield from ((path / file, listed) for file, listed in names.items())
+    elif single.is_file():
+        yield single, None
+    else:
+        raise CheckpointError(
+            f"{path} has no model.safetensors and no model.safetensors.index.json",
+            "download the model, or convert its weights to safetensors",
+        )
+
+
+def some(names: list[str]) -> str:
+    """Names for an error message, not all of them if they are many."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def unreadable(file: Path, error: Exception) -> CheckpointError:
+    """What to raise for a file that is not what it should be."""
+    return CheckpointError(
+        f"{file} cannot be read: {error}", "the file is incomplete or damaged: download it again"
+    )

@@ -1,0 +1,40 @@
+"""Small integers out of the 32-bit words that checkpoints keep them in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""The words in which every number of so many bits is 1."""
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Words int32 [n, w] to numbers uint8 [n, w * 32 / bits].
+
+    The lowest bits of a row's first word are its first number. Numbers of 3 bits go on from one
+    word into the next: 32 of them take three words.
+    """
+    if bits in (2, 4):
+        numbers = words.contiguous().view(torch.uint8)[..., None]
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=words.device)
+        return (numbers >> shifts).bitwise_and_(2**bits - 1).flatten(-2)
+    if bits == 8:
+        return words.contiguous().view(torch.uint8)
+    low, middle, high = (words.long() & 0xFFFFFFFF).view(*words.shape[:-1], -1, 3).unbind(-1)
+    # The 96 bits in two pieces of 48, which hold 16 numbers each.
+    pieces = torch.stack((low | (middle & 0xFFFF) << 32, middle >> 16 | high << 16), dim=-1)
+    shifts = torch.arange(0, 48, 3, device=words.device)
+    return (pieces[..., None] >> shifts).bitwise_and_(7).to(torch.uint8).flatten(-3)
+
+
+def unpack_less_one(words: Tensor, bits: int) -> Tensor:
+    """The same of numbers that are stored less 1.
+
+    1 was taken off whole words, not numbers, where these do not straddle them: below a 0 there
+    was a borrow, which a sum of words gives back.
+    """
+    if bits == 3:
+        return (unpack(words, bits) + 1).bitwise_and_(7)
+    sums = (words.long() + _ONES[bits]) & 0xFFFFFFFF
+    return unpack(torch.where(sums < 2**31, sums, sums - 2**32).int(), bits)

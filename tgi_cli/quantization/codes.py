@@ -1,0 +1,158 @@
+"""A weight as small codes with scales: what every quantized format is read into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ROWS = 1 << 22
+"""Numbers that are dequantized at a time: 16 MiB of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A weight [out, in] of which element (o, i) is ``(value(code) - zero) * scale``.
+
+    A code's value is itself, or its entry in ``table``; scale and zero are those of output o and
+    of the group of input i.
+
+    Attributes:
+        codes: uint8 [out, in].
+        scales: float32 [out, groups].
+        zeros: float32 [out, groups]; None: 0 with a table, else the middle, 2 ** (bits - 1).
+        groups: int64 [in], the group of each input, in any order.
+        bits: of a code that is used: 2, 3, 4 or 8.
+        table: float32 [2 ** bits]; None: codes are integers.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    groups: Tensor
+    bits: int
+    table: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight: outputs, inputs."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def __getitem__(self, key: Any) -> Codes:
+        """Some outputs (a slice), or of these some inputs (two slices), as of a tensor."""
+        rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+        zeros = None if self.zeros is None else self.zeros[rows]
+        groups = self.groups[columns]
+        codes = self.codes[rows, columns]
+        return Codes(codes, self.scales[rows], zeros, groups, self.bits, self.table)
+
+    def rows(self, pick: Callable[[Tensor], Tensor]) -> Codes:
+        """Of the outputs those that ``pick`` takes out of any tensor [out, ...]."""
+        zeros = None if self.zeros is None else pick(self.zeros)
+        codes, scales = pick(self.codes), pick(self.scales)
+        return Codes(codes, scales, zeros, self.groups, self.bits, self.table)
+
+    def padded(self, rows: int) -> Codes:
+        """With outputs behind that are 0, up to ``rows``."""
+
+        def pad(tensor: Tensor) -> Tensor:
+            return torch.nn.functional.pad(tensor, (0, 0, 0, rows - len(tensor)))
+
+        return self.rows(pad)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """[out, in]: computed in float32, then rounded to ``dtype``."""
+        out = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+        if out.is_meta:
+            return out
+        step = max(1, _ROWS // max(1, self.shape[1]))
+        for start in range(0, self.shape[0], step):
+            part = self[start : start + step]
+            if part.table is None:
+                values = part.codes.float()
+                zeros: Tensor | float = 2.0 ** (self.bits - 1)
+            else:
+                values = part.table.index_select(0, part.codes.flatten().int())
+                values = values.view(part.shape)
+                zeros = 0.0
+            if part.zeros is not None:
+                zeros = part.zeros.index_select(1, self.groups)
+            values = values.sub_(zeros).mul_(part.scales.index_select(1, self.groups))
+            out[start : start + step].copy_(values)
+        return out
+
+    def like(self, other: Codes) -> bool:
+        """Whether the outputs of both can be kept in one weight."""
+        return (
+            self.bits == other.bits
+            and torch.equal(self.groups, other.groups)
+            and (self.table is None) == (other.table is None)
+            and (self.table is None or torch.equal(self.table, other.table))  # type: ignore[arg-type]
+        )
+
+
+def join(parts: Sequence[Codes]) -> Codes:
+    """One weight with the outputs of all ``parts``, which are alike."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        middle = 0.0 if first.table is not None else 2.0 ** (first.bits - 1)
+        zeros = torch.cat(
+            [
+                torch.full_like(part.scales, middle) if part.zeros is None else part.zeros
+                for part in parts
+            ]
+        )
+    codes = torch.cat([part.codes for part in parts])
+    scales = torch.cat([part.scales for part in parts])
+    return Codes(codes, scales, zeros, first.groups, first.bits, first.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """Codes whose groups are all of one size and stand one after the other.
+
+    Attributes:
+        codes: uint8 [out, in].
+        scales: float32 [out, in / group].
+        zeros: likewise; None as in :class:`Codes`.
+        group: inputs that share a scale.
+        order: int64 [in], which input of the layer stands where; None: as they are.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+    order: Tensor | None
+
+
+def arrange(weight: Codes) -> Arranged:
+    """Bring the inputs of each group together (they are apart after activation ordering).
+
+    Where groups are of several sizes, as a shard's or the last can be, they are cut into pieces
+    of the largest size that divides all of them.
+    """
+    groups, order = weight.groups, None
+    if bool((groups[1:] < groups[:-1]).any()):
+        order = torch.argsort(groups, stable=True)
+        groups = groups[order]
+    changes = (torch.nonzero(groups[1:] != groups[:-1]).flatten() + 1).tolist()
+    size = reduce(gcd, changes, len(groups))
+    starts = groups[::size]
+    codes = weight.codes if order is None else weight.codes[:, order]
+    scales = weight.scales.index_select(1, starts)
+    zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
+    return Arranged(codes, scales, zeros, size, order)
+
+
+def contiguous_groups(inputs: int, size: int) -> Tensor:
+    """The groups of inputs that stand in groups of ``size``; int64 [inputs]."""
+    return torch.arange(inputs).div_(size, rounding_mode="floor")

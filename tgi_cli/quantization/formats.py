@@ -1,0 +1,114 @@
+"""What a quantized checkpoint's format has to tell, so that it reads like one of plain weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from tgi_cli.errors import CheckpointError
+from tgi_cli.quantization.codes import Codes
+
+
+class Header(Protocol):
+    """What the header of a safetensors file says of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str:
+        """As safetensors names it: ``I32``, ``F8_E4M3``."""
+
+
+H = TypeVar("H", bound=Header)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A module's weight, made of several stored tensors.
+
+    Attributes:
+        shape: of the weight, [out, in].
+        names: suffixes of the tensors that ``read`` takes, in that order.
+        read: makes the weight of them.
+        about: how it is kept, in a few words (``4 bits, groups of 128``).
+    """
+
+    shape: tuple[int, int]
+    names: tuple[str, ...]
+    read: Callable[..., Codes]
+    about: str = field(default="", compare=False)
+
+
+class CheckpointFormat(ABC):
+    """How one format spreads a module's weight over tensors of other names.
+
+    To whoever loads it, a checkpoint has for every quantized module M a tensor ``M.weight``, and
+    none of those that it is made of. Modules of which only a plain weight is there are not
+    quantized, whatever the configuration says.
+    """
+
+    name: str
+    """As ``--quantize`` has it."""
+    main: str
+    """Suffix of the tensor with the codes."""
+    needed: tuple[str, ...]
+    """Of these at least one stands beside it, or it is a plain weight."""
+    others: tuple[str, ...] = ()
+    """What else may stand beside it; what ``fold`` does not name is not used."""
+
+    @abstractmethod
+    def fold(self, module: str, tensors: Mapping[str, Header]) -> Folded:
+        """The weight of a module, given its tensors by their suffixes. Reads none of them.
+
+        Raises:
+            CheckpointError: they do not go together.
+            UnsupportedModelError: they are of a kind that cannot be read.
+        """
+
+    def modules(self, stored: Mapping[str, H]) -> dict[str, dict[str, H]]:
+        """The quantized modules of a checkpoint, with their tensors by suffixes."""
+        found: dict[str, dict[str, H]] = {}
+        for name in stored:
+            module = name.removesuffix(f".{self.main}")
+            if module == name:
+                continue
+            beside = {
+                suffix: stored[f"{module}.{suffix}"]
+                for suffix in (*self.needed, *self.others)
+                if f"{module}.{suffix}" in stored
+            }
+            if not beside.keys().isdisjoint(self.needed):
+                found[module] = {self.main: stored[name], **beside}
+        return found
+
+    def plain_names(self, names: Iterable[str]) -> list[str]:
+        """The names that the checkpoint has for whoever loads it."""
+        plain = dict.fromkeys(names)
+        headers = {name: _Nothing() for name in plain}
+        for module, tensors in self.modules(headers).items():
+            for suffix in tensors:
+                del plain[f"{module}.{suffix}"]
+            plain[f"{module}.weight"] = None
+        return list(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+def check(right: bool, format_name: str, module: str, tensors: Mapping[str, Header]) -> None:
+    """Raise CheckpointError, with the shapes, unless they are ``right``."""
+    if right:
+        return
+    shapes = ", ".join(
+        f"{suffix} {each.dtype} {list(each.shape)}" for suffix, each in tensors.items()
+    )
+    raise CheckpointError(
+        f"{module} is no weight quantized with {format_name}: its tensors are {shapes}",
+        "download the model again, or correct its quantization_config",
+    )

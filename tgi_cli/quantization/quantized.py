@@ -1,0 +1,169 @@
+"""Linear layers whose weights come quantized, or are quantized as they come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.kernels.linear import PackedMatrix, linear
+from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
+from tgi_cli.quantization.codes import Codes, join
+from tgi_cli.quantization.products import Native, Product, Several, make_product
+from tgi_cli.quantization.unquantized import Unquantized
+
+Quantizer = Callable[[Tensor], Codes]
+"""From a weight [out, in] to its codes."""
+
+
+class _Pieces(Protocol):
+    """What the method keeps on a layer while it is loaded."""
+
+    weight: nn.Parameter | None
+    packed: object
+    pieces: list[tuple[slice, Tensor | Codes]]
+    exempt: bool
+    paired: bool
+
+
+class Quantized(QuantizationMethod):
+    """Keeps a layer's parts as they come, and when all are there makes products of them.
+
+    Parts with the same arrangement of codes become one product. What no kernel computes with is
+    dequantized, once, and is then treated like plain weights; as are parts that are plain.
+
+    Args:
+        dtype: of activations.
+        device: where the products are computed.
+        quantizer: what makes codes of plain weights; None: these remain.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, quantizer: Quantizer | None = None
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.quantizer = quantizer
+        self.plain = Unquantized()
+        self.kernels: Counter[str] = Counter()
+        """Products by what computes them."""
+        self.dequantized: Counter[str] = Counter()
+        """Weights that were dequantized, by the reason."""
+
+    @property
+    def experts(self) -> QuantizationMethod:
+        """On a GPU experts are multiplied in groups, for which there are dense kernels alone."""
+        return self if self.device.type == "cpu" else self.plain
+
+    def create_weights(
+        self, layer: LinearWeights, out_features: int, in_features: int, dtype: torch.dtype
+    ) -> None:
+        layer.weight = None
+        layer.packed = None
+        cast(_Pieces, layer).pieces = []
+
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
+        kept = cast(_Pieces, layer)
+        if isinstance(weight, Tensor):
+            weight = weight.to(self.dtype, copy=True)
+            if self.quantizer is not None and not kept.exempt:
+                weight = self.quantizer(weight)
+        kept.pieces.append((place, weight))
+
+    def process_after_loading(self, layer: LinearWeights) -> None:
+        kept = cast(_Pieces, layer)
+        pieces, kept.pieces = _joined(kept.pieces), []
+        paired = kept.paired and len(pieces) == 1
+        products = [
+            (place, piece if isinstance(piece, Tensor) else self._product(piece, paired))
+            for place, piece in pieces
+        ]
+        pieces.clear()
+        dense = [piece for _, piece in products if isinstance(piece, Tensor)]
+        if len(dense) == len(products):
+            if dense:  # else it is a head's, which its table has filled
+                whole = dense[0] if len(dense) == 1 else torch.cat(dense)
+                layer.weight = nn.Parameter(whole.to(self.device), requires_grad=False)
+            self.plain.process_after_loading(layer)
+            return
+        made = [
+            (place, piece if isinstance(piece, Product) else _Plain(self.plain, piece, self.device))
+            for place, piece in products
+        ]
+        only = made[0][1] if len(made) == 1 else Several(made)
+        # A plain matrix is what a whole model can be lowered to.
+        kept.packed = only.matrix if isinstance(only, Native) and only.order is None else only
+
+    def _product(self, weight: Codes, paired: bool) -> Product | Tensor:
+        product = make_product(weight, self.dtype, self.device, paired)
+        if isinstance(product, str):
+            self.dequantized[product] += 1
+            return weight.dequantize(self.dtype)
+        self.kernels[product.kernel] += 1
+        return product
+
+    def report(self) -> Iterator[str]:
+        """What became of the quantized weights, for people."""
+        for kernel, count in self.kernels.most_common():
+            yield f"{count} quantized weights are computed with by {kernel}"
+        for reason, count in self.dequantized.most_common():
+            kept = str(self.dtype).removeprefix("torch.")
+            yield f"{count} quantized weights are kept in {kept}: {reason}"
+
+    def apply(self, layer: LinearWeights, x: Tensor, bias: Tensor | None) -> Tensor:
+        packed: object = layer.packed
+        if isinstance(packed, Product):
+            return packed(x, bias)
+        if isinstance(packed, PackedMatrix):
+            return linear(x, packed, bias)
+        return self.plain.apply(layer, x, bias)
+
+
+class _Plain(Product):
+    """A part that is not quantized beside one that is."""
+
+    kernel = "plain"
+
+    def __init__(self, plain: Unquantized, weight: Tensor, device: torch.device) -> None:
+        self.plain = plain
+        self.weight: nn.Parameter | None = nn.Parameter(weight.to(device), requires_grad=False)
+        self.packed: Tensor | None = None
+        plain.process_after_loading(self)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.plain.apply(self, x, bias)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.weight, self.packed) if each is not None]
+
+
+def _joined(
+    pieces: list[tuple[slice, Tensor | Codes]],
+) -> list[tuple[slice, Tensor | Codes]]:
+    """Neighbours in one, where they can be."""
+    runs: list[list[tuple[slice, Tensor | Codes]]] = []
+    for place, piece in sorted(pieces, key=lambda each: each[0].start):
+        last = runs[-1][-1][1] if runs else None
+        if last is not None and _alike(last, piece):
+            runs[-1].append((place, piece))
+        else:
+            runs.append([(place, piece)])
+    return [(slice(run[0][0].start, run[-1][0].stop), _one([p for _, p in run])) for run in runs]
+
+
+def _alike(a: Tensor | Codes, b: Tensor | Codes) -> bool:
+    if isinstance(a, Codes) and isinstance(b, Codes):
+        return a.like(b)
+    return isinstance(a, Tensor) and isinstance(b, Tensor)
+
+
+def _one(pieces: list[Tensor | Codes]) -> Tensor | Codes:
+    coded = [piece for piece in pieces if isinstance(piece, Codes)]
+    if coded:
+        return join(coded)
+    dense = [piece for piece in pieces if isinstance(piece, Tensor)]
+    return dense[0] if len(dense) == 1 else torch.cat(dense)
