@@ -1,0 +1,137 @@
+"""Run the contestants and print the tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.benchmarks.peers.arguments import MODELS, contestants, parser
+from tests.benchmarks.peers.columns import LONG_NEW, NEW, Column, long_contexts, serving
+from tests.benchmarks.peers.contestant import Contestant, Failure
+from tests.benchmarks.peers.machine import description, read_bandwidth
+from tests.benchmarks.peers.report import Report
+from tests.benchmarks.peers.rounds import Rules, Run, in_turn
+from tests.benchmarks.peers.tgi import Tgi
+from tests.tools.checkpoints import SHAPES, make_llama, write_tokenizer
+
+
+def checkpoint(work: Path, model: str) -> Path:
+    """A checkpoint of that shape in ``work``, made if it is not there."""
+    path = work / model / "checkpoint"
+    shape = MODELS[model]
+    if not (path / "tokenizer.json").is_file():
+        # Long contexts need positions; the weights do not depend on how many there are.
+        positions = max(SHAPES[shape]["max_position_embeddings"], 16384)
+        make_llama(path, dtype=torch.bfloat16, shape=shape, max_position_embeddings=positions)
+        write_tokenizer(path, SHAPES[shape]["vocab_size"])
+    return path
+
+
+def measure(
+    model: str,
+    entrants: list[Contestant],
+    columns: list[Column],
+    arguments: argparse.Namespace,
+    console: Console,
+) -> dict[str, Any]:
+    """Measure one model, print its tables, and return what is saved."""
+    path = checkpoint(arguments.work, model)
+    logs = arguments.work / model / "logs"
+    logs.mkdir(exist_ok=True)
+    rules = Rules(
+        rounds=arguments.rounds,
+        foreign=arguments.foreign,
+        retries=arguments.retries,
+        timeout=arguments.timeout,
+        vocabulary=SHAPES[MODELS[model]]["vocab_size"],
+        skipped=frozenset(arguments.skip),
+    )
+    with Progress(
+        TextColumn(f"{model} {{task.description}}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=None)
+        run = Run(columns, rules, logs, console.print)
+        loads: dict[str, Path] = {}
+        weights: dict[str, int] = {}
+        versions: dict[str, dict[str, str]] = {}
+        for contestant in entrants:
+            name = contestant.name
+            progress.update(task, description=f"prepares {name}")
+            try:
+                versions[name] = contestant.versions()
+                loads[name] = contestant.prepare(path, path.parent)
+                weights[name] = contestant.weight_bytes(loads[name])
+            except (Failure, OSError) as error:
+                run.fail(contestant, "preparation", error)
+        ready = [contestant for contestant in entrants if contestant.name in weights]
+        progress.update(task, total=rules.rounds * len(ready))
+        reads: list[tuple[float, float]] = []
+        for number in range(rules.rounds):
+            reads.append(read_bandwidth(arguments.tgi_python))
+            for contestant in in_turn(ready, number):
+                progress.update(task, description=f"round {number + 1}: {contestant.name}")
+                run.visit(contestant, loads[contestant.name], number)
+                progress.advance(task)
+    bandwidth = max(rate for rate, _ in reads)
+    ways = {contestant.name: contestant.transport for contestant in entrants}
+    ours = [contestant.name for contestant in entrants if isinstance(contestant, Tgi)]
+    report = Report(run.results, ways, ours, rules.foreign)
+    print(f"\n### {model}\n")
+    print(report.long(columns) if arguments.long else report.serving(columns))
+    singles = [column for column in columns if column.concurrency == 1 and column.new > 1]
+    if singles:
+        print(f"\n{report.limit(weights, bandwidth, singles[0])}")
+    if run.results.failures:
+        print(f"\nFailed:\n\n{report.failures()}")
+    return {
+        "columns": [asdict(column) for column in columns],
+        "results": asdict(run.results),
+        "weight_bytes": weights,
+        "read_bytes_per_second": reads,
+        "versions": versions,
+        "ways": ways,
+    }
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # contestants end with the run
+    arguments = parser().parse_args()
+    arguments.work = arguments.work.absolute()
+    entrants = contestants(arguments)
+    if arguments.long:
+        columns = long_contexts(arguments.contexts, arguments.new or LONG_NEW)
+    else:
+        new = arguments.new or NEW
+        columns = serving(arguments.concurrency, arguments.prefill, arguments.prompt, new)
+    machine = description()
+    saved: dict[str, Any] = {"machine": machine, "command": sys.argv[1:], "models": {}}
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for model in arguments.models or MODELS:
+        saved["models"][model] = measure(model, entrants, columns, arguments, console)
+        if arguments.output is not None:
+            arguments.output.write_text(json.dumps(saved, indent=1))
+    print(f"\nMachine: {', '.join(f'{key} {value}' for key, value in machine.items())}.")
+    for model in saved["models"].values():
+        rates = [rate / 1e9 for rate, _ in model["read_bytes_per_second"]]
+        print(f"Read bandwidth of each round, GB/s: {', '.join(f'{rate:.1f}' for rate in rates)}.")
+    found = next(iter(saved["models"].values()))["versions"]
+    for name, versions in found.items():
+        print(f"{name}: {', '.join(f'{key} {value}' for key, value in versions.items())}.")
+
+
+if __name__ == "__main__":
+    main()

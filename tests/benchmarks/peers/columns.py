@@ -1,0 +1,47 @@
+"""What is measured: the columns of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROMPT = 128
+NEW = 128
+PREFILLS = (512, 1024)
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+LONG_NEW = 32
+
+
+@dataclass(frozen=True)
+class Column:
+    """Waves of requests of one kind.
+
+    Attributes:
+        name: in the saved file.
+        concurrency: requests at once.
+        prompt: tokens of each prompt.
+        new: tokens of each answer.
+        repeats: waves of which the median counts as one measurement.
+    """
+
+    name: str
+    concurrency: int
+    prompt: int
+    new: int
+    repeats: int = 1
+
+
+def serving(
+    concurrency: Sequence[int],
+    prefills: Sequence[int] = PREFILLS,
+    prompt: int = PROMPT,
+    new: int = NEW,
+) -> list[Column]:
+    """Waves of so many requests, and prompts of so many tokens alone."""
+    columns = [Column(f"c{count}", count, prompt, new) for count in concurrency]
+    return columns + [Column(f"p{length}", 1, length, 1, repeats=3) for length in prefills]
+
+
+def long_contexts(contexts: Sequence[int], new: int = LONG_NEW) -> list[Column]:
+    """One request at a time, of growing prompts."""
+    return [Column(f"l{length}", 1, length, new) for length in contexts]

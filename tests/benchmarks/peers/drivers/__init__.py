@@ -1,0 +1,1 @@
+"""Programs that peers' own interpreters run; they import nothing of this repository."""

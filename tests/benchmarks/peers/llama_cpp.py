@@ -1,0 +1,116 @@
+"""llama.cpp's server, from the folder that it was built in."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from tests.benchmarks.peers.client import HOST, Server
+from tests.benchmarks.peers.columns import Column
+from tests.benchmarks.peers.contestant import (
+    Contestant,
+    Failure,
+    Running,
+    Setup,
+    convert,
+    spawn,
+)
+from tests.benchmarks.peers.inprocess import DRIVERS
+from tests.benchmarks.peers.tgi import free_port
+
+MARGIN = 32  # tokens of context beyond those of the requests
+
+
+class LlamaCpp(Contestant):
+    """``llama-server`` with one slot for each sequence and a cache for each slot.
+
+    Its cache is allocated whole and shared out evenly among the slots. So that neither memory
+    nor speed suffers from slots that a wave has no use for, each concurrency has a start of
+    its own.
+
+    Args:
+        build: the folder that cmake built in.
+        weights: bf16, or what ``llama-quantize`` makes of it: q8_0, q4_0.
+        python: an interpreter with torch and transformers, for the conversion.
+    """
+
+    def __init__(self, build: Path, weights: str, python: Path) -> None:
+        super().__init__(f"llama.cpp {weights}")
+        self._build = build
+        self._weights = weights
+        self._python = python
+
+    def versions(self) -> dict[str, str]:
+        try:
+            output = subprocess.run(
+                [self._build / "bin" / "llama-server", "--version"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Failure(f"no llama-server in {self._build}/bin: {error}") from error
+        lines = (output.stdout + output.stderr).splitlines()
+        found = next((line for line in lines if line.startswith("version:")), "version: unknown")
+        versions = {"llama.cpp": found.removeprefix("version:").strip()}
+        # A source that came with its Python bindings has their number alone.
+        package = self._source().parents[1] / "PKG-INFO"
+        if package.is_file():
+            match = re.search(r"^Version: (\S+)", package.read_text(), re.MULTILINE)
+            versions["llama-cpp-python"] = match[1] if match else "unknown"
+        return versions
+
+    def prepare(self, checkpoint: Path, folder: Path) -> Path:
+        whole = folder / "bf16.gguf"
+        path = folder / f"{self._weights}.gguf"
+        log = folder / f"{self._weights}.log"
+        if not whole.is_file():
+            part = whole.with_suffix(".part")
+            command: list[str | Path] = [
+                self._python,
+                DRIVERS / "to_gguf.py",
+                self._source(),
+                checkpoint,
+            ]
+            convert([*command, "--outtype", "bf16", "--outfile", part], log)
+            part.rename(whole)
+        if not path.is_file():
+            part = path.with_suffix(".part")
+            quantize = self._build / "bin" / "llama-quantize"
+            convert([quantize, whole, part, self._weights.upper()], log)
+            part.rename(path)
+        return path
+
+    def visits(self, columns: Sequence[Column]) -> list[list[Column]]:
+        ordered = sorted(columns, key=lambda column: column.concurrency)
+        return [list(group) for _, group in groupby(ordered, lambda column: column.concurrency)]
+
+    def start(self, model: Path, setup: Setup, log: Path) -> Running:
+        port = free_port()
+        threads = str(len(os.sched_getaffinity(0)))
+        context = setup.sequences * (setup.context + MARGIN)
+        command: list[str | Path] = [self._build / "bin" / "llama-server", "--model", model]
+        command += ["--host", HOST, "--port", str(port)]
+        command += ["--threads", threads, "--threads-batch", threads]
+        command += ["--parallel", str(setup.sequences), "--ctx-size", str(context)]
+        command += ["--no-kv-unified", "--cache-ram", "0", "--fit", "off"]
+        body = {"cache_prompt": False}
+        return Server(spawn(command, log), log, port, body)
+
+    def weight_bytes(self, model: Path) -> int:
+        return model.stat().st_size
+
+    def _source(self) -> Path:
+        try:
+            cache = (self._build / "CMakeCache.txt").read_text()
+        except OSError as error:
+            raise Failure(f"{self._build} is not a folder that cmake built in: {error}") from error
+        match = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", cache, re.MULTILINE)
+        if match is None:
+            raise Failure(f"{self._build}/CMakeCache.txt does not say where the source is")
+        return Path(match[1])

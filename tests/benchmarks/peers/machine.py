@@ -1,0 +1,152 @@
+"""What the machine is, what others take of it, and how fast it reads memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+READ = """
+import json, time, torch
+data = torch.ones(1 << 27)
+rates = []
+for _ in range(20):
+    start = time.perf_counter()
+    data.sum()
+    rates.append(data.nbytes / (time.perf_counter() - start))
+print(json.dumps(max(rates)))
+"""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """CPU time since the machine started, in ticks.
+
+    Attributes:
+        busy: of all cores, with what the host took from them.
+        total: busy or not.
+        own: of this process and all its descendants, also ended ones.
+    """
+
+    busy: int
+    total: int
+    own: int
+
+    @classmethod
+    def read(cls) -> Clock:
+        own = sum(_ticks(pid) for pid in descendants(os.getpid()))
+        busy, total = cpu_ticks(Path("/proc/stat").read_text())
+        return cls(busy, total, own)
+
+    def foreign_since(self, before: Clock) -> float:
+        """Share of all cores since ``before`` that went to others, 0 to 1."""
+        total = self.total - before.total
+        others = (self.busy - before.busy) - (self.own - before.own)
+        return max(0.0, others / total) if total else 0.0
+
+
+def cpu_ticks(stat: str) -> tuple[int, int]:
+    """Busy and total ticks of all cores in the text of /proc/stat.
+
+    user, nice, system, idle, iowait, irq, softirq and steal add up; guest time, which follows,
+    is in user time already.
+    """
+    fields = [int(field) for field in stat.split("\n", 1)[0].split()[1:9]]
+    return sum(fields) - fields[3] - fields[4], sum(fields)
+
+
+def descendants(pid: int) -> list[int]:
+    """``pid`` and the processes that it and its children started, as far as they still run."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            children = (task / "children").read_text().split()
+        except OSError:  # it has ended
+            continue
+        for child in children:
+            found += descendants(int(child))
+    return found
+
+
+def _ticks(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended; its parent has its time
+        return 0
+    return process_ticks(stat)
+
+
+def process_ticks(stat: str) -> int:
+    """User and system time in the text of /proc/PID/stat, with that of children waited for."""
+    fields = stat.rpartition(")")[2].split()  # a program's name may have blanks and parentheses
+    return sum(int(field) for field in fields[11:15])
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of a process and its descendants, in MB (10^6 bytes).
+
+    Attributes:
+        peak: sum of what each had resident at most; pages that several share count for each.
+        resident: likewise, now.
+        proportional: now, shared pages counted once.
+    """
+
+    peak: float
+    resident: float
+    proportional: float
+
+
+def memory(pid: int) -> Memory:
+    """Memory of that process tree."""
+    peak = resident = proportional = 0
+    for process in descendants(pid):
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+        except OSError:  # it has ended
+            continue
+        peak += _kilobytes(status, "VmHWM")
+        resident += _kilobytes(status, "VmRSS")
+        proportional += _kilobytes(rollup, "Pss")
+    return Memory(*(kilobytes * 1024 / 1e6 for kilobytes in (peak, resident, proportional)))
+
+
+def _kilobytes(text: str, key: str) -> int:
+    for line in text.splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1])
+    return 0
+
+
+def read_bandwidth(python: Path) -> tuple[float, float]:
+    """Bytes per second that all cores read from memory, and the foreign share meanwhile.
+
+    The best of 20 sums of 512 MB, by torch in a process of its own.
+    """
+    before = Clock.read()
+    output = subprocess.run([python, "-c", READ], capture_output=True, text=True, check=True)
+    return json.loads(output.stdout), Clock.read().foreign_since(before)
+
+
+def description() -> dict[str, str | int | float]:
+    """The processor, its cores, memory and system."""
+    cpu = Path("/proc/cpuinfo").read_text()
+    pairs = (line.partition(":") for line in cpu.splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = set(fields.get("flags", "").split())
+    notable = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": fields.get("model name", platform.processor()),
+        "family": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
+        "cores": len(os.sched_getaffinity(0)),
+        "instructions": " ".join(flag for flag in notable if flag in flags),
+        "memory_gb": round(pages / 1e9, 1),
+        "system": platform.release(),
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+    }

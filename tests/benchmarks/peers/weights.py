@@ -1,0 +1,42 @@
+"""Bytes that a model's weights and its cache take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def tensor_bytes(file: Path) -> dict[str, int]:
+    """Bytes of each tensor of a safetensors file, from its header alone."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    return {
+        name: entry["data_offsets"][1] - entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def decoded_bytes(checkpoint: Path) -> int:
+    """Bytes of weights read for one decoded token.
+
+    That is all of them, but for an embedding that is not the output layer too: of it one row is
+    read. (Of a mixture of experts it would be less.)
+    """
+    sizes: dict[str, int] = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        sizes |= tensor_bytes(file)
+    tied = json.loads((checkpoint / "config.json").read_text()).get("tie_word_embeddings", False)
+    return sum(
+        size for name, size in sizes.items() if tied or not name.endswith("embed_tokens.weight")
+    )
+
+
+def cache_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
+    """Bytes of keys and values that one token leaves in the cache."""
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * heads * head_dim * element_bytes)
