@@ -5,6 +5,9 @@
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
 
+// A loop that is not left in the code: what it runs over are registers.
+#define TGI_EACH(index, count) _Pragma("GCC unroll 16") for (int index = 0; index < count; ++index)
+
 namespace tgi {
 namespace {
 
@@ -37,32 +40,33 @@ constexpr int vectors_for(int rows) { return std::min(MOST_VECTORS, REGISTERS / 
 // M rows of queries times N tiles of keys: [M][N * 16] scores.
 template <int M, int N>
 void scores_of(const bf16* query, int64_t dim, const bf16* const* keys, float* scores) {
-  f32x16 sums[M][N] = {};
+  f32x16 sums[M][N];
   const bf16* tiles[N];
-  for (int n = 0; n < N; ++n) tiles[n] = keys[n];
+  TGI_EACH(n, N) tiles[n] = keys[n];
+  TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = f32x16{};
   for (int64_t d = 0; d < dim; d += 2) {
     u32x16 pairs[M];
-    for (int m = 0; m < M; ++m) pairs[m] = u32x16{} + pair_at(query + m * dim + d);
-    for (int n = 0; n < N; ++n) {
+    TGI_EACH(m, M) pairs[m] = u32x16{} + pair_at(query + m * dim + d);
+    TGI_EACH(n, N) {
       u32x16 key = load_pairs(tiles[n] + d * TILE);
-      for (int m = 0; m < M; ++m) sums[m][n] = dot2(sums[m][n], pairs[m], key);
+      TGI_EACH(m, M) sums[m][n] = dot2(sums[m][n], pairs[m], key);
     }
   }
-  for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) store(scores + m * SCORES + n * TILE, sums[m][n]);
+  TGI_EACH(m, M) TGI_EACH(n, N) store(scores + m * SCORES + n * TILE, sums[m][n]);
 }
 
 // M rows of weights times N vectors of `keys` tokens' values, in tiles.
 template <int M, int N>
 void values_of(const bf16* weights, int64_t dim, const bf16* const* values, int64_t column, int64_t keys,
                float* output) {
-  f32x16 sums[M][N] = {};
+  f32x16 sums[M][N];
+  TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = f32x16{};
   auto add = [&](const bf16* pairs, const bf16* row, uint32_t seen) __attribute__((always_inline)) {
     u32x16 weight[M];
-    for (int m = 0; m < M; ++m) weight[m] = u32x16{} + pair_at(row + m * WEIGHTS);
-    for (int n = 0; n < N; ++n) {
+    TGI_EACH(m, M) weight[m] = u32x16{} + pair_at(row + m * WEIGHTS);
+    TGI_EACH(n, N) {
       u32x16 value = load_pairs(pairs + n * 32) & seen;
-      for (int m = 0; m < M; ++m) sums[m][n] = dot2(sums[m][n], weight[m], value);
+      TGI_EACH(m, M) sums[m][n] = dot2(sums[m][n], weight[m], value);
     }
   };
   const int64_t step = dim * 2;
@@ -76,8 +80,7 @@ void values_of(const bf16* weights, int64_t dim, const bf16* const* values, int6
     for (; keys >= 2; keys -= 2, pairs += step, weights += 2) add(pairs, weights, ~0u);
     if (keys) add(pairs, weights, 0xffffu);
   }
-  for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) store(output + m * (dim + PAD) + n * TILE, sums[m][n]);
+  TGI_EACH(m, M) TGI_EACH(n, N) store(output + m * (dim + PAD) + n * TILE, sums[m][n]);
 }
 
 using Scores = void (*)(const bf16*, int64_t, const bf16* const*, float*);
