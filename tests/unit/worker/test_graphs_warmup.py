@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,11 @@ from tgi_cli.attention import KVSpec
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
+from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.engine.step import Step
+from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker import worker as worker_module
 from tgi_cli.worker.worker import ModelWorker
 
@@ -168,3 +174,73 @@ def test_without_graphs_steps_are_launched_and_one_line_says_why(
 
 def test_on_a_cpu_there_are_none():
     assert "cpu" not in worker_module.GRAPHS
+
+
+class Watched:
+    """A worker that notes what the core loop asks of it, in order."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self.worker = worker
+        self.events: list[tuple[str, int]] = []
+
+    def launch(self, step: Step) -> object:
+        self.events.append(("launch", step.step_id))
+        return step.step_id, self.worker.launch(step)
+
+    def sample(self, handle: Any, masks: Any = None) -> Any:
+        step_id, launched = handle
+        return Awaited(self, step_id, self.worker.sample(launched, masks))
+
+
+class Awaited:
+    def __init__(self, watched: Watched, step_id: int, pending: Any) -> None:
+        self.watched, self.step_id, self.pending = watched, step_id, pending
+
+    def wait(self) -> Any:
+        self.watched.events.append(("wait", self.step_id))
+        return self.pending.wait()
+
+
+def play(worker: Any, limits: Limits, depth: int) -> dict[int, list[int]]:
+    core = EngineCore(worker, limits, depth)
+    tokens: dict[int, list[int]] = {request: [] for request in range(5)}
+    for request in tokens:
+        sampling = SamplingParams(temperature=0.5 * (request % 2), seed=request)
+        prompt = tuple(range(1, 4 + 6 * request))
+        core.inbox.put(
+            GenerationRequest(
+                request_id=request, prompt_ids=prompt, sampling=sampling, max_new_tokens=12
+            )
+        )
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    ended = 0
+    while ended < len(tokens):
+        outputs = core.outbox.get(timeout=60)
+        assert outputs is not None
+        assert not any(end.error for end in outputs.finished)
+        for request, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+            tokens[request].append(token)
+        ended += len(outputs.finished)
+    core.inbox.put(Shutdown())
+    thread.join(60)
+    return tokens
+
+
+def test_the_next_step_is_replayed_before_the_last_ones_tokens_are_read(monkeypatch):
+    launched = make_worker(monkeypatch, cuda_graphs=())
+    capacity = launched.warmup()
+    limits = Limits.of(capacity.config, capacity.num_blocks)
+    expected = play(launched, limits, depth=0)
+    assert {len(tokens) for tokens in expected.values()} == {12}
+    replayed = make_worker(monkeypatch)
+    replayed.warmup()
+    watched = Watched(replayed)
+    assert play(watched, limits, depth=1) == expected
+    order = {event: index for index, event in enumerate(watched.events)}
+    last = max(step for _, step in order)
+    ahead = [order["launch", step + 1] < order["wait", step] for step in range(1, last)]
+    assert all(ahead), "the device always has the next step before the host asks for the last"
+    graphs = replayed._runner.graphs
+    assert graphs is not None
+    assert sum(graph.replays for graph, _ in graphs._captured.values()) > 8  # type: ignore[attr-defined]
