@@ -23,6 +23,7 @@ from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import Step
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker import graphs as graphs_module
 from tgi_cli.worker import worker as worker_module
 from tgi_cli.worker.worker import ModelWorker
 
@@ -53,6 +54,8 @@ def make_worker(
     **config: Any,
 ) -> ModelWorker:
     monkeypatch.setitem(worker_module.GRAPHS, "cpu", lambda: graph)
+    for module in (worker_module, graphs_module):  # a whole collection each time
+        monkeypatch.setattr(module, "give_back", lambda device: None)
     config = {
         "dtype": "float32",
         "max_batch_size": 6,
