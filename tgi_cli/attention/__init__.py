@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 
 import torch
 
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+
+log = logging.getLogger(__name__)
 
 __all__ = ["BACKENDS", "AttentionMetadata", "KVSpec", "PagedAttention", "create_attention"]
 
@@ -15,6 +19,8 @@ BACKENDS = {
     "torch": "tgi_cli.attention.reference:ReferenceAttention",
     "cpu": "tgi_cli.attention.cpu:CpuAttention",
     "native": "tgi_cli.attention.native:NativeAttention",
+    "triton": "tgi_cli.attention.triton:TritonAttention",
+    "flashinfer": "tgi_cli.attention.flashinfer:FlashInferAttention",
 }
 """Where the class of each backend stands; its module is imported when it is asked for."""
 
@@ -39,6 +45,8 @@ def create_attention(
         kind = "torch"
         if device.type == "cpu":
             kind = "native" if _has_native(specs, block_size, dtype, cache_dtype) else "cpu"
+        elif device.type == "cuda" and _has_triton():
+            kind = "triton"
     if kind not in BACKENDS:
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
     module, _, name = BACKENDS[kind].partition(":")
@@ -53,3 +61,21 @@ def _has_native(
     from tgi_cli.kernels import native
 
     return native() is not None and NativeAttention.supports(specs, block_size, dtype, cache_dtype)
+
+
+@cache
+def _has_triton() -> bool:
+    """Asked once, as it takes a while."""
+    try:
+        from tgi_cli.attention.triton import probe
+
+        probe()
+    except ImportError as error:
+        log.warning("attention runs without Triton, slowly: %s", error)
+        return False
+    # Triton compiles on the machine that runs it. What can be missing there is a C compiler,
+    # Python's headers, an assembler, support for the GPU: each has an error class of its own.
+    except Exception as error:
+        log.warning("Triton cannot compile here, attention runs without it, slowly: %s", error)
+        return False
+    return True
