@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.memory import allocate
 
 _PANEL = 32
 _LONGEST_GROUP = 512
@@ -272,7 +273,7 @@ def _allocate(
     order = _order(out, paired)
     chunk, chunk_bytes = {16: (2, 128), 8: (2, 64), 4: (8, 128)}[bits]
     size = len(order) // _PANEL * -(-inputs // chunk) * chunk_bytes
-    data = torch.empty(size, dtype=torch.uint8)
+    data = allocate(size)
     scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
     struct = MatrixStruct(
         _FORMATS[bits],
@@ -304,4 +305,6 @@ def _in_panels(values: Tensor | None, order: Tensor) -> Tensor | None:
     if values is None:
         return None
     padded = torch.cat((values.float(), torch.zeros(1, values.shape[1])))  # -1 is the last
-    return padded[order].view(-1, _PANEL, values.shape[1]).transpose(1, 2).contiguous()
+    panels = padded[order].view(-1, _PANEL, values.shape[1]).transpose(1, 2)
+    packed = allocate(panels.nbytes).view(torch.float32).view(panels.shape)
+    return packed.copy_(panels)
