@@ -37,9 +37,19 @@ constexpr int64_t STRIP = 2 * MOST_ROWS < 8 ? 8 : 2 * MOST_ROWS;  // rows that g
 
 constexpr int vectors_for(int rows) { return std::min(MOST_VECTORS, REGISTERS / rows); }
 
+// How many tiles ahead of where they are needed they are fetched: memory answers after the time that
+// eight tiles take. A list of tiles has so many more behind those that it is of.
+constexpr int64_t AHEAD = 8;
+
+TGI_INLINE void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
 // M rows of queries times N tiles of keys: [M][N * 16] scores.
 template <int M, int N>
 void scores_of(const bf16* query, int64_t dim, const bf16* const* keys, float* scores) {
+  // Tiles that come later are fetched one after the other: memory likes long runs.
+  const bf16* const* later = keys + AHEAD;
+  const bf16* line = *later;
+  const bf16* line_end = line + dim * TILE;
   f32x16 sums[M][N];
   const bf16* tiles[N];
   TGI_EACH(n, N) tiles[n] = keys[n];
@@ -50,6 +60,12 @@ void scores_of(const bf16* query, int64_t dim, const bf16* const* keys, float* s
     TGI_EACH(n, N) {
       u32x16 key = load_pairs(tiles[n] + d * TILE);
       TGI_EACH(m, M) sums[m][n] = dot2(sums[m][n], pairs[m], key);
+      prefetch(line + n * 32);
+    }
+    line += N * 32;
+    if (line >= line_end) {
+      line = *++later;
+      line_end = line + dim * TILE;
     }
   }
   TGI_EACH(m, M) TGI_EACH(n, N) store(scores + m * SCORES + n * TILE, sums[m][n]);
@@ -61,24 +77,28 @@ void values_of(const bf16* weights, int64_t dim, const bf16* const* values, int6
                float* output) {
   f32x16 sums[M][N];
   TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = f32x16{};
-  auto add = [&](const bf16* pairs, const bf16* row, uint32_t seen) __attribute__((always_inline)) {
+  auto add = [&](const bf16* pairs, const bf16* row, const bf16* later, uint32_t seen) __attribute__((always_inline)) {
     u32x16 weight[M];
     TGI_EACH(m, M) weight[m] = u32x16{} + pair_at(row + m * WEIGHTS);
     TGI_EACH(n, N) {
       u32x16 value = load_pairs(pairs + n * 32) & seen;
       TGI_EACH(m, M) sums[m][n] = dot2(sums[m][n], weight[m], value);
+      prefetch(later + n * 32);
     }
   };
   const int64_t step = dim * 2;
-  for (; keys >= TILE; keys -= TILE, weights += TILE) {
-    const bf16* pairs = *values++ + column * 2;
-    for (int64_t pair = 0; pair < TILE / 2; ++pair) add(pairs + pair * step, weights + pair * 2, ~0u);
+  for (; keys >= TILE; keys -= TILE, weights += TILE, ++values) {
+    const bf16* pairs = *values + column * 2;
+    const bf16* later = values[AHEAD] + column * 2;
+    for (int64_t pair = 0; pair < TILE / 2; ++pair)
+      add(pairs + pair * step, weights + pair * 2, later + pair * step, ~0u);
   }
   if (keys) {
     // Behind the last key stands what was there before, perhaps a NaN: no weight makes that zero.
     const bf16* pairs = *values + column * 2;
-    for (; keys >= 2; keys -= 2, pairs += step, weights += 2) add(pairs, weights, ~0u);
-    if (keys) add(pairs, weights, 0xffffu);
+    const bf16* later = values[AHEAD] + column * 2;
+    for (; keys >= 2; keys -= 2, pairs += step, later += step, weights += 2) add(pairs, weights, later, ~0u);
+    if (keys) add(pairs, weights, later, 0xffffu);
   }
   TGI_EACH(m, M) TGI_EACH(n, N) store(output + m * (dim + PAD) + n * TILE, sums[m][n]);
 }
@@ -232,6 +252,32 @@ TGI_INLINE int64_t queries_of(const Step& step, int64_t sequence) {
   return step.query_start[sequence + 1] - step.query_start[sequence];
 }
 
+// Where `count` tiles of a sequence are, from `first` on.
+void locate(const Cache& cache, const int32_t* table, int64_t first, int64_t count, int64_t head, const void* from,
+            const bf16** tiles) {
+  const int64_t per_block = cache.block_size / TILE, size = cache.head_dim * TILE;
+  int64_t column = first / per_block, inside = first % per_block;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = (table[column] * per_block + inside) * cache.kv_heads + head;
+    tiles[i] = static_cast<const bf16*>(from) + at * size;
+    if (++inside == per_block) {
+      inside = 0;
+      ++column;
+    }
+  }
+}
+
+// What an item begins with, to have it fetched.
+void first_keys(const Attention& a, const Step& step, const AttentionPlan& plan, const AttentionItem& item,
+                const bf16** tiles) {
+  if (!item.chunks) return;
+  const Rows rows{plan.group, plan.window, step.kv_lens[item.sequence] - queries_of(step, item.sequence)};
+  const int64_t first = std::max(rows.begin(item.row), item.chunk * CHUNK) / TILE;
+  const int64_t count = (rows.end(item.row + item.rows - 1) + TILE - 1) / TILE - first;
+  const int32_t* table = step.block_table + item.sequence * step.table_stride;
+  locate(a.cache, table, first, std::min(AHEAD, count), item.head, a.cache.keys, tiles);
+}
+
 void finish_rows(const Attention& a, const Step& step, const AttentionPlan& plan, const AttentionItem& item,
                  int64_t head, const float* states) {
   const int64_t dim = plan.head_dim, group = plan.group;
@@ -321,8 +367,7 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
   alignas(64) float products[STRIP * (MAX_DIM + PAD)];
   alignas(64) float states[BLOCK * (MAX_DIM + PAD)];
   alignas(64) bf16 copied[BLOCK * MAX_DIM];
-  const bf16* keys[CHUNK / TILE];
-  const bf16* values[CHUNK / TILE];
+  const bf16* tiles[2 * CHUNK / TILE + AHEAD + 1];  // of keys, of values, and some of what comes next
 
   const AttentionItem& item = plan.items[size_t(ticket)];
   const int64_t dim = plan.head_dim, group = plan.group, width = dim + PAD;
@@ -330,7 +375,6 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
   const int32_t* table = step.block_table + item.sequence * step.table_stride;
   const Rows rows{group, plan.window, step.kv_lens[item.sequence] - queries_of(step, item.sequence)};
   const int64_t begin = rows.begin(item.row), end = rows.end(item.row + item.rows - 1);
-  const int64_t tiles_per_block = a.cache.block_size / TILE, tile_size = dim * TILE;
   const float factor = a.softcap ? LOG2_E : a.scale * LOG2_E;
 
   for (int64_t head = item.head; head < item.head + item.heads; ++head) {
@@ -351,16 +395,23 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
       const int64_t base = chunk * CHUNK;
       const int64_t first_tile = std::max(begin, base) / TILE;
       const int64_t last_tile = (std::min(end, base + CHUNK) - 1) / TILE;
-      int64_t column = first_tile / tiles_per_block, inside = first_tile % tiles_per_block;
-      for (int64_t tile = first_tile; tile <= last_tile; ++tile) {
-        const int64_t at = ((table[column] * tiles_per_block + inside) * a.cache.kv_heads + head) * tile_size;
-        keys[tile - base / TILE] = static_cast<const bf16*>(a.cache.keys) + at;
-        values[tile - base / TILE] = static_cast<const bf16*>(a.cache.values) + at;
-        if (++inside == tiles_per_block) {
-          inside = 0;
-          ++column;
-        }
+      const int64_t count = last_tile - first_tile + 1;
+      locate(a.cache, table, first_tile, count, head, a.cache.keys, tiles);
+      locate(a.cache, table, first_tile, count, head, a.cache.values, tiles + count);
+      const bf16** next = tiles + 2 * count;
+      for (int64_t i = 0; i <= AHEAD; ++i) next[i] = next[-1];
+      if (chunk + 1 < item.chunk + item.chunks) {
+        const int64_t some = std::min(AHEAD, (end + TILE - 1) / TILE - last_tile - 1);
+        locate(a.cache, table, last_tile + 1, some, head, a.cache.keys, next);
+      } else if (head + 1 < item.head + item.heads) {
+        const int64_t some = std::min(AHEAD, (end + TILE - 1) / TILE - begin / TILE);
+        locate(a.cache, table, begin / TILE, some, head + 1, a.cache.keys, next);
+      } else if (ticket + 1 < attention_tickets(plan)) {
+        first_keys(a, step, plan, plan.items[size_t(ticket + 1)], next);
       }
+      // Where the chunk's first key would be, had the list begun there.
+      const bf16** keys = tiles + base / TILE - first_tile;
+      const bf16** values = keys + count;
       const bool fresh = item.partial >= 0 || chunk == item.chunk;
       for (int64_t strip = 0; strip < item.rows; strip += STRIP) {
         const int64_t size = std::min(STRIP, item.rows - strip), row = item.row + strip;
