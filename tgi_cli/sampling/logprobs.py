@@ -50,10 +50,38 @@ def logprobs_of(
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     if not batch.flags & TOP_LOGPROBS:
         return chosen, None
-    entries = batch.where(TOP_LOGPROBS)
-    counts = np.minimum(batch.records["top_logprobs"][entries], logits.shape[1])
-    if len(entries) < len(batch):
-        (selected,) = upload(entries)
+    asked, counts, selected = _asked(batch, logits.shape[1], upload)
+    if selected is not None:
         logits, logprobs = logits[selected], logprobs[selected]
     ids = logits.topk(int(counts.max()), dim=-1).indices
-    return chosen, TopLogprobs(entries, counts, ids, logprobs.gather(1, ids))
+    return chosen, TopLogprobs(asked, counts, ids, logprobs.gather(1, ids))
+
+
+def top_logprobs_of(
+    logits: Tensor, peaks: Tensor, log_sums: Tensor, batch: SamplingBatch, upload: Upload
+) -> TopLogprobs | None:
+    """The likeliest tokens of the entries that ask, where the normalizers are known already.
+
+    Args:
+        logits: float32 [N, V], the model's own.
+        peaks: float32 [N], the highest of each row, and
+        log_sums: float32 [N], the logarithm of the sum of e^(logit - peak).
+    """
+    if not batch.flags & TOP_LOGPROBS:
+        return None
+    asked, counts, selected = _asked(batch, logits.shape[1], upload)
+    if selected is not None:
+        logits, peaks, log_sums = logits[selected], peaks[selected], log_sums[selected]
+    values, ids = logits.topk(int(counts.max()), dim=-1)
+    logprobs = values - peaks.unsqueeze(1) - log_sums.unsqueeze(1)
+    return TopLogprobs(asked, counts, ids, logprobs)
+
+
+def _asked(
+    batch: SamplingBatch, vocab_size: int, upload: Upload
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor | None]:
+    """Which entries ask, for how many, and where they stand; None: they are all there are."""
+    entries = batch.where(TOP_LOGPROBS)
+    counts = np.minimum(batch.records["top_logprobs"][entries], vocab_size)
+    selected = upload(entries)[0] if len(entries) < len(batch) else None
+    return entries, counts, selected

@@ -14,20 +14,25 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from tgi_cli.kernels.sample import Draw, can_sample, sample
 from tgi_cli.sampling.batch import (
     ADJUSTED,
     BIASED,
     FILTERED,
     FORBIDDEN,
+    MIN_P,
     PENALIZED,
     SAMPLED,
+    TOP_K,
+    TOP_P,
+    TYPICAL,
     WATERMARK,
     SamplingBatch,
 )
 from tgi_cli.sampling.choice import argmax, choose, weights_of
 from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
 from tgi_cli.sampling.filters import filter_weights
-from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of
+from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of, top_logprobs_of
 from tgi_cli.sampling.penalties import penalize
 from tgi_cli.sampling.random import uniforms
 from tgi_cli.sampling.upload import Upload
@@ -50,12 +55,13 @@ class Sampled:
 class Sampler:
     """Chooses one token per row of logits.
 
-    Milliseconds with V = 49152 on one 2025 server core, at N = 1 / 32: greedy 0.04 / 1.1,
-    temperature 0.20 / 4.5, with top_p 0.32 / 7.3 (peaked) to 0.41 / 11 (flat), with top_k
-    0.35 / 8, repetition penalty (256 tokens) + 0.11 / 1, a bias or a bad word + 0.04 / 0.8, a
-    grammar mask + 0.04 / 0.8, a watermark + 0.25 / 5. Log-probabilities are 0.03 / 0.9 of each
-    (0.65 ns per logit; a logsumexp beside the maximum, by torch or numpy, takes 1.4 to 2 times as
-    long as the fused log_softmax). With more cores the parts that torch computes shrink.
+    Milliseconds with V = 49152 on one busy 2025 server core, at N = 1 / 32, in C++ and, where that
+    was not compiled, with torch: greedy 0.02 / 0.4 and 0.03 / 1.1, temperature 0.05 / 1.2 and
+    0.2 / 4.5, with top_p 0.08 / 3.9 (peaked) to 0.16 / 6.5 (flat) and 0.3 / 7.3 to 0.4 / 11, with
+    top_k 0.05 / 2.0 and 0.35 / 8. With V = 151936 three to four times as much. What is left to
+    torch either way: repetition penalty (256 tokens) + 0.11 / 1, a bias or a bad word
+    + 0.04 / 0.8, a grammar mask + 0.04 / 0.8, a watermark + 0.25 / 5, typical_p. Threads share
+    rows and parts of rows out.
 
     Args:
         upload: brings host arrays to the logits' device.
@@ -88,8 +94,12 @@ class Sampler:
             self._adjust(scores, batch, pool)
         if masks is not None:
             apply_masks(scores, masks, self._upload)
-        token_ids = self._choose(scores, batch)
-        logprobs, top = logprobs_of(logits, token_ids, batch, self._upload)
+        if can_sample(logits) and not batch.flags & TYPICAL:
+            token_ids, logprobs, peaks, log_sums = sample(logits, scores, _draw(batch))
+            top = top_logprobs_of(logits, peaks, log_sums, batch, self._upload)
+        else:
+            token_ids = self._choose(scores, batch)
+            logprobs, top = logprobs_of(logits, token_ids, batch, self._upload)
         if constrained:
             chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
             logprobs.masked_fill_(chosen == -math.inf, -math.inf)
@@ -128,3 +138,19 @@ class Sampler:
         if batch.flags & FILTERED:
             filter_weights(weights, batch, self._upload)
         return choose(weights, uniform)
+
+
+def _draw(batch: SamplingBatch) -> Draw | None:
+    """What the kernels are told of the entries that are drawn; None: there are none."""
+    if not batch.flags & SAMPLED:
+        return None
+    numbers = uniforms(batch.records["seed"], batch.positions)
+    greedy = batch.records["flags"] & SAMPLED == 0
+    numbers[greedy] = 0.0
+    return Draw(
+        numbers,
+        batch.column("temperature"),
+        batch.column("top_k") if batch.flags & TOP_K else None,
+        batch.column("top_p") if batch.flags & TOP_P else None,
+        batch.column("min_p") if batch.flags & MIN_P else None,
+    )
