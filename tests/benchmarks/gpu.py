@@ -229,7 +229,9 @@ class Benchmark:
 
         def watch(statistics: StepStatistics) -> None:
             nonlocal alone
-            alone += statistics.context_requests == 0
+            if statistics.context_requests:
+                return
+            alone += 1
             if alone == new // 4:
                 profiler.start()
             elif alone == 3 * new // 4:

@@ -273,11 +273,13 @@ class Played:
 
     Attributes:
         seconds: from the first request to the last token.
-        tokens: that were generated, by request.
+        tokens: that were generated, by request, and
+        logprobs: of each.
     """
 
     seconds: float
     tokens: dict[int, list[int]]
+    logprobs: dict[int, list[float]]
 
     @property
     def count(self) -> int:
@@ -296,6 +298,7 @@ def play(
     """All prompts at once through the core loop, which runs on this thread."""
     core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_statistics)
     tokens: dict[int, list[int]] = {index: [] for index in range(len(prompts))}
+    logprobs: dict[int, list[float]] = {index: [] for index in tokens}
     failures: list[str] = []
     last = [0.0]
 
@@ -310,8 +313,9 @@ def play(
             if outputs is None:
                 return
             last[0] = time.perf_counter()
-            for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
-                tokens[request_id].append(token)
+            for index, request_id in enumerate(outputs.request_ids):
+                tokens[request_id].append(outputs.token_ids[index])
+                logprobs[request_id].append(outputs.logprobs[index])
             failures.extend(end.error for end in outputs.finished if end.error)
             ended += len(outputs.finished)
         core.inbox.put(Shutdown())
@@ -332,7 +336,7 @@ def play(
     reader.join(QUIET_SECONDS)
     if failures:
         raise RuntimeError(failures[0])
-    return Played(last[0] - began, tokens)
+    return Played(last[0] - began, tokens, logprobs)
 
 
 def random_prompts(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:

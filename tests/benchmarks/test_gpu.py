@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import gpu
+from tests.benchmarks import gpu, gpu_check
 from tests.benchmarks.gpu_trace import exposed_in
 
 ABSENT = [
@@ -127,3 +127,22 @@ def test_what_the_host_costs_is_the_time_between_graphs_in_which_nothing_runs() 
     assert found.idle_inside == pytest.approx(19 * 2)
     assert found.share == pytest.approx(0.102)
     assert exposed_in(events[:20]) is None
+
+
+def test_the_check_finds_what_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "LENGTHS", (1, 17))
+    monkeypatch.setattr(gpu_check, "NEW", 4)
+    found = gpu_check.parity(tmp_path, "cpu")
+    assert found["tokens"] == 8
+    assert "8 tokens are the same" in found["float32, graphs, depth 1"]
+    honest = gpu_check.play
+
+    def wrong_when_overlapped(worker: Any, limits: Any, prompts: Any, new: int, depth: int) -> Any:
+        played = honest(worker, limits, prompts, new, depth)
+        if depth:
+            played.logprobs[1][2] += 1.5
+        return played
+
+    monkeypatch.setattr(gpu_check, "play", wrong_when_overlapped)
+    with pytest.raises(AssertionError, match="float32, launched, depth 1"):
+        gpu_check.parity(tmp_path, "cpu")
