@@ -23,12 +23,12 @@ lint: $(VENV)/.installed-test
 completions: $(VENV)/.installed
 	$(BIN)/python -m tgi_cli.cli.completions completions
 
-# The Python side of the wire between router and model server. Generated code asks for a
-# protobuf at least as new as its generator's, so the generator is the oldest that serves.
+# The Python side of the model server's wires: its router's, and TGI's. Generated code asks for
+# a protobuf at least as new as its generator's, so the generator is the oldest that serves.
 proto:
 	$(PYTHON) -m venv build/proto
 	build/proto/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0
-	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. tgi_cli/rpc/engine.proto
+	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. tgi_cli/rpc/*.proto
 
 clean:
 	rm -rf $(VENV) build

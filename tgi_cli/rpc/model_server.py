@@ -31,6 +31,7 @@ from tgi_cli.rpc.signals import delivered
 from tgi_cli.rpc.totals import Tally
 
 if TYPE_CHECKING:
+    from tgi_cli.rpc.generate_front import GenerateOptions
     from tgi_cli.worker.sharded import ShardedWorker
     from tgi_cli.worker.worker import ModelWorker
 
@@ -39,11 +40,16 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 
 
-def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> None:
+def run_model_server(
+    serve: ServeConfig,
+    model_path: Path,
+    uds_path: Path,
+    generate: GenerateOptions | None = None,
+) -> None:
     """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
 
     They get ``serve.graceful_termination_timeout`` seconds; a second signal ends them at once.
-    Call it in the process's main thread.
+    Call it in the process's main thread. ``generate`` has TGI's own services served as well.
 
     Raises:
         TgiError: the model cannot be loaded, does not fit, or the socket cannot be bound.
@@ -56,13 +62,17 @@ def run_model_server(serve: ServeConfig, model_path: Path, uds_path: Path) -> No
     with LoadProgress(serve.json_output) as progress:
         worker, config = load_worker(serve, model_path, progress)
     try:
-        _serve(serve, uds_path, worker, config.max_total_tokens)
+        _serve(serve, uds_path, worker, config.max_total_tokens, generate)
     finally:
         worker.close()
 
 
 def _serve(
-    serve: ServeConfig, uds_path: Path, worker: ModelWorker | ShardedWorker, context: int
+    serve: ServeConfig,
+    uds_path: Path,
+    worker: ModelWorker | ShardedWorker,
+    context: int,
+    generate: GenerateOptions | None,
 ) -> None:
     """Warm up and serve; ``context`` is what a request may take if the memory allows."""
     capacity = worker.warmup()
@@ -83,6 +93,12 @@ def _serve(
     gc.collect()
     gc.freeze()
     server = EngineServer(engine, worker.info(), tally, config.max_loras)
+    if generate is not None:
+        from tgi_cli.rpc.generate_front import GenerateFront  # which not every server has
+
+        server.fronts.append(
+            GenerateFront(engine.inbox, worker.info(), server.adapters, generate, uds_path)
+        )
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,
@@ -136,8 +152,13 @@ def _shut_down(
     signals.get()
     server.drain()
     end = time.monotonic() + grace
-    while engine.live_requests and signals.empty() and time.monotonic() < end:
+    while (live := _live(engine)) and signals.empty() and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-    if engine.live_requests:
-        log.warning("cancelling %d requests that have not finished", engine.live_requests)
+    if live:
+        log.warning("cancelling %d requests that have not finished", live)
     engine.inbox.put(Shutdown())
+
+
+def _live(engine: EngineCore) -> int:
+    """Requests that somebody waits for."""
+    return engine.live_requests + engine.driven_requests

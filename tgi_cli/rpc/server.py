@@ -39,6 +39,7 @@ from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path, statistics
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.adapters import AdapterRegistry, unknown
+from tgi_cli.rpc.front import Front
 from tgi_cli.rpc.totals import Tally
 
 log = logging.getLogger(__name__)
@@ -85,12 +86,16 @@ class EngineServer(AdapterServicer):
         info: what clients are told of it.
         tally: of its statistics.
         max_loras: adapters that share a batch; 0: none can be loaded.
+
+    Attributes:
+        fronts: what else is to be served, from the start to the end.
     """
 
     def __init__(
         self, engine: Engine, info: EngineInfo, tally: Tally | None = None, max_loras: int = 0
     ) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
+        self.fronts: list[Front] = []
         self._engine = engine
         self._tally = tally or Tally()
         self._info = info
@@ -122,6 +127,8 @@ class EngineServer(AdapterServicer):
             options=options.SERVER,
         )
         engine_pb2_grpc.add_EngineServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        for front in self.fronts:
+            front.add_to(server)
         try:
             server.add_insecure_port(f"unix:{path}")
             path.chmod(0o600)
@@ -136,6 +143,8 @@ class EngineServer(AdapterServicer):
         """Refuse new requests from now on; live ones go on."""
         with self._lock:
             self._closed_because = "the model server is shutting down"
+        for front in self.fronts:
+            front.drain()
 
     def stop(self, cause: str = "the model server has stopped") -> None:
         """End every session and close the socket. Requests still live end with ``cause``.
@@ -144,6 +153,8 @@ class EngineServer(AdapterServicer):
         """
         if self._dispatcher.is_alive():
             self._dispatcher.join(timeout=2.0)
+        for front in self.fronts:
+            front.end(cause)
         with self._lock:
             self._closed_because = cause
             for session in self._sessions:

@@ -1,4 +1,4 @@
-"""The generated code in the tree is that of the proto in the tree."""
+"""The generated code in the tree is that of the protos in the tree."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[3]
-PROTO = "tgi_cli/rpc/engine.proto"
+PROTOS = ("engine", "generate_v2", "generate_v3")
 
 
 def _code(path: Path) -> str:
@@ -23,7 +24,9 @@ def _code(path: Path) -> str:
     return "".join(text.split())
 
 
-def test_generating_anew_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROTOS)
+def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
+    proto = f"tgi_cli/rpc/{name}.proto"
     status = protoc.main(
         [
             "protoc",
@@ -31,14 +34,14 @@ def test_generating_anew_changes_nothing(tmp_path: Path) -> None:
             f"--python_out={tmp_path}",
             f"--pyi_out={tmp_path}",
             f"--grpc_python_out={tmp_path}",
-            str(ROOT / PROTO),
+            str(ROOT / proto),
         ]
     )
     assert status == 0
-    for name in ("engine_pb2.py", "engine_pb2.pyi", "engine_pb2_grpc.py"):
-        here = ROOT / "tgi_cli" / "rpc" / name
-        assert _code(here) == _code(tmp_path / "tgi_cli" / "rpc" / name), (
-            f"{name} is not what {PROTO} gives: see tgi_cli/rpc/__init__.py"
+    for written in (f"{name}_pb2.py", f"{name}_pb2.pyi", f"{name}_pb2_grpc.py"):
+        here = ROOT / "tgi_cli" / "rpc" / written
+        assert _code(here) == _code(tmp_path / "tgi_cli" / "rpc" / written), (
+            f"{written} is not what {proto} gives: see tgi_cli/rpc/__init__.py"
         )
 
 
