@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tgi_cli.errors import ConfigError
+from tgi_cli.errors import ConfigError, UnsupportedModelError
 
 BLOCK_SIZE = 16
 """Tokens per KV block: small enough for prefix reuse, whole cache lines for the CPU gather."""
@@ -44,6 +44,12 @@ LEAST_LORA_RANK = 16
 BATCHINGS = ("fused", "inflight", "static")
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
 LOAD_FORMATS = ("auto", "dummy")
+ON_THE_FLY = ("fp8", "int8", "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
+"""What ``--quantize`` makes of plain weights as they are loaded: TGI's names, and int8."""
+
+IN_CHECKPOINTS = ("gptq", "awq", "compressed-tensors", "marlin", "exl2")
+"""What else it may name, of a checkpoint that is quantized so."""
+
 KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3fn": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """TGI's names, and the dtypes' own; auto: that of the weights."""
 
@@ -76,6 +82,7 @@ class ServeConfig:
     prefix_caching: bool = True
     disable_grammar_support: bool = False
     kv_cache_dtype: str = "auto"
+    quantize: str | None = None
     sharded: bool | None = None
     num_shard: int | None = None
     load_format: str = "auto"
@@ -103,6 +110,8 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int
     """Both caches, all layers, at one byte per element: multiply by the cache dtype's size."""
+    quantization: str | None = None
+    """What the weights on disk are quantized with; None: they are plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +160,8 @@ class EngineConfig:
     """Prompt tokens that may wait; ``None``: no bound."""
     kv_cache_dtype: str = "auto"
     """Of the cache's elements; from :func:`resolve` always a dtype's name."""
+    quantize: str | None = None
+    """What plain weights are brought into as they are loaded, one of :data:`ON_THE_FLY`."""
     max_loras: int = 0
     """LoRA adapters in one step: slots on the device; 0: none can be loaded."""
     max_cpu_loras: int = DEFAULT_CPU_LORAS
@@ -187,6 +198,28 @@ def _resolve_dtype(asked: str | None, model: ModelFacts, device: DeviceFacts) ->
 def _resolve_kv_cache_dtype(asked: str, dtype: str) -> str:
     _one_of("kv-cache-dtype", asked, KV_CACHE_DTYPES)
     return KV_CACHE_DTYPES[asked] or dtype
+
+
+def _resolve_quantize(asked: str | None, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What is to be done to plain weights, if anything."""
+    found = model.quantization
+    if asked is None:
+        return None
+    _one_of("quantize", asked, (*ON_THE_FLY, *IN_CHECKPOINTS))
+    if asked == "exl2":
+        raise UnsupportedModelError(
+            "exl2 mixes widths within a matrix, for kernels of exllamav2 that only CUDA has",
+            "serve a checkpoint quantized with gptq, awq or compressed-tensors",
+        )
+    if asked == "marlin" and device.kind != "cuda":
+        raise ConfigError("--quantize marlin names kernels of CUDA GPUs", "leave it off")
+    if found is None and asked in ON_THE_FLY:
+        return asked
+    if asked != found and not (asked == "marlin" and found in ("gptq", "awq")):
+        what = f"is quantized with {found}" if found else "has plain weights"
+        cause = f"--quantize {asked} contradicts the checkpoint, which {what}"
+        raise ConfigError(cause, f"leave it off; for plain weights: {', '.join(ON_THE_FLY)}")
+    return None
 
 
 def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
@@ -254,6 +287,7 @@ def resolve(
 
     Raises:
         ConfigError: limits that contradict each other or the model, in TGI's terms.
+        UnsupportedModelError: a quantization that cannot be served.
     """
     for name in (
         "max-input-tokens",
@@ -358,6 +392,7 @@ def resolve(
         max_queued_requests=serve.max_queued_requests,
         max_queued_tokens=serve.max_queued_tokens,
         kv_cache_dtype=_resolve_kv_cache_dtype(serve.kv_cache_dtype, dtype),
+        quantize=_resolve_quantize(serve.quantize, model, device),
         max_loras=loras,
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),

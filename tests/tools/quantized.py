@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,212 @@ def gptq(
         "checkpoint_format": "gptq_v2" if v2 else "gptq",
     }
     return Layout(config, write)
+
+
+def awq(group_size: int = 128) -> Layout:
+    """AutoAWQ's gemm."""
+    nibbles = [0, 2, 4, 6, 1, 3, 5, 7]  # the columns of eight that a word has, lowest bits first
+
+    def words(columns: Array) -> Array:
+        eights = columns.reshape(len(columns), -1, 8)[:, :, nibbles]
+        return packed(eights.reshape(len(columns), -1), 4)
+
+    def write(module: str, tensor: Tensor) -> Written:
+        groups = np.arange(tensor.shape[1]) // group_size
+        codes, scales, zeros, stands_for = group_codes(tensor.numpy(), 4, groups, sym=False)
+        tensors = {"qweight": words(codes.T), "qzeros": words(zeros.T), "scales": scales.T}
+        return _torch(tensors), torch.from_numpy(stands_for)
+
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group_size,
+        "zero_point": True,
+        "version": "gemm",
+    }
+    return Layout(config, write)
+
+
+def _compressed(layout: str, weights: dict[str, Any], ignore: list[str]) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "format": layout}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", *ignore],
+        "kv_cache_scheme": None,
+    }
+
+
+def pack_quantized(
+    bits: int = 4, group_size: int = 128, *, sym: bool = True, actorder: bool = False
+) -> Layout:
+    """compressed-tensors: integers in words, as many as fit whole; ``group_size`` 0: per row."""
+
+    def words(codes: Array) -> Array:
+        count = 32 // bits
+        padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % count)))
+        fields = padded.reshape(len(codes), -1, count).astype(np.uint64)
+        shifted = fields << (np.arange(count, dtype=np.uint64) * bits)
+        words: Array = shifted.sum(-1).astype(np.uint32).view(np.int32)
+        return words
+
+    def write(module: str, tensor: Tensor) -> Written:
+        weight = tensor.numpy()
+        inputs = weight.shape[1]
+        groups = np.arange(inputs) // (group_size or inputs)
+        if actorder:
+            groups = np.random.default_rng(inputs).permutation(groups)
+        codes, scales, zeros, stands_for = group_codes(weight, bits, groups, sym)
+        tensors = {
+            "weight_packed": words(codes),
+            "weight_scale": scales.astype(np.float32),
+            "weight_shape": np.array(weight.shape),
+        }
+        if not sym:
+            tensors["weight_zero_point"] = words(zeros.T).T
+        if actorder:
+            tensors["weight_g_idx"] = groups.astype(np.int32)
+        return _torch(tensors), torch.from_numpy(stands_for)
+
+    scheme = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": sym,
+        "strategy": "group" if group_size else "channel",
+        "group_size": group_size or None,
+        "actorder": "group" if actorder else None,
+    }
+    return Layout(_compressed("pack-quantized", scheme, []), write)
+
+
+def int_quantized() -> Layout:
+    """compressed-tensors: a byte per element, a scale per row."""
+
+    def write(module: str, tensor: Tensor) -> Written:
+        codes, scales = _int8(tensor)
+        tensors = {"weight": codes, "weight_scale": scales[:, None]}
+        return tensors, codes.float() * scales[:, None]
+
+    scheme = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    return Layout(_compressed("int-quantized", scheme, []), write)
+
+
+def float_quantized(strategy: str = "channel") -> Layout:
+    """compressed-tensors: e4m3, a scale per row (``channel``), tensor or block."""
+    plain = fp8(strategy)
+
+    def write(module: str, tensor: Tensor) -> Written:
+        tensors, stands_for = plain.write(module, tensor)
+        if strategy == "block":
+            tensors["weight_scale"] = tensors.pop("weight_scale_inv")
+        return tensors | {"input_scale": torch.ones(1)}, stands_for
+
+    scheme: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
+    scheme |= {"strategy": strategy, "block_structure": [128, 128] if strategy == "block" else None}
+    return Layout(_compressed("float-quantized", scheme, []), write)
+
+
+def fp8(strategy: str = "channel", *, inverse: bool = False) -> Layout:
+    """e4m3 with a scale per row (``channel``), ``tensor`` or ``block`` of 128 x 128.
+
+    ``inverse``: gptqmodel's, whose scales are to be divided by.
+    """
+
+    def write(module: str, tensor: Tensor) -> Written:
+        outputs, inputs = tensor.shape
+        rows = {"channel": 1, "tensor": outputs, "block": 128}[strategy]
+        columns = 128 if strategy == "block" else inputs
+        blocks = torch.nn.functional.pad(tensor, (0, -inputs % columns, 0, -outputs % rows))
+        blocks = blocks.view(blocks.shape[0] // rows, rows, blocks.shape[1] // columns, columns)
+        scales = blocks.abs().amax((1, 3)) / 448
+        every = scales.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)
+        every = every[:, :inputs]
+        codes = (tensor / every).to(torch.float8_e4m3fn)
+        name = "weight_scale_inv" if strategy == "block" or inverse else "weight_scale"
+        kept = scales[0, 0] if strategy == "tensor" else scales
+        if inverse:
+            kept = 1 / kept.flatten()
+            every = 1 / (1 / every)
+        return {"weight": codes, name: kept}, codes.float() * every
+
+    config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    if strategy == "block":
+        config["weight_block_size"] = [128, 128]
+    if inverse:
+        config |= {"weight_scale_semantics": "inverse", "weight_scale_method": "row"}
+    return Layout(config, write)
+
+
+def bitsandbytes_8bit() -> Layout:
+    """LLM.int8."""
+
+    def write(module: str, tensor: Tensor) -> Written:
+        codes, scales = _int8(tensor)
+        state = {"SCB": scales * 127, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        return {"weight": codes, **state}, codes.float() * (state["SCB"] / 127)[:, None]
+
+    return Layout({"quant_method": "bitsandbytes", "load_in_8bit": True}, write)
+
+
+def bitsandbytes_4bit(kind: str = "nf4", *, nested: bool = False) -> Layout:
+    """nf4 or fp4, in blocks of 64 elements row after row."""
+    if kind == "nf4":  # quantiles of the normal distribution, 8 above 0 and 7 below
+        quantile = NormalDist().inv_cdf
+        above = [quantile(p) for p in np.linspace(0.9677083, 0.5, 9)[:-1]]
+        below = [-quantile(p) for p in np.linspace(0.9677083, 0.5, 8)[:-1]]
+        values = np.sort([*above, *below, 0])
+        table = torch.tensor(values / values.max(), dtype=torch.float32)
+    else:  # sign, exponent of two bits, mantissa of one
+        positive = [0, 0.0625, 8, 12, 4, 6, 2, 3]
+        table = torch.tensor([*positive, *(-value for value in positive)]) / 12
+
+    def write(module: str, tensor: Tensor) -> Written:
+        blocks = torch.nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % 64)).view(-1, 64)
+        scales = blocks.abs().amax(1)
+        state = {
+            "quant_type": kind,
+            "blocksize": 64,
+            "dtype": "float32",
+            "shape": list(tensor.shape),
+        }
+        tensors = {"weight.absmax": scales, "weight.quant_map": table}
+        if nested:
+            offset = scales.mean()
+            steps = torch.linspace(-1, 1, 256) ** 3
+            outer = torch.nn.functional.pad(scales - offset, (0, -len(scales) % 256)).view(-1, 256)
+            largest = outer.abs().amax(1)
+            nearest = (outer / largest[:, None]).flatten()[: len(scales), None] - steps
+            absmax = nearest.abs().argmin(1)
+            scales = steps[absmax] * largest.repeat_interleave(256)[: len(scales)] + offset
+            state |= {"nested_blocksize": 256, "nested_offset": float(offset)}
+            state |= {"nested_dtype": "float32"}
+            tensors["weight.absmax"] = absmax.to(torch.uint8)
+            tensors["weight.nested_absmax"] = largest
+            tensors["weight.nested_quant_map"] = steps
+        codes = (blocks[..., None] / scales[:, None, None] - table).abs().argmin(-1)
+        stands_for = (table[codes] * scales[:, None]).flatten()[: tensor.numel()]
+        flat = codes.flatten()[: tensor.numel()].to(torch.uint8)
+        tensors["weight"] = (flat[::2] << 4 | flat[1::2])[:, None]
+        text = json.dumps(state).encode()
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(text)).to(
+            torch.uint8
+        )
+        return tensors, stands_for.view(tensor.shape)
+
+    config = {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested,
+    }
+    return Layout(config, write)
+
+
+def _int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    scales = tensor.abs().amax(1) / 127
+    return (tensor / scales[:, None]).round().to(torch.int8), scales
 
 
 def _torch(arrays: dict[str, Array]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from tgi_cli.config import (
     BLOCK_SIZE,
     CAPACITY_POLICIES,
     DEFAULT_CPU_PREFILL_TOKENS,
+    ON_THE_FLY,
     DeviceFacts,
     EngineConfig,
     ModelFacts,
@@ -20,7 +21,7 @@ from tgi_cli.config import (
     resolve,
 )
 from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
-from tgi_cli.errors import ConfigError, ExitCode
+from tgi_cli.errors import ConfigError, ExitCode, UnsupportedModelError
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",
@@ -99,6 +100,50 @@ def test_what_cannot_be_is_refused_in_the_users_words(said: dict[str, Any], word
     with pytest.raises(ConfigError, match=words) as caught:
         resolved(**said)
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("asked", [None, *ON_THE_FLY])
+def test_plain_weights_are_quantized_as_it_was_said(asked: str | None) -> None:
+    assert resolved(quantize=asked).quantize == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "device"),
+    [
+        (None, "gptq", CPU),
+        ("gptq", "gptq", CPU),
+        ("bitsandbytes-nf4", "bitsandbytes-nf4", CPU),
+        ("fp8", "fp8", CUDA),
+        ("marlin", "gptq", CUDA),
+        ("marlin", "awq", CUDA),
+    ],
+)
+def test_a_flag_may_say_what_the_checkpoint_says(
+    asked: str | None, found: str, device: DeviceFacts
+) -> None:
+    assert resolved(replace(MODEL, quantization=found), device, quantize=asked).quantize is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "words"),
+    [
+        ("int3", None, "--quantize 'int3' is not known"),
+        ("gptq", None, "--quantize gptq contradicts the checkpoint, which has plain weights"),
+        ("int8", "gptq", "--quantize int8 contradicts .* is quantized with gptq"),
+        ("awq", "gptq", "--quantize awq contradicts .* is quantized with gptq"),
+        ("marlin", "gptq", "--quantize marlin names kernels of CUDA"),
+    ],
+)
+def test_a_flag_that_contradicts_the_checkpoint_is_refused(
+    asked: str, found: str | None, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolved(replace(MODEL, quantization=found), quantize=asked)
+
+
+def test_exl2_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedModelError, match="exl2 mixes widths"):
+        resolved(quantize="exl2")
 
 
 def test_a_wrong_word_is_answered_with_the_right_ones() -> None:

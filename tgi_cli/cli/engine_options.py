@@ -192,6 +192,32 @@ LoadFormat = Annotated[
         rich_help_panel=_LOADING,
     ),
 ]
+Quantize = Annotated[
+    Literal[
+        "gptq",
+        "awq",
+        "compressed-tensors",
+        "marlin",
+        "fp8",
+        "int8",
+        "eetq",
+        "bitsandbytes",
+        "bitsandbytes-nf4",
+        "bitsandbytes-fp4",
+        "exl2",
+    ]
+    | None,
+    typer.Option(
+        metavar="METHOD",
+        help="Quantize plain weights as they are loaded: int8, eetq, bitsandbytes (8 bits), "
+        "bitsandbytes-nf4, bitsandbytes-fp4, fp8. A quantized checkpoint (gptq, awq, "
+        "compressed-tensors, ...) says itself how it is: there it only confirms.",
+        envvar="QUANTIZE",
+        show_envvar=False,
+        show_default=False,
+        rich_help_panel=_LOADING,
+    ),
+]
 CrossCheck = Annotated[
     bool,
     typer.Option(

@@ -19,6 +19,7 @@ def model_server(
     model_path: o.ModelPath = None,
     revision: o.Revision = None,
     dtype: o.Dtype = None,
+    quantize: e.Quantize = None,
     trust_remote_code: o.TrustRemoteCode = False,
     uds_path: Annotated[
         Path | None,
@@ -94,6 +95,7 @@ def model_server(
         prefix_caching=prefix_caching,
         disable_grammar_support=disable_grammar_support,
         kv_cache_dtype=kv_cache_dtype,
+        quantize=quantize,
         load_format=load_format,
         cross_check=cross_check,
         sharded=sharded,

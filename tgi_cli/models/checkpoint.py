@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.quantization.codes import Codes
@@ -42,7 +43,11 @@ def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Sto
     """The checkpoint as it would be with one tensor per weight, whatever that is made of."""
     plain = dict(stored)
     for module, tensors in layout.modules(stored).items():
-        weight = layout.fold(module, tensors)
+
+        def peek(suffix: str, tensors: dict[str, Stored] = tensors) -> Tensor:
+            return read_tensor(tensors[suffix])
+
+        weight = layout.fold(module, tensors, peek)
         for tensor in tensors.values():
             del plain[tensor.name]
         parts = tuple(tensors[suffix] for suffix in weight.names)
@@ -63,6 +68,16 @@ def read_headers(path: Path) -> dict[str, Stored]:
         except (SafetensorError, OSError) as error:
             raise unreadable(file, error) from error
     return stored
+
+
+def read_tensor(stored: Stored) -> Tensor:
+    """A tensor that is stored as it is."""
+    try:
+        with safe_open(stored.file, framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(stored.name)
+    except (SafetensorError, OSError) as error:
+        raise unreadable(stored.file, error) from error
+    return tensor
 
 
 def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:

@@ -30,8 +30,9 @@ from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
 from tgi_cli.models.source import Source
-from tgi_cli.quantization import Quantized, Unquantized
+from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.recognise import notice, quantizer
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
@@ -90,6 +91,7 @@ def load_model(
     lora: LoraTable | None = None,
     load_format: str = "auto",
     max_positions: int | None = None,
+    quantize: str | None = None,
 ) -> CausalLM:
     """Build the model that ``config`` names and fill it from the files beside it.
 
@@ -102,6 +104,8 @@ def load_model(
         lora: given where adapters may be applied.
         load_format: ``dummy`` fills the model with random numbers and reads no weights.
         max_positions: the context that will be served; None: the model's.
+        quantize: how plain weights are quantized as they are loaded, one of
+            :data:`tgi_cli.config.ON_THE_FLY`; None: they are not.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -110,7 +114,9 @@ def load_model(
     """
     with torch.inference_mode(), large_blocks_apart():
         layout = checkpoint_format(config)
-        method = Unquantized() if layout is None else Quantized(dtype, device)
+        method: QuantizationMethod = Unquantized()
+        if layout is not None or quantize is not None:
+            method = Quantized(dtype, device, None if quantize is None else quantizer(quantize))
         build = Build(dtype, method, shard, lora, max_positions)
         model = _build(config, build, device)
         layers = [
@@ -125,9 +131,12 @@ def load_model(
             stored = read_headers(config.path)
             if layout is not None:
                 stored = folded(stored, layout)
-            fillings = _resolve(model, [slot for _, slots in layers for slot in slots], stored)
+            wanted = [slot for _, slots in layers for slot in slots]
+            fillings = _resolve(model, wanted, stored, () if layout is None else layout.ignored)
             _fill(layers, fillings, device, progress)
     if isinstance(method, Quantized) and shard.rank == 0:
+        if quantize is not None and (text := notice(quantize)):
+            log.info(text)
         for line in method.report():
             log.info(line)
     return model.eval()
@@ -228,7 +237,10 @@ def _dense(weight: torch.Tensor | Codes) -> torch.Tensor:
 
 
 def _resolve(
-    model: CausalLM, wanted: list[WeightSlot], stored: dict[str, Stored]
+    model: CausalLM,
+    wanted: list[WeightSlot],
+    stored: dict[str, Stored],
+    in_vain: tuple[str, ...],
 ) -> dict[str, _Filling]:
     """What fills each slot, by its name; compared with the checkpoint before any of it is read."""
     names = _present(stored)
@@ -251,7 +263,7 @@ def _resolve(
             shapes = " and ".join(str(list(each.shape)) for each in found)
             misshaped.append(f"{found[0].name} {shapes} instead of {list(slot.shape)}")
     used = {each.name for filling in fillings.values() for each in filling.stored}
-    ignored = re.compile("|".join((*_HARMLESS, *model.ignored)))
+    ignored = re.compile("|".join((*_HARMLESS, *model.ignored, *in_vain)))
     unexpected = [name for name in stored if name not in used and not ignored.fullmatch(name)]
     problems = [
         f"{len(found)} {what}: {some(list(found))}"

@@ -6,6 +6,7 @@ knowing what is supported, and a model's facts, takes no torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,14 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
     return recognise(stated)
 
 
+def quantization_name(config: ModelConfig) -> str | None:
+    """As ``--quantize`` has it, where that knows it. Raises as checkpoint_format."""
+    layout, stated = checkpoint_format(config), config.quantization
+    if layout is not None:
+        return layout.name
+    return None if stated is None else str(stated.get("quant_method"))
+
+
 def decoder_spec(config: ModelConfig) -> DecoderSpec:
     """What the family reads from the configuration.
 
@@ -90,8 +99,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     if not is_native(config):
         from tgi_cli.models.transformers import transformers_facts
 
-        checkpoint_format(config)
-        return transformers_facts(config)
+        return replace(transformers_facts(config), quantization=quantization_name(config))
     spec = decoder_spec(config)
     attentions = [layer.attention for layer in spec.layers]
     return ModelFacts(
@@ -102,4 +110,5 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids,
         kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
+        quantization=quantization_name(config),
     )

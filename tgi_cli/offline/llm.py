@@ -61,6 +61,8 @@ class LLM:
             :class:`tgi_cli.engine.limits.Limits`.
         prefix_caching: compute equal beginnings of prompts once.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
+        quantize: how plain weights are quantized as they are loaded: ``int8``, ``fp8``,
+            ``bitsandbytes-nf4``...; see ``--quantize``.
         num_shard: processes that share the model, this one the first: a GPU each, or on a CPU
             its cores together.
         lora_adapters: a map from names to folders or hub ids, or what ``--lora-adapters`` takes
@@ -102,6 +104,7 @@ class LLM:
         max_waiting_tokens: int | None = None,
         prefix_caching: bool = True,
         kv_cache_dtype: str = "auto",
+        quantize: str | None = None,
         num_shard: int | None = None,
         lora_adapters: Mapping[str, str | PathLike[str]] | Sequence[str] | str = (),
         max_loras: int | None = None,
@@ -126,6 +129,7 @@ class LLM:
             max_waiting_tokens=max_waiting_tokens,
             prefix_caching=prefix_caching,
             kv_cache_dtype=kv_cache_dtype,
+            quantize=quantize,
             num_shard=num_shard,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
             max_loras=max_loras,

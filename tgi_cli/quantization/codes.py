@@ -91,9 +91,14 @@ class Codes:
         return (
             self.bits == other.bits
             and torch.equal(self.groups, other.groups)
-            and (self.table is None) == (other.table is None)
-            and (self.table is None or torch.equal(self.table, other.table))  # type: ignore[arg-type]
+            and _same(self.table, other.table)
         )
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def join(parts: Sequence[Codes]) -> Codes:

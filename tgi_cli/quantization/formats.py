@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from torch import Tensor
+
 from tgi_cli.errors import CheckpointError
 from tgi_cli.quantization.codes import Codes
 
@@ -23,6 +25,9 @@ class Header(Protocol):
 
 
 H = TypeVar("H", bound=Header)
+
+Peek = Callable[[str], Tensor]
+"""From a suffix to the module's tensor of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +57,20 @@ class CheckpointFormat(ABC):
 
     name: str
     """As ``--quantize`` has it."""
-    main: str
-    """Suffix of the tensor with the codes."""
+    mains: tuple[str, ...]
+    """Suffixes of the tensor with the codes; a module has one of them."""
     needed: tuple[str, ...]
     """Of these at least one stands beside it, or it is a plain weight."""
     others: tuple[str, ...] = ()
     """What else may stand beside it; what ``fold`` does not name is not used."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions for names of other tensors that come with the format, in vain here."""
 
     @abstractmethod
-    def fold(self, module: str, tensors: Mapping[str, Header]) -> Folded:
-        """The weight of a module, given its tensors by their suffixes. Reads none of them.
+    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+        """The weight of a module, given its tensors by their suffixes.
+
+        ``peek`` reads one of them, which should be small.
 
         Raises:
             CheckpointError: they do not go together.
@@ -72,16 +81,17 @@ class CheckpointFormat(ABC):
         """The quantized modules of a checkpoint, with their tensors by suffixes."""
         found: dict[str, dict[str, H]] = {}
         for name in stored:
-            module = name.removesuffix(f".{self.main}")
-            if module == name:
+            main = next((each for each in self.mains if name.endswith(f".{each}")), None)
+            if main is None:
                 continue
+            module = name.removesuffix(f".{main}")
             beside = {
                 suffix: stored[f"{module}.{suffix}"]
                 for suffix in (*self.needed, *self.others)
                 if f"{module}.{suffix}" in stored
             }
             if not beside.keys().isdisjoint(self.needed):
-                found[module] = {self.main: stored[name], **beside}
+                found[module] = {main: stored[name], **beside}
         return found
 
     def plain_names(self, names: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tgi_cli.quantization.bits import unpack, unpack_less_one
 from tgi_cli.quantization.codes import Codes, contiguous_groups
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, check
+from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
 
 
 class GPTQ(CheckpointFormat):
@@ -28,15 +28,15 @@ class GPTQ(CheckpointFormat):
     """
 
     name = "gptq"
-    main = "qweight"
+    mains = ("qweight",)
     needed = ("scales",)
-    others = ("qzeros", "g_idx", "bias_scale")
+    others = ("qzeros", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.group_size = int(config.get("group_size", -1))
-        self.less_one = config.get("checkpoint_format", "gptq") != "gptq_v2"
+        self.less_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
 
-    def fold(self, module: str, tensors: Mapping[str, Header]) -> Folded:
+    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )

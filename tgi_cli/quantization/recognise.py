@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from tgi_cli.quantization.formats import CheckpointFormat
+from tgi_cli.quantization import bitsandbytes, fp8, integer
+from tgi_cli.quantization.awq import AWQ
+from tgi_cli.quantization.bitsandbytes import Bitsandbytes
+from tgi_cli.quantization.compressed_tensors import CompressedTensors
+from tgi_cli.quantization.formats import CheckpointFormat
+from tgi_cli.quantization.fp8 import FP8
+from tgi_cli.quantization.gptq import GPTQ
+from tgi_cli.quantization.quantized import Quantizer
 
 _ELSEWHERE = "serve a checkpoint in bfloat16, or one quantized with gptq, awq or compressed-tensors"
+
+FORMATS: dict[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {
+    "gptq": GPTQ,
+    "awq": AWQ,
+    "compressed-tensors": CompressedTensors,
+    "fp8": FP8,
+    "bitsandbytes": Bitsandbytes,
+}
+"""By ``quant_method``."""
 
 _REFUSED = {
     "exl2": "exl2 mixes widths within a matrix, for kernels of exllamav2 that only CUDA has",
@@ -45,12 +60,12 @@ def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
         raise UnsupportedModelError(
             f"weights quantized with {method} are not supported: {_REFUSED[method]}", _ELSEWHERE
         )
-    if method not in _FORMATS:
+    if method not in FORMATS:
         raise UnsupportedModelError(
             f"weights quantized with {method} are not supported", _ELSEWHERE
         )
     try:
-        return _FORMATS[method](config)
+        return FORMATS[method](config)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(
             f"the checkpoint's quantization_config makes no sense ({error!r})",
@@ -58,10 +73,21 @@ def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
         ) from error
 
 
-def _gptq(config: Mapping[str, Any]) -> CheckpointFormat:
-    from tgi_cli.quantization.gptq import GPTQ
+def quantizer(name: str) -> Quantizer:
+    """What ``--quantize`` makes of plain weights: one of
+    :data:`tgi_cli.config.ON_THE_FLY`."""
+    if name == "fp8":
+        return fp8.quantize
+    if name.startswith("bitsandbytes-"):
+        return partial(bitsandbytes.quantize, name.removeprefix("bitsandbytes-"))
+    return integer.quantize
 
-    return GPTQ(config)
 
-
-_FORMATS: dict[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {"gptq": _gptq}
+def notice(name: str) -> str | None:
+    """What is to be known of a method on the fly that its name does not say."""
+    if name in ("eetq", "bitsandbytes"):
+        return (
+            f"--quantize {name}: its arithmetic (8-bit integers, a scale per output; activations "
+            "as they are), by our kernels"
+        )
+    return None

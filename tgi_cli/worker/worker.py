@@ -331,6 +331,7 @@ def make_worker(
             load_format=serve.load_format,
             lora=table,
             max_positions=config.max_total_tokens,
+            quantize=config.quantize,
         )
         adapters = None if table is None else AdapterShelf(model, table, dtype, device)
         if serve.cross_check:

@@ -1,0 +1,155 @@
+"""Every format's reader, against a writer that was made from the layout's description alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tools import quantized
+from tests.tools.quantized import Layout
+from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
+from tgi_cli.models.checkpoint import Stored
+from tgi_cli.quantization.bitsandbytes import TABLES
+from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.recognise import recognise
+
+SAFETENSORS = {
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+LAYOUTS: dict[str, Layout] = {
+    **{
+        f"gptq {bits} bits, groups of {size}": quantized.gptq(bits, size)
+        for bits in (2, 3, 4, 8)
+        for size in (32, -1)
+    },
+    **{
+        f"gptq {bits} bits with zeros": quantized.gptq(bits, 32, sym=False) for bits in (2, 3, 4, 8)
+    },
+    "gptq, version 2": quantized.gptq(4, 32, sym=False, v2=True),
+    "gptq 3 bits, version 2": quantized.gptq(3, 32, sym=False, v2=True),
+    "gptq, activation order": quantized.gptq(4, 32, sym=False, desc_act=True),
+    "gptq without g_idx": quantized.gptq(4, 32, indexed=False),
+    "gptq, a short last group": quantized.gptq(4, 128, indexed=False),
+    "awq": quantized.awq(32),
+    **{f"pack-quantized {bits} bits": quantized.pack_quantized(bits, 32) for bits in (2, 3, 4, 8)},
+    "pack-quantized with zeros": quantized.pack_quantized(4, 32, sym=False),
+    "pack-quantized 8 bits with zeros": quantized.pack_quantized(8, 32, sym=False),
+    "pack-quantized per row": quantized.pack_quantized(4, 0),
+    "pack-quantized, activation order": quantized.pack_quantized(4, 32, sym=False, actorder=True),
+    "int-quantized": quantized.int_quantized(),
+    **{f"float-quantized by {s}": quantized.float_quantized(s) for s in ("channel", "tensor")},
+    "float-quantized by block": quantized.float_quantized("block"),
+    **{f"fp8 by {s}": quantized.fp8(s) for s in ("channel", "tensor", "block")},
+    "fp8, inverse scales": quantized.fp8("channel", inverse=True),
+    "bitsandbytes": quantized.bitsandbytes_8bit(),
+    **{
+        f"bitsandbytes {kind}{', nested' * nested}": quantized.bitsandbytes_4bit(
+            kind, nested=nested
+        )
+        for kind in ("nf4", "fp4")
+        for nested in (False, True)
+    },
+}
+
+
+def random_weight(outputs: int, inputs: int) -> Tensor:
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.empty(outputs, inputs).normal_(generator=generator)
+    weight[3] = weight[3].abs()  # whose zeros are 0
+    return weight
+
+
+def read(config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str = "a.b") -> Codes:
+    """The weight of a module as our readers see it."""
+    layout = recognise(config)
+    stored = {
+        f"{module}.{suffix}": Stored(suffix, None, tuple(each.shape), SAFETENSORS[each.dtype])  # type: ignore[arg-type]
+        for suffix, each in tensors.items()
+    }
+    assert list(layout.plain_names(stored)) == [f"{module}.weight"]
+    (found,) = layout.modules(stored).items()
+    folded = layout.fold(*found, lambda suffix: tensors[suffix])
+    weight = folded.read(*(tensors[suffix] for suffix in folded.names))
+    assert weight.shape == folded.shape
+    return weight
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("shape", [(64, 192), (32, 160)])
+def test_what_is_read_is_what_was_written(name: str, shape: tuple[int, int]) -> None:
+    layout = LAYOUTS[name]
+    tensors, stands_for = layout.write("a.b", random_weight(*shape))
+    weight = read(layout.config, tensors)
+    assert torch.equal(weight.dequantize(torch.float32), stands_for)
+
+
+def test_the_tables_of_bitsandbytes() -> None:
+    for kind, table in TABLES.items():
+        tensors, _ = quantized.bitsandbytes_4bit(kind).write("a.b", torch.ones(2, 64))
+        torch.testing.assert_close(torch.tensor(table), tensors["weight.quant_map"])
+
+
+def test_schemes_of_compressed_tensors_are_for_the_modules_that_they_name() -> None:
+    four, eight = quantized.pack_quantized(4, 32), quantized.pack_quantized(8, 32)
+    config = four.config | {
+        "config_groups": {
+            "group_0": four.config["config_groups"]["group_0"],
+            "group_1": eight.config["config_groups"]["group_0"] | {"targets": ["re:.*down_proj$"]},
+        }
+    }
+    for module, layout in (("mlp.up_proj", four), ("mlp.down_proj", eight)):
+        tensors, stands_for = layout.write(module, random_weight(32, 64))
+        weight = read(config, tensors, module)
+        assert torch.equal(weight.dequantize(torch.float32), stands_for)
+
+
+def test_modules_of_several_widths_in_one_checkpoint() -> None:
+    config = quantized.gptq(4, 32).config
+    tensors, stands_for = quantized.gptq(8, 64).write("a.b", random_weight(32, 128))
+    assert torch.equal(read(config, tensors).dequantize(torch.float32), stands_for)
+    del tensors["g_idx"]
+    assert torch.equal(read(config, tensors).dequantize(torch.float32), stands_for)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "exl2"}, "exl2 .*: exl2 mixes widths"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin .*: weights in Marlin"),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "marlin"),
+        ({"quant_method": "aqlm"}, "quantized with aqlm are not supported"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
+        ({}, "an unnamed method"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        recognise(config)
+
+
+def test_a_config_that_makes_no_sense_is_an_error_of_the_model() -> None:
+    with pytest.raises(ModelError, match="makes no sense"):
+        recognise({"quant_method": "gptq", "group_size": "many"})
+    with pytest.raises(ModelError, match="makes no sense"):
+        recognise({"quant_method": "compressed-tensors"})
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits, groups of 32", "awq", "pack-quantized 4 bits"])
+def test_tensors_that_do_not_go_together_are_named(name: str) -> None:
+    layout = LAYOUTS[name]
+    tensors, _ = layout.write("a.b", random_weight(64, 192))
+    scales = "scales" if "scales" in tensors else "weight_scale"
+    tensors[scales] = tensors[scales][:-1]
+    with pytest.raises(CheckpointError, match=r"a\.b is no weight quantized with"):
+        read(layout.config, tensors)

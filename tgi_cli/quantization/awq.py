@@ -1,0 +1,73 @@
+"""AWQ (https://arxiv.org/abs/2306.00978) in AutoAWQ's ``gemm`` layout.
+
+https://github.com/casper-hansen/AutoAWQ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.quantization.bits import unpack
+from tgi_cli.quantization.codes import Codes, contiguous_groups
+from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+
+_LAYOUTS = ("gemm", "exllama", "ipex")
+"""Versions whose files are those of gemm."""
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word output i of eight stands."""
+
+
+class AWQ(CheckpointFormat):
+    """Codes of 4 bits, packed along the outputs, eight to a word in an order of their own."""
+
+    name = "awq"
+    mains = ("qweight",)
+    needed = ("scales",)
+    others = ("qzeros",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        bits = int(config.get("bits", config.get("w_bit", 4)))
+        version = str(config.get("version", "gemm")).lower()
+        if bits != 4 or version not in _LAYOUTS:
+            raise UnsupportedModelError(
+                f"awq of {bits} bits in the layout {version!r} is not supported",
+                "serve a checkpoint of 4 bits in the layout gemm",
+            )
+
+    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+        right = "qzeros" in tensors and all(
+            len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
+        )
+        check(right, "awq", module, tensors)
+        inputs, words = tensors["qweight"].shape
+        num_groups, outputs = tensors["scales"].shape
+        right = (
+            outputs == 8 * words
+            and tensors["qzeros"].shape == (num_groups, words)
+            and num_groups > 0
+            and inputs % num_groups == 0
+        )
+        check(right, "awq", module, tensors)
+        group = inputs // num_groups
+        about = f"4 bits, groups of {group}"
+        names = ("qweight", "qzeros", "scales")
+        return Folded((outputs, inputs), names, partial(_read, group), about)
+
+
+def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Codes:
+    codes = _in_order(qweight).T.contiguous()
+    groups = contiguous_groups(codes.shape[1], group)
+    return Codes(codes, scales.T.float(), _in_order(qzeros).T.float(), groups, 4)
+
+
+def _in_order(words: Tensor) -> Tensor:
+    """Words int32 [n, w] to codes uint8 [n, 8 w], by their outputs."""
+    codes = unpack(words, 4).view(len(words), -1, 8)
+    return codes.index_select(2, torch.tensor(_PLACES)).flatten(1)

@@ -1,0 +1,143 @@
+"""bitsandbytes: 8 bits with a scale per row, or 4 bits by a table with a scale per 64 elements.
+
+https://arxiv.org/abs/2208.07339, https://arxiv.org/abs/2305.14314; the library itself is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tgi_cli.errors import CheckpointError
+from tgi_cli.quantization.codes import Codes, contiguous_groups
+from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+
+BLOCK = 64
+"""Elements that share a scale, where nothing else is said."""
+
+TABLES = {
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    "fp4": tuple(sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)),
+}
+"""What the codes of a type stand for, times the block's largest element."""
+
+_STATE = "weight.quant_state.bitsandbytes__"
+
+
+class Bitsandbytes(CheckpointFormat):
+    """``M.weight`` with codes, beside it its scales and, for 4 bits, a JSON object as bytes."""
+
+    mains = ("weight",)
+    needed = ("SCB", f"{_STATE}nf4", f"{_STATE}fp4")
+    others = (
+        "weight_format",
+        "weight.absmax",
+        "weight.quant_map",
+        "weight.nested_absmax",
+        "weight.nested_quant_map",
+    )
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        kind = config.get("bnb_4bit_quant_type", "fp4") if config.get("load_in_4bit") else None
+        self.name = "bitsandbytes" if kind is None else f"bitsandbytes-{kind}"
+
+    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+        if "SCB" in tensors:
+            shape = tensors["weight"].shape
+            right = len(shape) == 2 and tensors["weight"].dtype == "I8"
+            check(right and tensors["SCB"].shape == shape[:1], "bitsandbytes", module, tensors)
+            if "weight_format" in tensors and int(peek("weight_format")) != 0:
+                raise CheckpointError(
+                    f"{module} is in an order of bitsandbytes' for one kind of GPU",
+                    "save the model again with a newer bitsandbytes",
+                )
+            return Folded((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
+        kind = "nf4" if f"{_STATE}nf4" in tensors else "fp4"
+        state = json.loads(bytes(peek(f"{_STATE}{kind}").tolist()))
+        outputs, inputs = state["shape"]
+        block = int(state["blocksize"])
+        nested = "weight.nested_absmax" in tensors
+        names = ["weight", "weight.absmax", "weight.quant_map"]
+        if nested:
+            names += ["weight.nested_absmax", "weight.nested_quant_map"]
+        right = all(name in tensors for name in names)
+        right = right and 2 * torch.Size(tensors["weight"].shape).numel() == outputs * inputs
+        check(right, "bitsandbytes", module, tensors)
+        about = f"{kind}, blocks of {block}" + (", their scales in 8 bits" if nested else "")
+        if inputs % block:
+            read = partial(_read_straddling, state)
+        else:
+            read = partial(_read_4bit, state)
+        return Folded((outputs, inputs), tuple(names), read, about)
+
+
+def _read_int8(weight: Tensor, scb: Tensor) -> Codes:
+    codes = weight.view(torch.uint8).bitwise_xor(0x80)  # plus 128
+    groups = torch.zeros(weight.shape[1], dtype=torch.int64)
+    return Codes(codes, scb.float()[:, None] / 127, None, groups, 8)
+
+
+def _read_4bit(
+    state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
+) -> Codes:
+    outputs, inputs = state["shape"]
+    scales = _scales(state, absmax, *nested).view(outputs, -1)
+    groups = contiguous_groups(inputs, int(state["blocksize"]))
+    codes = _nibbles(weight).view(outputs, inputs)
+    return Codes(codes, scales, None, groups, 4, quant_map.float())
+
+
+def _read_straddling(
+    state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
+) -> Codes:
+    """Where blocks go on from one row into the next: every element is given a scale of its own."""
+    outputs, inputs = state["shape"]
+    block = int(state["blocksize"])
+    scales = _scales(state, absmax, *nested).repeat_interleave(block)[: outputs * inputs]
+    codes = _nibbles(weight).view(outputs, inputs)
+    every = torch.arange(inputs)
+    return Codes(codes, scales.view(outputs, inputs), None, every, 4, quant_map.float())
+
+
+def _scales(
+    state: Mapping[str, Any],
+    absmax: Tensor,
+    nested_absmax: Tensor | None = None,
+    nested_map: Tensor | None = None,
+) -> Tensor:
+    """float32, one per block."""
+    if nested_absmax is None or nested_map is None:
+        return absmax.float()
+    outer = nested_absmax.float().repeat_interleave(int(state["nested_blocksize"]))
+    inner = nested_map.float().index_select(0, absmax.int())
+    return inner.mul_(outer[: len(inner)]).add_(float(state["nested_offset"]))
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """The codes of bytes, of which the upper bits are the first."""
+    flat = packed.flatten()
+    return torch.stack((flat >> 4, flat & 15), dim=-1).flatten()
+
+
+def quantize(kind: str, weight: Tensor) -> Codes:
+    """Round to the nearest of a table's values, in blocks of 64 inputs. ``kind``: nf4 or fp4."""
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK))
+    blocks = padded.view(outputs, -1, BLOCK)
+    scales = blocks.abs().amax(2).clamp_(min=1e-12)
+    table = torch.tensor(TABLES[kind])
+    ascending, order = table.sort()
+    limits = (ascending[1:] + ascending[:-1]) / 2
+    codes = order[torch.bucketize(blocks / scales[..., None], limits)].to(torch.uint8)
+    codes = codes.flatten(1)[:, :inputs].contiguous()
+    return Codes(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)

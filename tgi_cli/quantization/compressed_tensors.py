@@ -1,0 +1,146 @@
+"""compressed-tensors, as llm-compressor writes it.
+
+https://github.com/vllm-project/compressed-tensors
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.quantization import fp8
+from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.scales import spread, spreads
+
+_WIDTHS = (2, 3, 4, 8)
+
+
+class CompressedTensors(CheckpointFormat):
+    """Weights per scheme (``config_groups``): integers packed or in bytes, or e4m3.
+
+    Activations stay as they are, also where a scheme would have them quantized.
+    """
+
+    name = "compressed-tensors"
+    mains = ("weight_packed", "weight")
+    needed = ("weight_scale",)
+    others = (
+        "weight_shape",
+        "weight_zero_point",
+        "weight_g_idx",
+        "weight_global_scale",
+        "input_scale",
+        "input_zero_point",
+        "input_global_scale",
+    )
+    ignored = (r".*\.[qkv]_(scale|zero_point)",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.schemes = [
+            (list(group["targets"]), dict(group["weights"] or {}))
+            for group in config["config_groups"].values()
+        ]
+        if config.get("sparsity_config", {}).get("format", "dense") != "dense":
+            raise UnsupportedModelError("compressed-tensors with sparse weights are not supported")
+
+    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+        scheme = self._scheme(module)
+        bits, block = int(scheme.get("num_bits", 8)), _block(scheme)
+        if scheme.get("type") == "float" and bits == 8 and "weight" in tensors:
+            return fp8.fold(module, tensors, block)
+        if scheme.get("type", "int") != "int" or bits not in _WIDTHS:
+            raise UnsupportedModelError(
+                f"{module} has weights of {bits} bits of type {scheme.get('type')!r}, "
+                "which are not supported"
+            )
+        about = f"{bits} bits, " + (
+            f"groups of {scheme['group_size']}" if scheme.get("group_size") else "one scale a row"
+        )
+        if "weight" in tensors:
+            shape = tensors["weight"].shape
+            check(tensors["weight"].dtype == "I8" and len(shape) == 2, self.name, module, tensors)
+        else:
+            check("weight_shape" in tensors, self.name, module, tensors)
+            shape = tuple(peek("weight_shape").tolist())
+            words = -(-shape[1] // (32 // bits))
+            right = tensors["weight_packed"].shape == (shape[0], words)
+            check(right, self.name, module, tensors)
+        whole = (shape[0], shape[1])
+        scales = tensors["weight_scale"].shape
+        check(
+            "weight_g_idx" in tensors or spreads(scales, whole, block), self.name, module, tensors
+        )
+        main = "weight" if "weight" in tensors else "weight_packed"
+        extra = [name for name in ("weight_zero_point", "weight_g_idx") if name in tensors]
+        read = partial(_read, bits, whole, block, tuple(extra))
+        return Folded(whole, (main, "weight_scale", *extra), read, about)
+
+    def _scheme(self, module: str) -> dict[str, Any]:
+        """Of the module: that which names it best, else the one for all linear layers."""
+        for targets, scheme in self.schemes:
+            if any(_names(target, module) for target in targets):
+                return scheme
+        for targets, scheme in self.schemes:
+            if "Linear" in targets:
+                return scheme
+        return self.schemes[0][1]
+
+
+def _names(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return target == module
+
+
+def _block(scheme: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Outputs and inputs of a block; groups are blocks of a single output."""
+    if scheme.get("strategy") == "block":
+        structure = scheme["block_structure"]
+        sizes = structure.split("x") if isinstance(structure, str) else structure
+        return int(sizes[0]), int(sizes[1])
+    size = scheme.get("group_size")
+    return (1, int(size)) if size and int(size) > 0 else None
+
+
+def _read(
+    bits: int,
+    shape: tuple[int, int],
+    block: tuple[int, int] | None,
+    extra: tuple[str, ...],
+    weight: Tensor,
+    scales: Tensor,
+    *others: Tensor,
+) -> Codes:
+    more = dict(zip(extra, others, strict=True))
+    offset = 2 ** (bits - 1)
+    if weight.dtype == torch.int8:
+        codes = (weight.int() + offset).to(torch.uint8)
+    else:
+        codes = _unpack(weight, bits)[:, : shape[1]]
+    g_idx = more.get("weight_g_idx")
+    if g_idx is not None and bool((g_idx >= 0).all()):
+        spread_scales, groups = scales.float(), g_idx.long()
+    else:
+        spread_scales, groups = spread(scales, shape, block)
+    zeros = more.get("weight_zero_point")
+    if zeros is not None:
+        if zeros.dtype == torch.int32:
+            zeros = _unpack(zeros.T.contiguous(), bits).T[: shape[0]].float()
+        else:
+            zeros = zeros.float() + offset
+        zeros = spread(zeros, shape, block)[0] if g_idx is None else zeros
+    return Codes(codes.contiguous(), spread_scales, zeros, groups, bits)
+
+
+def _unpack(words: Tensor, bits: int) -> Tensor:
+    """Words int32 [n, w] to codes uint8: as many to a word as fit, the lowest bits first."""
+    shifts = torch.arange(0, 32 - bits + 1, bits)
+    codes = (words[..., None] >> shifts).bitwise_and_(2**bits - 1)
+    return codes.to(torch.uint8).flatten(-2)

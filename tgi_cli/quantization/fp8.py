@@ -1,0 +1,80 @@
+"""Weights in 8-bit floating point with scales, and how plain ones become such.
+
+https://arxiv.org/abs/2209.05433; scales per block are DeepSeek's (https://arxiv.org/abs/2412.19437)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.scales import spread, spreads
+
+DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+"""By safetensors' names."""
+
+
+class FP8(CheckpointFormat):
+    """A weight e4m3 [out, in] beside ``weight_scale`` or ``weight_scale_inv``.
+
+    Both are multiplied by, whatever the name, but where gptqmodel says that it wrote inverses
+    (``weight_scale_semantics``). Scales of activations are not used: these stay as they are.
+    """
+
+    name = "fp8"
+    mains = ("weight",)
+    needed = ("weight_scale_inv", "weight_scale")
+    others = ("input_scale", "activation_scale", "input_scale_ub")
+    ignored = (r".*\.[qkv]_scale",)
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        block = config.get("weight_block_size")
+        self.block = None if not block else (int(block[0]), int(block[1]))
+        self.inverse = config.get("weight_scale_semantics") == "inverse"
+
+    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+        return fold(module, tensors, self.block, self.inverse)
+
+
+def fold(
+    module: str, tensors: Mapping[str, Header], block: tuple[int, int] | None, inverse: bool = False
+) -> Folded:
+    """What :meth:`CheckpointFormat.fold` returns, for blocks of that size if there are any."""
+    weight = tensors["weight"]
+    scale = next(name for name in FP8.needed if name in tensors)
+    shape = weight.shape
+    check(weight.dtype in DTYPES and len(shape) == 2, "fp8", module, tensors)
+    outputs, inputs = shape
+    check(spreads(tensors[scale].shape, (outputs, inputs), block), "fp8", module, tensors)
+    about = "8 bits, floating point" + (f", blocks of {block[0]} x {block[1]}" if block else "")
+    return Folded((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
+
+
+def _read(block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor) -> Codes:
+    own = scales.float()
+    spread_scales, groups = spread(
+        own.reciprocal() if inverse else own, (weight.shape[0], weight.shape[1]), block
+    )
+    return Codes(weight.view(torch.uint8), spread_scales, None, groups, 8, table(weight.dtype))
+
+
+@cache
+def table(dtype: torch.dtype) -> Tensor:
+    """float32 [256]: what each byte stands for."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
+
+
+def quantize(weight: Tensor) -> Codes:
+    """Round to e4m3 with a scale per output, so that its largest element is the largest number."""
+    limit = torch.finfo(torch.float8_e4m3fn).max
+    weight = weight.float()
+    scales = weight.abs().amax(1, keepdim=True).div_(limit).clamp_(min=1e-12)
+    codes = weight.div_(scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    groups = torch.zeros(weight.shape[1], dtype=torch.int64)
+    return Codes(codes, scales, None, groups, 8, table(torch.float8_e4m3fn))
