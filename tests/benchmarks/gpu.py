@@ -207,6 +207,7 @@ class Benchmark:
         rows = []
         for prompt, new, requests in self.plan["workloads"]:
             prompts = gpu_engine.random_prompts(requests, prompt, self.shape.config["vocab_size"])
+            play(*self.worker, prompts[:16], 3)  # compiles what this mixture of steps needs
             played = play(*self.worker, prompts, new)
             rows.append(
                 {
@@ -247,7 +248,26 @@ class Benchmark:
         figures: dict[str, Any] = {"batch": requests, "trace": path.name}
         if found is None:
             return {**figures, "exposed": "no two graphs in the trace"}
-        return {**figures, **{f"{key} us": value for key, value in asdict(found).items()}}
+        figures |= {f"{key} us": value for key, value in asdict(found).items()}
+        figures["share"] = figures.pop("share us")
+        return figures
+
+    def kernels(self) -> list[dict[str, Any]]:
+        """Where a decode step's time goes (of the trace), and the longest prompt's."""
+        rows = []
+        path = self.out / "decode-trace.json"
+        _, _, new = self.plan["traced"]
+        if path.exists():
+            steps = 3 * new // 4 - new // 4
+            rows += [{"of": "decode", **row} for row in gpu_trace.top_kernels(path, steps)]
+        if self.kind == "cuda":
+            tokens = self.plan["prompts"][-1]
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as got:
+                prefill_seconds(*self.worker, tokens, repeats=1)
+            path = self.out / "prefill-trace.json"
+            got.export_chrome_trace(str(path))
+            rows += [{"of": f"{tokens} tokens", **row} for row in gpu_trace.top_kernels(path, 2)]
+        return rows
 
     def syncs(self) -> dict[str, Any]:
         """The core loop with everything forbidden that makes the host wait but for results."""
@@ -323,7 +343,7 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-SECTIONS = ("decode", "prefill", "offline", "trace", "syncs", "peers")
+SECTIONS = ("decode", "prefill", "offline", "trace", "kernels", "syncs", "peers")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -88,6 +88,26 @@ def exposed_in(events: Iterable[Mapping[str, Any]]) -> Exposed | None:
     )
 
 
+def top_kernels(path: Path, runs: int, most: int = 12) -> list[dict[str, Any]]:
+    """The kernels and copies that take the longest: microseconds and launches per run."""
+    return top_kernels_in(json.loads(path.read_text(encoding="utf-8"))["traceEvents"], runs, most)
+
+
+def top_kernels_in(
+    events: Iterable[Mapping[str, Any]], runs: int, most: int
+) -> list[dict[str, Any]]:
+    """The same of a list of trace events."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in ON_THE_DEVICE:
+            times[str(event.get("name", event["cat"]))[:90]].append(float(event["dur"]))
+    ordered = sorted(times.items(), key=lambda item: -sum(item[1]))[:most]
+    return [
+        {"kernel": name, "us": sum(spent) / runs, "launches": len(spent) / runs}
+        for name, spent in ordered
+    ]
+
+
 def _idle(spans: Sequence[Span], start: float, end: float) -> float:
     """Time between ``start`` and ``end`` that no span covers; they are sorted."""
     free, at = 0.0, start

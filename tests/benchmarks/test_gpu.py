@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import gpu, gpu_check
-from tests.benchmarks.gpu_trace import exposed_in
+from tests.benchmarks.gpu_trace import exposed_in, top_kernels_in
 
 ABSENT = [
     "msgspec",
@@ -49,7 +49,7 @@ runpy.run_module("tests.benchmarks.gpu", run_name="__main__", alter_sys=True)
 
 
 def test_the_whole_script_runs_on_a_miniature_with_torch_alone(tmp_path: Path) -> None:
-    sections = ["decode", "prefill", "offline", "trace", "syncs"]
+    sections = ["decode", "prefill", "offline", "trace", "kernels", "syncs"]
     arguments = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), "--only", *sections]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
@@ -127,6 +127,8 @@ def test_what_the_host_costs_is_the_time_between_graphs_in_which_nothing_runs() 
     assert found.idle_inside == pytest.approx(19 * 2)
     assert found.share == pytest.approx(0.102)
     assert exposed_in(events[:20]) is None
+    first = top_kernels_in(events, runs=5, most=1)
+    assert first == [{"kernel": "kernel", "us": 20 * 40 + 60, "launches": 21}]
 
 
 def test_the_check_finds_what_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,7 @@ class DecodeGraphs:
         """Hidden states [size, H] of what stands in the inputs."""
         inputs, table, buffers = self._view(size), self._rows, self._buffers
         assert buffers is not None
+        # What plan_padded would copy is written in the graph itself, which saves its launch.
         buffers.kv_lens[:size].copy_(inputs[LENGTH])
         buffers.slot_mapping[:size].copy_(inputs[SLOT])
         torch.index_select(table.blocks, 0, inputs[ROW], out=buffers.block_table[:size])
