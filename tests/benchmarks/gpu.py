@@ -90,7 +90,7 @@ class Benchmark:
         self.options = options
         self.kind: str = options.device
         self.out: Path = options.out
-        self.deadline = time.monotonic() + 60 * options.minutes
+        self.deadline: float = time.monotonic() + 60 * options.minutes
         self.plan = PLANS[self.kind == "cuda"]
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-"))
         self.shape: Shape = gpu_engine.write_shape(options.shape, self.folder / "model")
@@ -292,7 +292,7 @@ class Benchmark:
         gc.collect()
         if self.kind == "cuda":
             torch.cuda.empty_cache()
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name in self.options.peers or gpu_peers.installed():
             workloads = self.plan["workloads"]
             if name == "transformers":

@@ -13,7 +13,7 @@ import torch
 from tests.benchmarks.gpu_engine import Played, make, play, random_prompts
 from tests.tools.checkpoints import make_llama
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 256,
     "intermediate_size": 512,
