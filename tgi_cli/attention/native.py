@@ -24,7 +24,7 @@ _MAX_HEAD_DIM = 256
 _LINE = 64
 """Bytes, of the processor's caches: vectors begin with one."""
 
-_CACHE_DTYPES = {torch.bfloat16: 0}
+_CACHE_DTYPES = {torch.bfloat16: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 
 
 class Step(Structure):
@@ -87,7 +87,9 @@ class NativeAttention(PagedAttention):
         super().__init__(specs, block_size, dtype, device, cache_dtype)
         library = native()
         if library is None:
-            raise ValueError("attention's kernels were not compiled; python -m tgi_cli.kernels does")
+            raise ValueError(
+                "attention's kernels were not compiled; python -m tgi_cli.kernels does"
+            )
         if device.type != "cpu" or not self.supports(specs, block_size, dtype, cache_dtype):
             raise ValueError(
                 "attention's kernels are for bfloat16 on a CPU, heads of 16 n to"
@@ -96,13 +98,16 @@ class NativeAttention(PagedAttention):
         self.step = Step()
         """Of the last :meth:`plan`; what it points to lives until the next."""
         self._planned: tuple[Tensor, ...] = ()
-        self._caches = [
-            Cache(None, None, block_size, spec.num_kv_heads, spec.head_dim, self._cache_code)
-            for spec in self.specs
-        ]
+        self.caches = (Cache * len(self.specs))(
+            *(
+                Cache(None, None, block_size, spec.num_kv_heads, spec.head_dim, self._cache_code)
+                for spec in self.specs
+            )
+        )
+        """Per layer, side by side; valid until the next :meth:`allocate`."""
         self._calls = [
             Attention(cache=cache, window=spec.window or 0)
-            for cache, spec in zip(self._caches, self.specs, strict=True)
+            for cache, spec in zip(self.caches, self.specs, strict=True)
         ]
         self._attend = library.tgi_attention
         self._attend.argtypes = [POINTER(Attention), POINTER(Step), c_int]
@@ -135,7 +140,7 @@ class NativeAttention(PagedAttention):
     def allocate(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.key_cache, self.value_cache = [], []
-        for spec, cache, call in zip(self.specs, self._caches, self._calls, strict=True):
+        for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
             shape = (
                 num_blocks,
                 self.block_size // TILE,
@@ -148,14 +153,10 @@ class NativeAttention(PagedAttention):
             cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
             call.cache = cache
 
-    def cache_struct(self, layer: int) -> Cache:
-        """The cache of a layer as the kernels take it; valid until the next :meth:`allocate`."""
-        return self._caches[layer]
-
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         key, value = _rows(key), _rows(value)
         self._store(
-            self._caches[layer],
+            self.caches[layer],
             len(slots),
             slots.data_ptr(),
             key.data_ptr(),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.tools.paged import CPU, make_metadata
-from tests.unit.attention.workload import BATCHES, BLOCK, Batch, make
+from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch, make
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 
 BF16 = torch.bfloat16
@@ -38,8 +38,8 @@ def broken(attention: PagedAttention) -> PagedAttention:
     return attention
 
 
-def native_attention(spec: KVSpec) -> PagedAttention:
-    return broken(make("native", [spec], BF16))
+def native_attention(spec: KVSpec, cache_dtype: torch.dtype | None = None) -> PagedAttention:
+    return broken(make("native", [spec], BF16, cache_dtype))
 
 
 @scorings
@@ -131,11 +131,53 @@ def test_padding_reads_nothing_and_gives_zeros() -> None:
     metadata = make_metadata([[5], [6]], [1, 1], [3, 3], BLOCK)
     metadata.kv_lens[1] = 0
     metadata.block_table[1] = 2**31 - 1
-    attention.write(0, *[torch.ones(3, 1, DIM, dtype=BF16)] * 2, torch.tensor([80, 81, 82]))
+    ones = torch.ones(2, 1, DIM, dtype=BF16)
+    attention.write(0, ones, ones, torch.tensor([80, 81]))
     attention.plan(metadata)
-    output = attention(0, *[torch.ones(2, 1, DIM, dtype=BF16)] * 3, 0.125)
-    assert torch.equal(output[0], torch.ones(1, DIM, dtype=BF16))
+    output = attention(0, ones, ones, ones, 0.125)
+    assert torch.equal(output[0], ones[0])
     assert not output[1].any()
+
+
+@pytest.mark.parametrize("cache_dtype", FP8)
+@pytest.mark.parametrize(("dim", "window"), [(64, None), (64, 50), (80, None), (256, 600)])
+def test_an_8_bit_cache_loses_no_more_than_its_rounding(
+    cache_dtype: torch.dtype, dim: int, window: int | None
+) -> None:
+    def kept(numbers: Tensor) -> Tensor:
+        return numbers.to(cache_dtype).to(numbers.dtype)
+
+    lens = [(1, 5), (1, 300), (1, 1025), (64, 64), (65, 90), (30, 540)]
+    batch = Batch(lens, 6, 2, BF16, dim=dim, scale=dim**-0.5)
+    batch.check(native_attention(KVSpec(2, dim, window), cache_dtype), 0, 0.02, kept)
+
+
+@pytest.mark.parametrize("cache_dtype", FP8)
+def test_numbers_are_kept_in_8_bits_as_torch_keeps_them(cache_dtype: torch.dtype) -> None:
+    """With one key its value is the output: every bfloat16 number goes there and comes back."""
+    attention = native_attention(KVSpec(256, 256), cache_dtype)
+    numbers = torch.arange(65536).to(torch.int16).view(BF16).view(1, 256, 256)
+    attention.plan(make_metadata([[5]], [1], [1], BLOCK))
+    output = attention(0, torch.zeros_like(numbers), torch.zeros_like(numbers), numbers, 1.0)
+    largest = torch.finfo(cache_dtype).max
+    wanted = numbers.clamp(-largest, largest).to(cache_dtype).to(BF16)
+    torch.testing.assert_close(output, wanted, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("cache_dtype", FP8)
+def test_a_broken_number_in_an_8_bit_cache_breaks_its_own_sequence_alone(
+    cache_dtype: torch.dtype,
+) -> None:
+    attention = native_attention(KVSpec(1, DIM), cache_dtype)
+    numbers = torch.ones(2, 1, DIM, dtype=BF16)
+    spoilt = numbers.clone()
+    spoilt[0] = torch.nan
+    attention.plan(make_metadata([[5], [6]], [1, 1], [1, 1], BLOCK))
+    attention(0, numbers, numbers, spoilt, 1.0)
+    attention.plan(make_metadata([[5], [6]], [1, 1], [2, 2], BLOCK))
+    output = attention(0, numbers, numbers, numbers, 1.0)
+    assert output[0].isnan().all()
+    assert torch.equal(output[1], numbers[1])
 
 
 @st.composite
@@ -178,6 +220,8 @@ def test_follows_the_oracle(workload: tuple[int | None, Batch]) -> None:
 class Lonely:
     """One sequence, computed in one way or another."""
 
+    cache_dtype: torch.dtype | None = None
+
     def __init__(self, spec: KVSpec, length: int, heads: int, scoring: dict[str, Any]) -> None:
         self.spec, self.length, self.scoring = spec, length, scoring
         generator = torch.Generator().manual_seed(0)
@@ -188,11 +232,11 @@ class Lonely:
 
     def attend(self, chunks: list[int], beside: list[int], block_size: int = BLOCK) -> Tensor:
         """In ``chunks``, each together with decodes of sequences ``beside`` so long."""
-        attention = create_attention("native", [self.spec], block_size, BF16, CPU)
+        attention = create_attention("native", [self.spec], block_size, BF16, CPU, self.cache_dtype)
         needed = [-(-length // block_size) for length in (*beside, self.length)]
         attention.allocate(sum(needed))
         for cache in (*attention.key_cache, *attention.value_cache):
-            cache.copy_(torch.randn(cache.shape))
+            attention.raw(cache).random_(0, 127)
         free = random.Random(len(chunks)).sample(range(sum(needed)), sum(needed))
         tables = [[free.pop() for _ in range(count)] for count in needed]
         done, outputs = 0, []
@@ -238,6 +282,15 @@ def test_rows_come_out_alike_in_tiles_of_any_size(heads: int, dim: int) -> None:
     assert torch.equal(lonely.attend(chunks, []), whole)
     assert torch.equal(lonely.attend([150], [], block_size=48), whole)
     assert torch.equal(lonely.attend([1] * 150, [3, 700], block_size=32), whole)
+
+
+@pytest.mark.parametrize("cache_dtype", FP8)
+def test_tokens_come_out_alike_over_an_8_bit_cache(cache_dtype: torch.dtype) -> None:
+    lonely = Lonely(KVSpec(2, 80, 600), 1100, 6, {})
+    lonely.cache_dtype = cache_dtype
+    whole = lonely.attend([1100], [])
+    assert torch.equal(lonely.attend([1, 2, 3, 190, 204, 680, *[1] * 20], [640] * 8), whole)
+    assert torch.equal(lonely.attend([1080, *[1] * 20], [], block_size=32), whole)
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:

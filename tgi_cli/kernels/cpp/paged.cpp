@@ -1,7 +1,10 @@
 #include "paged.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
+
+#include "fp8.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -252,14 +255,15 @@ TGI_INLINE int64_t queries_of(const Step& step, int64_t sequence) {
   return step.query_start[sequence + 1] - step.query_start[sequence];
 }
 
-// Where `count` tiles of a sequence are, from `first` on.
+// Where `count` tiles of a sequence are, from `first` on. (Of a cache in 8 bits, too.)
 void locate(const Cache& cache, const int32_t* table, int64_t first, int64_t count, int64_t head, const void* from,
             const bf16** tiles) {
-  const int64_t per_block = cache.block_size / TILE, size = cache.head_dim * TILE;
+  const int64_t per_block = cache.block_size / TILE;
+  const int64_t size = cache.head_dim * TILE * (cache.dtype ? 1 : 2);
   int64_t column = first / per_block, inside = first % per_block;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = (table[column] * per_block + inside) * cache.kv_heads + head;
-    tiles[i] = static_cast<const bf16*>(from) + at * size;
+    tiles[i] = reinterpret_cast<const bf16*>(static_cast<const uint8_t*>(from) + at * size);
     if (++inside == per_block) {
       inside = 0;
       ++column;
@@ -277,6 +281,33 @@ void first_keys(const Attention& a, const Step& step, const AttentionPlan& plan,
   const int32_t* table = step.block_table + item.sequence * step.table_stride;
   locate(a.cache, table, first, std::min(AHEAD, count), item.head, a.cache.keys, tiles);
 }
+
+// What is kept in 8 bits is widened for a chunk at a time, into memory of the thread's own.
+class Widened {
+ public:
+  ~Widened() { std::free(room_); }
+
+  // Put these tiles into the list, in place of what is in 8 bits.
+  void widen_all(const Cache& cache, const bf16** tiles, int64_t count) {
+    const int64_t size = cache.head_dim * TILE;
+    const Float8 format = cache.dtype == 1 ? E4M3 : E5M2;
+    if (size * count > size_) {
+      std::free(room_);
+      size_ = size * (2 * CHUNK / TILE);
+      room_ = static_cast<bf16*>(std::aligned_alloc(64, size_t(size_) * 2));
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const auto* later = reinterpret_cast<const uint8_t*>(tiles[i + AHEAD]);
+      for (int64_t line = 0; line < size; line += 64) prefetch(later + line);
+      widen(reinterpret_cast<const uint8_t*>(tiles[i]), size, format, room_ + i * size);
+      tiles[i] = room_ + i * size;
+    }
+  }
+
+ private:
+  bf16* room_ = nullptr;
+  int64_t size_ = 0;
+};
 
 void finish_rows(const Attention& a, const Step& step, const AttentionPlan& plan, const AttentionItem& item,
                  int64_t head, const float* states) {
@@ -367,6 +398,7 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
   alignas(64) float products[STRIP * (MAX_DIM + PAD)];
   alignas(64) float states[BLOCK * (MAX_DIM + PAD)];
   alignas(64) bf16 copied[BLOCK * MAX_DIM];
+  static thread_local Widened widened;
   const bf16* tiles[2 * CHUNK / TILE + AHEAD + 1];  // of keys, of values, and some of what comes next
 
   const AttentionItem& item = plan.items[size_t(ticket)];
@@ -409,6 +441,7 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
       } else if (ticket + 1 < attention_tickets(plan)) {
         first_keys(a, step, plan, plan.items[size_t(ticket + 1)], next);
       }
+      if (a.cache.dtype) widened.widen_all(a.cache, tiles, 2 * count);
       // Where the chunk's first key would be, had the list begun there.
       const bf16** keys = tiles + base / TILE - first_tile;
       const bf16** values = keys + count;
@@ -451,14 +484,53 @@ void attention_merge_run(const Attention& a, const Step& step, const AttentionPl
   finish_rows(a, step, plan, item, item.head, states);
 }
 
-void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
+namespace {
+
+void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
   const int64_t dim = cache.head_dim, place = slot % TILE;
   const int64_t at = slot / TILE * cache.kv_heads * dim * TILE;
+  const Float8 format = cache.dtype == 1 ? E4M3 : E5M2;
+  uint8_t* keys = static_cast<uint8_t*>(cache.keys) + at;
+  uint8_t* values = static_cast<uint8_t*>(cache.values) + at;
+  for (int64_t head = 0; head < cache.kv_heads; ++head) {
+    for (int64_t d = 0; d < dim; d += 16) {
+      const u32x16 key_codes = to_fp8(load(key + d), format), value_codes = to_fp8(load(value + d), format);
+      for (int64_t i = 0; i < 16; ++i) {
+        keys[fp8_place((d + i) / 2 * 32 + place * 2 + i % 2)] = uint8_t(key_codes[i]);
+        values[fp8_place(place / 2 * dim * 2 + (d + i) * 2 + place % 2)] = uint8_t(value_codes[i]);
+      }
+    }
+    keys += dim * TILE;
+    values += dim * TILE;
+    key += dim;
+    value += dim;
+  }
+}
+
+}  // namespace
+
+void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
+  if (cache.dtype) return store_narrow(cache, slot, key, value);
+  const int64_t dim = cache.head_dim, place = slot % TILE;
+  const int64_t at = slot / TILE * cache.kv_heads * dim * TILE;
+#if defined(__AVX512BW__)
+  const uint32_t mine = 0x55555555u << (place % 2), shift = uint32_t(place % 2 * 16);
+#endif
   bf16* keys = static_cast<bf16*>(cache.keys) + at + place * 2;
-  bf16* values = static_cast<bf16*>(cache.values) + at + place / 2 * dim * 2 + place % 2;
+  bf16* values = static_cast<bf16*>(cache.values) + at + place / 2 * dim * 2;
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
     for (int64_t d = 0; d < dim; d += 2) std::memcpy(keys + d * TILE, key + d, 4);
-    for (int64_t d = 0; d < dim; ++d) values[d * 2] = value[d];
+#if defined(__AVX512BW__)
+    for (int64_t d = 0; d < dim; d += 16) {
+      u16x16 half;
+      std::memcpy(&half, value + d, 32);
+      const u32x16 words = __builtin_convertvector(half, u32x16);
+      // The other token of the pair may be written by another thread at this moment.
+      _mm512_mask_storeu_epi16(values + d * 2, mine, (__m512i)(words << shift));
+    }
+#else
+    for (int64_t d = 0; d < dim; ++d) values[d * 2 + place % 2] = value[d];
+#endif
     keys += dim * TILE;
     values += dim * TILE;
     key += dim;
