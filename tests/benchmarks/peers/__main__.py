@@ -19,7 +19,7 @@ from tests.benchmarks.peers.columns import LONG_NEW, NEW, Column, long_contexts,
 from tests.benchmarks.peers.contestant import Contestant, Failure
 from tests.benchmarks.peers.machine import description, read_bandwidth
 from tests.benchmarks.peers.report import Report
-from tests.benchmarks.peers.rounds import Rules, Run, in_turn
+from tests.benchmarks.peers.rounds import PREPARATION, Rules, Run, in_turn
 from tests.benchmarks.peers.tgi import Tgi
 from tests.tools.checkpoints import SHAPES, make_llama, write_tokenizer
 
@@ -76,7 +76,7 @@ def measure(
                 loads[name] = contestant.prepare(path, path.parent)
                 weights[name] = contestant.weight_bytes(loads[name])
             except (Failure, OSError) as error:
-                run.fail(contestant, "preparation", error)
+                run.fail(contestant, PREPARATION, error)
         ready = [contestant for contestant in entrants if contestant.name in weights]
         progress.update(task, total=rules.rounds * len(ready))
         reads: list[tuple[float, float]] = []
@@ -126,8 +126,10 @@ def main() -> None:
             arguments.output.write_text(json.dumps(saved, indent=1))
     print(f"\nMachine: {', '.join(f'{key} {value}' for key, value in machine.items())}.")
     for model in saved["models"].values():
-        rates = [rate / 1e9 for rate, _ in model["read_bytes_per_second"]]
-        print(f"Read bandwidth of each round, GB/s: {', '.join(f'{rate:.1f}' for rate in rates)}.")
+        reads = [
+            f"{rate / 1e9:.1f} ({foreign:.2f})" for rate, foreign in model["read_bytes_per_second"]
+        ]
+        print(f"Read bandwidth of each round, GB/s (and foreign share): {', '.join(reads)}.")
     found = next(iter(saved["models"].values()))["versions"]
     for name, versions in found.items():
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in versions.items())}.")

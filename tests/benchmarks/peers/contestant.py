@@ -129,11 +129,16 @@ class Contestant(ABC):
 
 
 def spawn(
-    command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    piped: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start ``command`` in a process group of its own, with pipes; what it says goes to ``log``.
+    """Start ``command`` in a process group of its own; what it says goes to ``log``.
 
-    Nothing that was set to keep other programs from using all cores is handed on.
+    Nothing that was set to keep other programs from using all cores is handed on. With
+    ``piped``, standard input and output are pipes for whoever calls.
     """
     inherited = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -142,8 +147,8 @@ def spawn(
         output.flush()
         return subprocess.Popen(
             [str(word) for word in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else output,
             stderr=output,
             text=True,
             env=inherited | offline | dict(environment or {}),
@@ -160,8 +165,12 @@ def convert(
         Failure: it failed.
     """
     process = spawn(command, log, environment)
-    _, _ = process.communicate()
-    if process.returncode != 0:
+    try:
+        status = process.wait()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    if status != 0:
         raise Failure(f"{Path(command[0]).name} failed: {last_words(log)}")
 
 

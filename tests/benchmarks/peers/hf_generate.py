@@ -33,7 +33,7 @@ class Transformers(Contestant):
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
         driver = DRIVERS / "transformers_generate.py"
-        return Driver(spawn([self._python, driver, model, "bfloat16"], log), log)
+        return Driver(spawn([self._python, driver, model, "bfloat16"], log, piped=True), log)
 
     def weight_bytes(self, model: Path) -> int:
         return decoded_bytes(model)

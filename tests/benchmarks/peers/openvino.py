@@ -57,7 +57,7 @@ class OpenVino(Contestant):
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
         command: list[str | Path] = [self._python, DRIVERS / "openvino_genai.py", model]
         command += [str(setup.sequences), str(setup.cached_tokens), "bf16"]
-        return Driver(spawn(command, log), log)
+        return Driver(spawn(command, log, piped=True), log)
 
     def weight_bytes(self, model: Path) -> int:
         return (model / "openvino_model.bin").stat().st_size

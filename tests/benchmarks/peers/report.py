@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks.peers.columns import Column
-from tests.benchmarks.peers.rounds import Results
+from tests.benchmarks.peers.rounds import PREPARATION, Results
 
 GIGA = 1e9
 
@@ -41,7 +41,7 @@ def serving_figures(columns: Sequence[Column]) -> list[Figure]:
             found.append(Figure(f"{column.name}.rate", f"tok/s, {column.concurrency} at once", 1))
     for column in columns:
         if column.concurrency == 1 and column.new > 1:
-            found.append(Figure(f"{column.name}.token", "decode ms/token", 2, False))
+            found.append(Figure(f"{column.name}.decode", "decode alone", 1))
             found.append(Figure(f"{column.name}.ttft", "TTFT ms", 0, False))
     for column in columns:
         if column.new == 1:
@@ -142,13 +142,13 @@ class Report:
         """Share of what the memory allows at batch 1: weight bytes read once a token."""
         rows = []
         for name in self._ways:
-            values = self._values(name, f"{column.name}.token")
+            values = self._values(name, f"{column.name}.decode")
             if values and name in weights:
-                token = statistics.median(values) / 1000
+                rate = statistics.median(values)
                 most = bandwidth / weights[name]
                 row = [name, f"{weights[name] / 1e6:.0f}", f"{most:.0f}"]
-                rows.append([*row, f"{1 / token:.1f}", f"{1 / token / most:.0%}"])
-        head = ["engine", "weights MB/token", "limit tok/s", "decode tok/s", "share"]
+                rows.append([*row, f"{rate:.1f}", f"{rate / most:.0%}"])
+        head = ["engine", "weights MB/token", "limit tok/s", "decode alone", "share"]
         said = f"Read bandwidth in this run, all cores: {bandwidth / GIGA:.1f} GB/s."
         return f"{said}\n\n{table(head, rows)}"
 
@@ -166,7 +166,9 @@ class Report:
     def _cell(self, name: str, figure: Figure) -> str:
         values = self._values(name, figure.key)
         if not values:
-            return "failed" if name in self._results.failures else "-"
+            stages = self._results.failures.get(name, {})
+            failed = any(figure.column in stage.split("+") for stage in stages)
+            return "failed" if failed or PREPARATION in stages else "-"
         foreign = self._results.foreign.get(name, {}).get(figure.column, [])
         star = "*" if any(share > self._noisy for share in foreign) else ""
         return spread(values, figure.digits) + star

@@ -13,6 +13,7 @@ from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setu
 from tests.benchmarks.peers.machine import Clock, memory
 from tests.tools.checkpoints import FIRST_WORD
 
+PREPARATION = "preparation"  # the stage before there are columns
 WARM_NEW = 8
 WARM_PROMPT = 1024  # longer prompts are measured cold, after shorter ones
 
@@ -25,8 +26,9 @@ class Results:
 
     Attributes:
         values: contestant, then figure, then one value of each round. Figures are named
-            ``COLUMN.what``: ``rate`` output tokens per second, ``prefill`` prompt tokens per
-            second, ``ttft`` and ``token`` (between two tokens) in ms; ``memory.what`` in MB.
+            ``COLUMN.what``: ``rate`` output tokens per second, ``decode`` those after the first
+            alone, ``prefill`` prompt tokens per second, ``ttft`` and ``token`` (between two
+            tokens) in ms; ``memory.what`` in MB.
         foreign: likewise for each column, what others took of the cores (0 to 1).
         failures: contestant, then column or stage, then why.
     """
@@ -76,12 +78,14 @@ def figures(column: Column, waves: Sequence[Wave]) -> dict[str, float]:
     for wave in waves:
         first = statistics.median(wave.first)
         values = {"ttft": first * 1000}
-        if column.concurrency == 1 and column.prompt:
+        if column.concurrency == 1:
             values["prefill"] = column.prompt / first
         if column.new > 1:
             values["rate"] = column.concurrency * column.new / wave.seconds
             spans = [end - begin for begin, end in zip(wave.first, wave.last, strict=True)]
-            values["token"] = statistics.median(spans) / (column.new - 1) * 1000
+            if (span := statistics.median(spans)) > 0:  # else all came at once
+                values["token"] = span / (column.new - 1) * 1000
+                values["decode"] = column.concurrency * (column.new - 1) / span
         for key, value in values.items():
             found.setdefault(key, []).append(value)
     return {f"{column.name}.{key}": statistics.median(values) for key, values in found.items()}
