@@ -24,9 +24,10 @@ ALREADY_EXISTS (a batch's id), RESOURCE_EXHAUSTED (rows, blocks, adapter slots, 
 callers), FAILED_PRECONDITION (the model has no tokenizer), INTERNAL (a step failed: its batches
 are gone) and UNAVAILABLE. Those before the last two leave the batches as they were.
 
-A Decode costs its caller about 0.5 ms over the step itself at 1 sequence and 0.9 ms at 32, of
-which Python's gRPC takes 0.3 ms; text takes 9 us a token. The engine stands still meanwhile:
-that is the price of asking for every step, and why the project's own router does not.
+A Decode costs its caller 0.5 ms over the step itself at 1 sequence and 0.8 ms at 32, on one 2025
+server core per process: 0.3 ms are Python's gRPC, as an empty call shows, and 6 us a sequence
+turning its token to text. The device stands still meanwhile: that is the price of being asked for
+every step, and why the project's own router does not ask.
 """
 
 from __future__ import annotations
