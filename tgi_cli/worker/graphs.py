@@ -44,10 +44,11 @@ log = logging.getLogger(__name__)
 LARGEST = 512
 """Rows of the largest graph, if the user does not say: above it the host is the faster one."""
 
-MAX_HEAD_LOGITS = 1 << 23
-"""Up to so many logits the head is part of the graph, which then keeps memory for them (32 MiB;
-for all sizes together, with a vocabulary of 128256, 150). Above, it is one product that takes
-the device longer than the host needs to launch it."""
+MAX_HEAD_ROWS = 64
+MAX_HEAD_LOGITS = 1 << 22
+"""Up to so many rows and logits the head is part of the graph, which then keeps memory for them:
+80 MiB at most for all sizes together. Above, it is one product that takes the device longer than
+the host needs to launch it."""
 
 ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER = range(7)
 _PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1]], np.int64)
@@ -153,7 +154,7 @@ class DecodeGraphs:
         self._rows = rows
         self._adapters = adapters
         self._make = make
-        self._head_rows = MAX_HEAD_LOGITS // vocab_size
+        self._head_rows = min(MAX_HEAD_ROWS, MAX_HEAD_LOGITS // vocab_size)
         self._pin = attention.device.type == "cuda"
         self._inputs = torch.empty(
             len(_PADDING) * self.largest, dtype=torch.int64, device=attention.device
