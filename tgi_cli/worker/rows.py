@@ -63,6 +63,7 @@ class Rows:
         self.block_size = block_size
         self.width = max_tokens + 1
         self.tokens = torch.zeros(max_rows, self.width, dtype=torch.int32, device=device)
+        self._flat = self.tokens.view(-1)
         max_blocks = -(-self.width // block_size)
         self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
         self._shared = device.type == "cpu" if shared is None else shared
@@ -89,11 +90,14 @@ class Rows:
 
     def gather(self, flat_indices: Tensor) -> Tensor:
         """Token ids, int64, at row * width + position."""
-        return self.tokens.view(-1).index_select(0, flat_indices).long()
+        return self._flat.index_select(0, flat_indices).long()
 
     def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
         """Put token ids at row * width + position."""
-        self.tokens.view(-1).index_copy_(0, flat_indices, token_ids.int())
+        if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
+            self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
+        else:
+            self._flat.index_copy_(0, flat_indices, token_ids.int())
 
     def _write_tokens(self, step: Step) -> None:
         writes = [(new.row, 0, new.token_ids) for new in step.new]
