@@ -1,0 +1,254 @@
+"""Streaming speed over HTTP, of variants of the server in turn; where their threads' time goes.
+
+    python -m tests.tools.checkpoints --shape 135m --tokenizer tgi_cli/demo/model /tmp/small
+    python -m tests.benchmarks.served /tmp/small --streams 1 32 \\
+        --variant base --variant passive:OMP_WAIT_POLICY=passive --variant old@/path/to/checkout
+
+A variant is ``NAME[@CHECKOUT][:VARIABLE=VALUE,...]``: another clone, and what the environment of
+the server has beside ours. All servers run from the beginning; each round gives every variant a
+wave, one after the other, so that a machine whose speed drifts favours nobody. Waves are of C
+streams of ``/v1/completions`` with prompts of random tokens (no prefix reuse), greedy,
+``ignore_eos``; the client reads raw bytes in this process, on the same cores.
+
+``--threads`` adds, of the last wave of each variant, what each thread cost per step: CPU time
+and wake-ups (the system's own counts, exact also where the machine is busy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Output tokens per second of a wave; of its decoding alone; median time to first token."""
+
+    rate: float
+    decode_rate: float
+    ttft: float
+
+
+@dataclass
+class Threads:
+    """Per thread's name: CPU microseconds, and how often it slept or was made to wait."""
+
+    cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    slept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    displaced: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @classmethod
+    def of(cls, roles: dict[str, int]) -> Threads:
+        now = cls()
+        for role, pid in roles.items():
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                try:
+                    status = (task / "status").read_text()
+                    nanoseconds = int((task / "schedstat").read_text().split()[0])
+                except OSError:  # it has ended
+                    continue
+                values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+                name = f"{role}: {values['Name'].strip()}"
+                now.cpu[name] += nanoseconds / 1e3
+                now.slept[name] += int(values["voluntary_ctxt_switches"])
+                now.displaced[name] += int(values["nonvoluntary_ctxt_switches"])
+        return now
+
+    def since(self, before: Threads, steps: int) -> list[tuple[str, float, float, float]]:
+        """Per step: name, CPU microseconds, times asleep, times displaced; dearest first."""
+        rows = [
+            (
+                name,
+                (cpu - before.cpu.get(name, 0.0)) / steps,
+                (self.slept[name] - before.slept.get(name, 0)) / steps,
+                (self.displaced[name] - before.displaced.get(name, 0)) / steps,
+            )
+            for name, cpu in self.cpu.items()
+        ]
+        return sorted((row for row in rows if row[1] >= 0.5), key=lambda row: -row[1])
+
+
+class Variant:
+    """A server process, and what was measured of it."""
+
+    def __init__(self, told: str, model: Path, extra: Iterable[str]) -> None:
+        head, _, variables = told.partition(":")
+        self.name, _, checkout = head.partition("@")
+        self.waves: dict[int, list[Wave]] = defaultdict(list)
+        self.profile: dict[int, list[tuple[str, float, float, float]]] = {}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = checkout or str(Path.cwd())
+        environment |= dict(pair.split("=", 1) for pair in variables.split(",") if pair)
+        command = [sys.executable, "-m", "tgi_cli", "serve", str(model), *extra]
+        command += ["--port", str(self.port), "--hostname", "127.0.0.1", "--no-prefix-caching"]
+        command += ["--logger-level", "error", "--json-output"]
+        self._process = subprocess.Popen(command, env=environment, cwd=checkout or None)
+
+    def wait_until_ready(self) -> None:
+        end = time.monotonic() + 300
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                    connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                    if b" 200 " in connection.recv(100):
+                        return
+            except OSError:
+                pass
+            time.sleep(0.1)
+        raise RuntimeError(f"{self.name} did not start")
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Pids of the launcher, the model server and the router."""
+        pid = self._process.pid
+        roles = {"launcher": pid}
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            roles["router" if b"router" in words else "server"] = int(child)
+        return roles
+
+    def wave(self, streams: int, prompts: list[list[int]], new_tokens: int) -> Wave:
+        return asyncio.run(self._wave(prompts, new_tokens))
+
+    async def _wave(self, prompts: list[list[int]], new_tokens: int) -> Wave:
+        firsts: list[float] = []
+        ends: list[float] = []
+        begin = time.perf_counter()
+
+        async def one(prompt: list[int]) -> None:
+            body = {
+                "model": "x",
+                "prompt": prompt,
+                "max_tokens": new_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            content = json.dumps(body).encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                % len(content)
+                + content
+            )
+            status = await reader.readuntil(b"\r\n\r\n")
+            if b" 200 " not in status:
+                raise RuntimeError(status.decode() + (await reader.read()).decode())
+            text = await reader.readuntil(b"data:")
+            firsts.append(time.perf_counter() - begin)
+            while chunk := await reader.read(1 << 16):
+                text += chunk
+            ends.append(time.perf_counter() - begin)
+            writer.close()
+            if b'"completion_tokens":%d' % new_tokens not in text:
+                raise RuntimeError(f"not {new_tokens} tokens: {text[-300:].decode()}")
+
+        await asyncio.gather(*map(one, prompts))
+        count = len(prompts)
+        decoding = max(ends) - max(firsts)
+        return Wave(
+            count * new_tokens / max(ends),
+            count * (new_tokens - 1) / decoding,
+            statistics.median(firsts),
+        )
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def measure(variants: list[Variant], told: argparse.Namespace) -> None:
+    vocab = json.loads((told.model / "config.json").read_text())["vocab_size"]
+    dice = random.Random(0)
+    for streams in told.streams:
+        for number in range(told.rounds + 1):  # the first warms up
+            for variant in variants[number % len(variants) :] + variants[: number % len(variants)]:
+                prompts = [
+                    [dice.randrange(10, vocab) for _ in range(told.prompt_tokens)]
+                    for _ in range(streams)
+                ]
+                before = Threads.of(variant.processes)
+                wave = variant.wave(streams, prompts, told.new_tokens)
+                if number:
+                    variant.waves[streams].append(wave)
+                    after = Threads.of(variant.processes)
+                    variant.profile[streams] = after.since(before, told.new_tokens)
+
+
+def report(variants: list[Variant], told: argparse.Namespace) -> None:
+    first = variants[0]
+    print("| streams | variant | output tok/s (min-max) | of decoding | TTFT ms | to the first |")
+    print("|---|---|---|---|---|---|")
+    for streams in told.streams:
+        base = statistics.median(wave.rate for wave in first.waves[streams])
+        for variant in variants:
+            waves = variant.waves[streams]
+            rates = sorted(wave.rate for wave in waves)
+            middle = statistics.median(rates)
+            decoding = statistics.median(wave.decode_rate for wave in waves)
+            ttft = statistics.median(wave.ttft for wave in waves) * 1e3
+            print(
+                f"| {streams} | {variant.name} | {middle:.1f} ({rates[0]:.1f}-{rates[-1]:.1f}) "
+                f"| {decoding:.1f} | {ttft:.0f} | {middle / base:.3f} |"
+            )
+    if not told.threads:
+        return
+    print("\n| streams | variant | thread | CPU us a step | sleeps a step | displaced a step |")
+    print("|---|---|---|---|---|---|")
+    for streams in told.streams:
+        for variant in variants:
+            for name, cpu, slept, displaced in variant.profile[streams]:
+                print(
+                    f"| {streams} | {variant.name} | {name} | {cpu:.0f} | {slept:.2f} "
+                    f"| {displaced:.2f} |"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--variant", action="append", help="NAME[@CHECKOUT][:VARIABLE=VALUE,...]")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", action="store_true")
+    parser.add_argument("--serve", nargs="*", default=[], help="more of `tgi serve`: --x=y")
+    told = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
+    variants: list[Variant] = []
+    try:
+        for text in told.variant or ["base"]:
+            variants.append(Variant(text, told.model, told.serve))
+        for variant in variants:
+            variant.wait_until_ready()
+        measure(variants, told)
+        report(variants, told)
+    finally:
+        for variant in variants:
+            variant.close()
+
+
+if __name__ == "__main__":
+    main()
