@@ -159,7 +159,7 @@ def _stage_kernel(
         tl.store(kv_lens_to + row, tl.load(kv_lens + row, mask=real, other=0))
         tl.store(slots_to + row, tl.load(slots + row, mask=real, other=-1))
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    inside = (columns < width) & real
+    inside = columns < tl.where(real, width, 0)
     blocks = tl.load(table + row * table_stride + columns, mask=inside, other=0)
     tl.store(table_to + row * table_to_stride + columns, blocks, mask=inside)
 

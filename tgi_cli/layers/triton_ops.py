@@ -190,26 +190,24 @@ def _rotate_kernel(
     if KV_HEADS > 0:
         slot = tl.load(slots + token)
         if slot >= 0:
-            if FP8 > 0:
-                new_a = narrowed(new_a.to(tl.float32), FP8)
-                new_b = narrowed(new_b.to(tl.float32), FP8)
+            kept_a = narrowed(new_a.to(tl.float32), FP8) if FP8 > 0 else new_a
+            kept_b = narrowed(new_b.to(tl.float32), FP8) if FP8 > 0 else new_b
             key_numbers = numbers - (HEADS - 2 * KV_HEADS)
             is_key = turned & (key_numbers >= 0)[:, None]
             start = slot * KV_HEADS * (2 * HALF + REST)
             at = start + key_numbers[:, None] * (2 * HALF + REST)
             key_at = key_cache + at
             value_at = value_cache + at - KV_HEADS * (2 * HALF + REST)
-            tl.store(key_at + columns[None, :], new_a, mask=mask & is_key)
-            tl.store(key_at + HALF + columns[None, :], new_b, mask=mask & is_key)
-            tl.store(value_at + columns[None, :], new_a, mask=mask & (turned == 0))
-            tl.store(value_at + HALF + columns[None, :], new_b, mask=mask & (turned == 0))
+            tl.store(key_at + columns[None, :], kept_a, mask=mask & is_key)
+            tl.store(key_at + HALF + columns[None, :], kept_b, mask=mask & is_key)
+            tl.store(value_at + columns[None, :], kept_a, mask=mask & (turned == 0))
+            tl.store(value_at + HALF + columns[None, :], kept_b, mask=mask & (turned == 0))
             if REST > 0:
                 new_rest = rest.to(heads.dtype.element_ty)
-                if FP8 > 0:
-                    new_rest = narrowed(new_rest.to(tl.float32), FP8)
+                kept_rest = narrowed(new_rest.to(tl.float32), FP8) if FP8 > 0 else new_rest
                 rest_at = 2 * HALF + others[None, :]
-                tl.store(key_at + rest_at, new_rest, mask=others_mask & is_key)
-                tl.store(value_at + rest_at, new_rest, mask=others_mask & (turned == 0))
+                tl.store(key_at + rest_at, kept_rest, mask=others_mask & is_key)
+                tl.store(value_at + rest_at, kept_rest, mask=others_mask & (turned == 0))
 
 
 def _rotate(

@@ -1,0 +1,125 @@
+"""Triton's attention on a machine without a GPU: interpreted, and compiled for some.
+
+Each happens in a process of its own: whether Triton interprets is settled when it is imported,
+for good, and other tests may have done that.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import tgi_cli.attention
+from tgi_cli.attention import KVSpec, create_attention
+from tgi_cli.attention import triton_tiles as tiles
+
+# https://pypi.org/project/triton/#files: Linux has wheels.
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None and sys.platform != "linux", reason="Triton is for Linux"
+)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("file", "interpret"), [("triton_matrix.py", "1"), ("triton_compiles.py", "0")]
+)
+def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
+    folder = Path(__file__).parent
+    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(folder / file)],
+        cwd=folder.parents[2],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TRITON_CACHE_DIR": str(tmp_path),
+            "TRITON_INTERPRET": interpret,
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Chosen(Exception):
+    """Raised in place of a backend that needs a GPU."""
+
+
+def triton_backend(*_: object) -> None:
+    raise Chosen("triton")
+
+
+def torch_backend(*_: object) -> None:
+    raise Chosen("torch")
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_cuda_takes_triton_where_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
+    chosen = {"triton": f"{__name__}:triton_backend", "torch": f"{__name__}:torch_backend"}
+    monkeypatch.setattr(tgi_cli.attention, "BACKENDS", chosen)
+    monkeypatch.setattr(tgi_cli.attention, "_has_triton", lambda: compiles)
+    with pytest.raises(Chosen, match="triton" if compiles else "torch"):
+        create_attention(None, [KVSpec(1, 16)], 16, torch.float16, torch.device("cuda"))
+
+
+@needs_triton
+def test_where_triton_cannot_compile_the_cause_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tgi_cli.attention import triton
+
+    def probe() -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(triton, "probe", probe)
+    assert not tgi_cli.attention._has_triton.__wrapped__()
+    assert "Failed to find C compiler" in caplog.text
+
+
+def test_splits_fill_the_processors_where_there_is_work() -> None:
+    hardware, tile = tiles.Hardware(processors=132), tiles.Tile(16, 64, 4, 5)
+
+    def splits(rows: int, max_keys: int) -> int:
+        return tiles.num_splits(hardware, tile, rows, 8, max_keys)
+
+    for rows in (1, 2, 5, 8, 32):
+        assert 132 <= rows * 8 * splits(rows, 1 << 17) <= 4 * 132
+    assert splits(256, 1 << 17) == 1
+    assert splits(1, 64) == 1
+    assert splits(1, 1024) == 16  # one tile each
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("kv_itemsize", [1, 2, 4])
+@pytest.mark.parametrize("dims", [16, 64, 128, 256, 512])
+@pytest.mark.parametrize("group", [1, 4, 7, 71])
+@pytest.mark.parametrize(("shared", "capability"), [(227, (9, 0)), (163, (8, 0)), (99, (8, 9))])
+def test_tiles_hold_all_heads_that_share_a_kv_head(
+    itemsize: int,
+    kv_itemsize: int,
+    dims: int,
+    group: int,
+    shared: int,
+    capability: tuple[int, int],
+) -> None:
+    hardware = tiles.Hardware(100, shared * 1024, capability)
+    for tile in (
+        tiles.prefill_tile(hardware, dims, itemsize, kv_itemsize, group),
+        tiles.decode_tile(hardware, dims, itemsize, kv_itemsize, group),
+    ):
+        assert tile.rows >= max(group, 16)
+        assert tile.keys >= 16
+        for size in (tile.rows, tile.keys, tile.warps):
+            assert size & (size - 1) == 0
+        if dims <= 256 and group < 71:
+            taken = (tile.rows * itemsize + 2 * tile.keys * kv_itemsize) * dims
+            assert taken <= shared * 1024
