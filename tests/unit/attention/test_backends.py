@@ -175,7 +175,9 @@ def test_the_default_backend_is_the_device_s() -> None:
     assert type(create_attention(None, specs, BLOCK, torch.float32, CPU)) is type(
         create_attention("cpu", specs, BLOCK, torch.float32, CPU)
     )
-    with pytest.raises(ValueError, match="no attention backend 'fast'; one of: cpu, flashinfer, native"):
+    with pytest.raises(
+        ValueError, match="no attention backend 'fast'; one of: cpu, flashinfer, native"
+    ):
         create_attention("fast", specs, BLOCK, torch.float32, CPU)
     with pytest.raises(ValueError, match=r"not kept in torch\.int8"):
         create_attention("cpu", specs, BLOCK, torch.float32, CPU, torch.int8)
