@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.linear import ACTIVATIONS
 
 
 def usable(x: Tensor) -> bool:
@@ -26,19 +27,61 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """
     library = native()
     assert library is not None
-    width = x.shape[-1]
-    rows = x.numel() // width
-    if x.dim() > 2 or x.stride(-1) != 1:
-        x = x.reshape(rows, width).contiguous()
+    x, rows, width = _rows(x)
     y = torch.empty(x.shape, dtype=x.dtype)
     library.tgi_rms_norm(
         c_void_p(x.data_ptr()),
-        c_int64(x.stride(0) if x.dim() == 2 else width),
+        c_int64(x.stride(0)),
         c_void_p(y.data_ptr()),
         c_void_p(None if residual is None else residual.data_ptr()),
         c_void_p(weight.data_ptr()),
         int(weight.dtype == torch.float32),
         c_float(eps),
+        c_int64(rows),
+        c_int64(width),
+        threads(),
+    )
+    return y
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> Tensor:
+    """As :func:`rms_norm`; weight and bias may be of any dtype."""
+    library = native()
+    assert library is not None
+    x, rows, width = _rows(x)
+    weight = weight.float()
+    bias = None if bias is None else bias.float()
+    y = torch.empty(x.shape, dtype=x.dtype)
+    library.tgi_layer_norm(
+        c_void_p(x.data_ptr()),
+        c_int64(x.stride(0)),
+        c_void_p(y.data_ptr()),
+        c_void_p(None if residual is None else residual.data_ptr()),
+        c_void_p(weight.data_ptr()),
+        c_void_p(None if bias is None else bias.data_ptr()),
+        c_float(eps),
+        c_int64(rows),
+        c_int64(width),
+        threads(),
+    )
+    return y
+
+
+def activate(x: Tensor, activation: str, gated: bool = False) -> Tensor:
+    """``activation`` of x [T, width]; ``gated``: of its first half, times the second."""
+    library = native()
+    assert library is not None
+    x, rows, width = _rows(x)
+    width = width // 2 if gated else width
+    y = torch.empty(rows, width, dtype=x.dtype)
+    library.tgi_activate(
+        c_void_p(x.data_ptr()),
+        c_int64(x.stride(0)),
+        c_void_p(y.data_ptr()),
+        int(gated),
+        ACTIVATIONS[activation],
         c_int64(rows),
         c_int64(width),
         threads(),
@@ -72,3 +115,11 @@ def rotate_(
         c_int64(dims),
         threads(),
     )
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int, int]:
+    """``x`` as rows whose numbers stand together, how many there are, and how wide."""
+    width = x.shape[-1]
+    if x.dim() != 2 or x.stride(1) != 1:
+        x = x.reshape(-1, width).contiguous()
+    return x, x.shape[0], width

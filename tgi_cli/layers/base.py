@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.quantization import QuantizationMethod
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Loadable(nn.Module):
     (``packed``) are plain tensors.
     """
 
-    packed: Tensor | None = None
+    packed: Tensor | PackedMatrix | None = None
 
     @property
     def loads_after(self) -> Loadable | None:

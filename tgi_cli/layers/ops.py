@@ -79,7 +79,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
     https://arxiv.org/abs/1607.06450
     """
-    # One kernel on every device, so there is none of Triton's.
+    if elementwise.usable(x) and x.dim() == 2:
+        return elementwise.layer_norm(x, weight, bias, eps)
+    # torch's is one kernel on CUDA, so there is none of Triton's.
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
@@ -91,6 +93,8 @@ def add_layer_norm(
         return layer_norm(x, weight, bias, eps), x
     if x.is_cuda and (kernels := triton_kernels()):
         return kernels.add_layer_norm(x, residual, weight, bias, eps), residual
+    if elementwise.usable(x):
+        return elementwise.layer_norm(x, weight, bias, eps, residual), residual
     residual.add_(x)
     return layer_norm(residual, weight, bias, eps), residual
 
@@ -125,6 +129,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activate(x: Tensor, activation: str) -> Tensor:
     """``activation`` of every element."""
+    if x.dim() == 2 and elementwise.usable(x):
+        return elementwise.activate(x, activation)
     return ACTIVATIONS[activation](x)
 
 
@@ -133,6 +139,8 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     if gate_up.is_cuda and (kernels := triton_kernels()):
         product: Tensor = kernels.gated(gate_up, activation)
         return product
+    if gate_up.dim() == 2 and elementwise.usable(gate_up):
+        return elementwise.activate(gate_up, activation, gated=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate).mul_(up)
 

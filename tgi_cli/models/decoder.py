@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import PagedAttention
+from tgi_cli.attention.native import NativeAttention
+from tgi_cli.kernels.program import Program
 from tgi_cli.layers import (
     MLP,
     Attention,
@@ -101,6 +104,15 @@ class DecoderModel(nn.Module):
         norm = _norm(build, spec.final_norm, spec.hidden_size)
         assert norm is not None
         self.norm = norm
+        self.on_one_cpu = build.shard.size == 1 and device.type == "cpu"
+        self.lora = build.lora
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The layers for the CPU's kernels; asked for when they are loaded."""
+        from tgi_cli.models.lowering import lower  # it knows what is made here
+
+        return lower(self) if self.on_one_cpu else None
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
         hidden, residual = self.embed_tokens(input_ids), None
@@ -110,6 +122,12 @@ class DecoderModel(nn.Module):
         if self.embed_positions is not None:
             hidden = hidden.add_(self.embed_positions(positions))
         rotations = [rope(positions) for rope in self.ropes]
+        if (
+            isinstance(attention, NativeAttention)
+            and self.program is not None
+            and (self.lora is None or self.lora.columns is None)
+        ):
+            return self.program.run(hidden, attention.step, attention.caches, rotations)
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, rotations, attention)
         return self.norm.add(hidden, residual)[0]

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.quantization.codes import Codes
 
 
@@ -15,7 +16,9 @@ class LinearWeights(Protocol):
     """What a method keeps on a layer: a checkpoint's weight, or a form made of it, or both."""
 
     weight: nn.Parameter | None
-    packed: Tensor | None
+    packed: Tensor | PackedMatrix | None
+    paired: bool
+    """Whether the outputs are a gate's and then as many that it gates."""
 
 
 class QuantizationMethod(ABC):

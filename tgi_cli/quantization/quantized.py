@@ -130,7 +130,8 @@ class _Plain(Product):
     def __init__(self, plain: Unquantized, weight: Tensor, device: torch.device) -> None:
         self.plain = plain
         self.weight: nn.Parameter | None = nn.Parameter(weight.to(device), requires_grad=False)
-        self.packed: Tensor | None = None
+        self.packed: Tensor | PackedMatrix | None = None
+        self.paired = False
         plain.process_after_loading(self)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -138,7 +139,8 @@ class _Plain(Product):
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [each for each in (self.weight, self.packed) if each is not None]
+        packed = self.packed.data if isinstance(self.packed, PackedMatrix) else self.packed
+        return [each for each in (self.weight, packed) if each is not None]
 
 
 def _joined(

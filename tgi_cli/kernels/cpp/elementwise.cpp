@@ -1,6 +1,7 @@
 // The operations between products, one by one: for models that run module by module.
 #include "elementwise.h"
 
+#include "activation.h"
 #include "pool.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
@@ -43,6 +44,22 @@ void norm_heads(bf16* heads, int64_t stride, const Weight* weight, float eps, in
   });
 }
 
+// y = act(gate) for numbers in a row, times up if there is one.
+void activate_row(const bf16* gate, const bf16* up, bf16* y, int64_t width, int activation) {
+  auto one = [&](const bf16* from, const bf16* with, bf16* to) {
+    f32x16 x = activate(load(from), activation);
+    store(to, with ? through_bf16(x) * load(with) : x);
+  };
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) one(gate + i, up ? up + i : nullptr, y + i);
+  if (i == width) return;
+  bf16 from[16] = {}, with[16] = {}, to[16];
+  std::memcpy(from, gate + i, size_t(width - i) * sizeof(bf16));
+  if (up) std::memcpy(with, up + i, size_t(width - i) * sizeof(bf16));
+  one(from, up ? with : nullptr, to);
+  std::memcpy(y + i, to, size_t(width - i) * sizeof(bf16));
+}
+
 }  // namespace
 }  // namespace tgi
 
@@ -72,5 +89,29 @@ TGI_EXPORT void tgi_rotate(bf16* heads, int64_t stride, const void* weight, int 
     for (int64_t head = 0; head < num_heads; ++head)
       rotate_head(heads + token * stride + head * dims, cosines + token * rotated,
                   sines + token * rotated, rotated);
+  });
+}
+
+// y [rows, width] = norm of x, or of residual += x; weight and bias (or null) are float32.
+TGI_EXPORT void tgi_layer_norm(const bf16* x, int64_t x_stride, bf16* y, bf16* residual,
+                               const float* weight, const float* bias, float eps, int64_t rows,
+                               int64_t width, int threads) {
+  rows_of(threads, rows, width, [&](int64_t row) {
+    const bf16* from = x + row * x_stride;
+    if (residual) {
+      add_row(residual + row * width, from, 1.0f, width);
+      from = residual + row * width;
+    }
+    layer_norm_row(from, y + row * width, weight, bias, eps, width);
+  });
+}
+
+// y [rows, width] = activation of x [rows, width], or of the first half of x [rows, 2 width] times
+// the second.
+TGI_EXPORT void tgi_activate(const bf16* x, int64_t x_stride, bf16* y, int gated, int activation,
+                             int64_t rows, int64_t width, int threads) {
+  rows_of(threads, rows, width, [&](int64_t row) {
+    const bf16* gate = x + row * x_stride;
+    activate_row(gate, gated ? gate + width : nullptr, y + row * width, width, activation);
   });
 }

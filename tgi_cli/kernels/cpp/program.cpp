@@ -1,0 +1,248 @@
+// Runs a program: one parallel region, operation after operation.
+//
+// Between operations there is no barrier of threads: who finds no more work in one waits until
+// the pieces that others hold are done, and goes on. With M = 1 a layer has six such places, of
+// about 0.2 us each.
+#include "program.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "elementwise.h"
+#include "gemm.h"
+#include "paged.h"
+
+#define TGI_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace tgi {
+namespace {
+
+constexpr int64_t ALIGNMENT = 64;
+constexpr int64_t ROWS_AT_ONCE = 8;  // tokens per ticket of what is done token by token
+
+double now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
+}
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// A piece of a run that needs all before it: an operation, or a part of one.
+struct Stage {
+  const Op* op;
+  int64_t tickets;
+  size_t plan;   // of attention
+  bool merging;  // the second part of attention over long contexts
+};
+
+struct Program {
+  std::vector<Op> ops;
+  std::vector<int64_t> widths;
+  std::vector<AttentionPlan> plans;
+  std::vector<size_t> planned_for;  // the first operation that each serves
+  std::vector<int64_t> places;  // of the buffers in the arena, for one token
+  int64_t width = 0;            // of all of them
+  std::unique_ptr<void, Free> arena;
+  int64_t capacity = 0;  // in tokens
+  std::vector<Stage> stages;
+  std::unique_ptr<Tickets[]> tickets;
+  size_t num_tickets = 0;
+
+  bf16* buffer(int32_t index, const Run& run) const {
+    if (index == 0) return run.residual;
+    if (index == 1) return run.output;
+    return static_cast<bf16*>(arena.get()) + places[size_t(index)] * capacity;
+  }
+
+  bool reserve(int64_t tokens) {
+    if (tokens <= capacity) return true;
+    size_t bytes = size_t(tokens * width) * sizeof(bf16);
+    bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    arena.reset();
+    capacity = 0;
+    arena.reset(std::aligned_alloc(ALIGNMENT, std::max<size_t>(bytes, ALIGNMENT)));
+    if (!arena) return false;
+    capacity = tokens;
+    return true;
+  }
+
+  // The plan that an operation can share with one before it; the number of plans: with none.
+  size_t plan_of(const Op& op) const {
+    auto alike = [&](size_t index) {
+      const Op& other = ops[index];
+      return op.window == other.window && op.heads == other.heads &&
+             op.kv_heads == other.kv_heads && op.head_dim == other.head_dim;
+    };
+    auto found = std::find_if(planned_for.begin(), planned_for.end(), alike);
+    return size_t(found - planned_for.begin());
+  }
+};
+
+Linear linear_of(const Program& program, const Op& op, const Run& run) {
+  Linear linear;
+  linear.x = program.buffer(op.input, run) + op.input_offset;
+  linear.x_stride = program.widths[size_t(op.input)];
+  linear.rows = run.tokens;
+  linear.weight = op.matrix;
+  linear.bias = op.linear_bias;
+  linear.y = program.buffer(op.output, run) + op.output_offset;
+  linear.y_stride = program.widths[size_t(op.output)];
+  linear.epilogue = op.epilogue;
+  linear.activation = op.activation;
+  linear.scale = op.scale;
+  return linear;
+}
+
+Attention attention_of(const Program& program, const Op& op, const Run& run) {
+  Attention attention;
+  attention.query = program.buffer(op.input, run) + op.input_offset;
+  attention.query_stride = program.widths[size_t(op.input)];
+  attention.output = program.buffer(op.output, run) + op.output_offset;
+  attention.output_stride = program.widths[size_t(op.output)];
+  attention.heads = op.heads;
+  attention.cache = run.caches[op.layer];
+  attention.scale = op.attention_scale;
+  attention.softcap = op.softcap;
+  attention.sinks = op.sinks;
+  attention.window = op.window;
+  return attention;
+}
+
+void norm_rows(const Program& program, const Op& op, const Run& run, int64_t first, int64_t last) {
+  int64_t in_width = program.widths[size_t(op.input)];
+  int64_t out_width = program.widths[size_t(op.output)];
+  for (int64_t token = first; token < last; ++token) {
+    const bf16* x = program.buffer(op.input, run) + token * in_width + op.input_offset;
+    if (op.residual >= 0) {
+      bf16* sum = program.buffer(op.residual, run) + token * program.widths[size_t(op.residual)];
+      add_row(sum, x, op.scale, op.width);
+      x = sum;
+    }
+    bf16* y = program.buffer(op.output, run) + token * out_width + op.output_offset;
+    if (op.norm == RMS_NORM) rms_norm_row(x, y, op.weight, op.eps, op.width);
+    if (op.norm == LAYER_NORM) layer_norm_row(x, y, op.weight, op.bias, op.eps, op.width);
+  }
+}
+
+void rotate_rows(const Program& program, const Op& op, const Run& run, int64_t first, int64_t last) {
+  int64_t dims = op.head_dim, width = program.widths[size_t(op.input)];
+  for (int64_t token = first; token < last; ++token) {
+    bf16* heads = program.buffer(op.input, run) + token * width + op.input_offset;
+    for (int64_t head = 0; head < op.heads + op.kv_heads; ++head) {
+      bf16* values = heads + head * dims;
+      if (op.weight) rms_norm_row(values, values, op.weight + head * dims, op.eps, dims);
+      if (op.rope >= 0)
+        rotate_head(values, run.cosines[op.rope] + token * op.rotated,
+                    run.sines[op.rope] + token * op.rotated, op.rotated);
+    }
+    const bf16* keys = heads + op.heads * dims;
+    store_kv(run.caches[op.layer], run.step->slots[token], keys, keys + op.kv_heads * dims);
+  }
+}
+
+void run_ticket(const Program& program, const Stage& stage, const Run& run, int64_t ticket,
+                int thread) {
+  const Op& op = *stage.op;
+  int64_t first = ticket * ROWS_AT_ONCE, last = std::min(first + ROWS_AT_ONCE, run.tokens);
+  switch (op.kind) {
+    case NORM:
+      return norm_rows(program, op, run, first, last);
+    case LINEAR:
+      return linear_run(linear_of(program, op, run), ticket);
+    case ROTATE:
+      return rotate_rows(program, op, run, first, last);
+    case ATTEND: {
+      const AttentionPlan& plan = program.plans[stage.plan];
+      Attention attention = attention_of(program, op, run);
+      if (stage.merging) return attention_merge_run(attention, *run.step, plan, ticket, thread);
+      return attention_run(attention, *run.step, plan, ticket, thread);
+    }
+  }
+}
+
+// Which stages a run of so many tokens has, and the attention plans that they share.
+void prepare(Program& program, const Run& run) {
+  for (size_t i = 0; i < program.plans.size(); ++i) {
+    const Op& op = program.ops[program.planned_for[i]];
+    plan_attention(*run.step, op.window, op.heads, op.kv_heads, op.head_dim, program.plans[i]);
+  }
+  program.stages.clear();
+  int64_t row_tickets = (run.tokens + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+  for (const Op& op : program.ops) {
+    Stage stage{&op, row_tickets, 0, false};
+    if (op.kind == LINEAR) stage.tickets = linear_tickets(linear_of(program, op, run));
+    if (op.kind == ATTEND) {
+      stage.plan = program.plan_of(op);
+      const AttentionPlan& plan = program.plans[stage.plan];
+      stage.tickets = attention_tickets(plan);
+      program.stages.push_back(stage);
+      stage.tickets = attention_merge_tickets(plan);
+      stage.merging = true;
+      if (!stage.tickets) continue;
+    }
+    program.stages.push_back(stage);
+  }
+  if (program.stages.size() > program.num_tickets) {
+    program.num_tickets = program.stages.size();
+    program.tickets.reset(new Tickets[program.num_tickets]);
+  }
+  for (size_t i = 0; i < program.stages.size(); ++i) program.tickets[i].reset();
+}
+
+}  // namespace
+}  // namespace tgi
+
+using namespace tgi;
+
+// `ops` and what they point to, except the list itself, must outlive the program.
+TGI_EXPORT void* tgi_program_new(const Op* ops, int64_t num_ops, const int64_t* widths,
+                                 int64_t num_buffers) {
+  auto* program = new Program;
+  program->ops.assign(ops, ops + num_ops);
+  program->widths.assign(widths, widths + num_buffers);
+  program->places.resize(size_t(num_buffers));
+  for (size_t i = 2; i < program->widths.size(); ++i) {
+    program->places[i] = program->width;
+    program->width += (program->widths[i] + 31) / 32 * 32;
+  }
+  for (size_t i = 0; i < program->ops.size(); ++i)
+    if (program->ops[i].kind == ATTEND && program->plan_of(program->ops[i]) == program->plans.size()) {
+      program->planned_for.push_back(i);
+      program->plans.emplace_back();
+    }
+  return program;
+}
+
+TGI_EXPORT void tgi_program_free(void* program) { delete static_cast<Program*>(program); }
+
+// 0, or 1 if there is no memory for so many tokens.
+TGI_EXPORT int tgi_program_run(void* handle, const Run* arguments) {
+  Program& program = *static_cast<Program*>(handle);
+  const Run& run = *arguments;
+  if (!run.tokens) return 0;
+  if (!program.reserve(run.tokens)) return 1;
+  prepare(program, run);
+  parallel(run.threads, [&](int thread) {
+    double before = run.seconds && !thread ? now() : 0;
+    for (size_t i = 0; i < program.stages.size(); ++i) {
+      const Stage& stage = program.stages[i];
+      Tickets& tickets = program.tickets[i];
+      tickets.work(stage.tickets,
+                   [&](int64_t ticket) { run_ticket(program, stage, run, ticket, thread); });
+      tickets.wait(stage.tickets);
+      if (run.seconds && !thread) {
+        double after = now();
+        run.seconds[stage.op - program.ops.data()] += after - before;
+        before = after;
+      }
+    }
+  });
+  return 0;
+}

@@ -1,0 +1,261 @@
+"""A native family's layers as a program for the CPU's kernels.
+
+The program computes what the modules compute, with the same roundings; the modules remain the
+oracle, and run where a model has something that no operation stands for, where there are several
+shards, and in steps with adapters.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import nn
+
+from tgi_cli.kernels import native
+from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
+from tgi_cli.kernels.program import OUTPUT, RESIDUAL, Place, Program
+from tgi_cli.layers import MLP, Attention, GatedMLP, LayerNorm, RMSNorm, RotaryEmbedding
+from tgi_cli.layers.linear import _Linear
+from tgi_cli.models.decoder import DecoderLayer, DecoderModel, Norm
+
+log = logging.getLogger(__name__)
+
+
+class NotLowered(Exception):
+    """The model has something that no operation stands for; the message says what."""
+
+
+def lower(model: DecoderModel) -> Program | None:
+    """The program of a loaded model's layers; None where its modules have to run."""
+    if native() is None:
+        return None
+    try:
+        return _Lowering(model).program
+    except NotLowered as reason:
+        log.debug("no program for this model: %s", reason)
+        return None
+
+
+class _Lowering:
+    """Walks a model once. Residual and branches are kept as the modules keep them:
+
+    a block's output waits in ``branch`` for the norm behind it, which adds it to the residual,
+    unless its last product can add it at once.
+    """
+
+    def __init__(self, model: DecoderModel) -> None:
+        norm = model.norm
+        hidden_size = norm.size
+        self.program = Program(hidden_size)
+        self.hidden_size = hidden_size
+        first = model.layers[0]
+        assert isinstance(first, DecoderLayer)
+        self.normed = self.program.buffer(hidden_size)
+        self.branch = self.program.buffer(hidden_size)
+        self.waiting: tuple[Place, float] | None = None
+        """A branch that is not in the residual yet, and its factor."""
+        self._buffers: dict[tuple[str, int], Place] = {}
+        self.rotated = [
+            2 * len(rope.frequencies) for rope in model.ropes if isinstance(rope, RotaryEmbedding)
+        ]
+        for index, layer in enumerate(model.layers):
+            assert isinstance(layer, DecoderLayer)
+            self._layer(layer, f"layers.{index}")
+        self._norm("norm", norm, OUTPUT)
+        self.program.seal()
+
+    def _layer(self, layer: DecoderLayer, path: str) -> None:
+        normed = self._norm(f"{path}.input_norm", layer.input_norm, self.normed)
+        attention = layer.self_attn
+        if not isinstance(attention, Attention):
+            raise NotLowered(f"{path}: {type(attention).__name__}")
+        scale = layer.residual_scale
+        if layer.parallel:
+            self._attention(f"{path}.self_attn", attention, layer.rope, normed, self.branch)
+            if layer.mlp_norm is not None:
+                self._plain_norm(f"{path}.mlp_norm", layer.mlp_norm, RESIDUAL, self.normed)
+            elif normed == RESIDUAL:
+                raise NotLowered(f"{path}: parallel blocks without a norm")
+            # The residual still lacks what waits there: nothing, since the norm above added it.
+            self._mlp(f"{path}.mlp", layer.mlp, self.normed, self.branch, Epilogue.ADD)
+            self.waiting = (self.branch, 1.0)
+            return
+        self._block(
+            layer.attention_output_norm,
+            f"{path}.attention_output_norm",
+            scale,
+            lambda target, epilogue, factor: self._attention(
+                f"{path}.self_attn", attention, layer.rope, normed, target, epilogue, factor
+            ),
+        )
+        normed = self._norm(f"{path}.mlp_norm", layer.mlp_norm, self.normed)
+        self._block(
+            layer.mlp_output_norm,
+            f"{path}.mlp_output_norm",
+            scale,
+            lambda target, epilogue, factor: self._mlp(
+                f"{path}.mlp", layer.mlp, normed, target, epilogue, factor
+            ),
+        )
+
+    def _block(self, norm: Norm | None, label: str, scale: float, emit: object) -> None:
+        assert callable(emit)
+        if norm is None:
+            emit(RESIDUAL, Epilogue.ADD, scale)
+            return
+        emit(self.branch, Epilogue.STORE, 1.0)
+        self._plain_norm(label, norm, self.branch, self.branch)
+        self.waiting = (self.branch, scale)
+
+    def _norm(self, label: str, norm: Norm | None, target: Place) -> Place:
+        """The norm before a block, which takes in what waits; returns where its result is."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            if norm is None:
+                return RESIDUAL
+            self._plain_norm(label, norm, RESIDUAL, target)
+            return target
+        source, scale = waiting
+        if norm is None:
+            self.program.norm(
+                label,
+                source,
+                target,
+                self.hidden_size,
+                kind=0,
+                residual=RESIDUAL,
+                scale=scale,
+            )
+            return RESIDUAL
+        self._plain_norm(label, norm, source, target, RESIDUAL, scale)
+        return target
+
+    def _plain_norm(
+        self,
+        label: str,
+        norm: nn.Module,
+        source: Place,
+        target: Place,
+        residual: Place | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        if not isinstance(norm, RMSNorm | LayerNorm):
+            raise NotLowered(f"{label}: {type(norm).__name__}")
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        self.program.norm(
+            label,
+            source,
+            target,
+            norm.size,
+            kind=1 if isinstance(norm, RMSNorm) else 2,
+            weight=norm.weight.float(),
+            bias=None if bias is None else bias.float(),
+            eps=norm.eps,
+            residual=residual,
+            scale=scale,
+        )
+
+    def _attention(
+        self,
+        label: str,
+        attention: Attention,
+        rope: int | None,
+        source: Place,
+        target: Place,
+        epilogue: Epilogue = Epilogue.STORE,
+        scale: float = 1.0,
+    ) -> None:
+        heads, kv_heads, _ = attention.heads
+        dims = attention.head_dim
+        qkv = self._buffer("qkv", (heads + 2 * kv_heads) * dims)
+        attended = self._buffer("attended", heads * dims)
+        self._linear(f"{label}.qkv_proj", attention.qkv_proj, source, qkv, Epilogue.STORE)
+        weight, eps = None, 0.0
+        if attention.q_norm is not None and attention.k_norm is not None:
+            keys = qkv.at(heads * dims)
+            self._plain_norm(f"{label}.q_norm", attention.q_norm, qkv, qkv)
+            self._plain_norm(f"{label}.k_norm", attention.k_norm, keys, keys)
+        elif attention.qk_norm is not None:
+            weight, eps = attention.qk_norm.weight.float(), attention.qk_norm.eps
+        shape = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dims}
+        self.program.rotate(
+            f"{label}.rotate",
+            qkv,
+            layer=attention.layer,
+            rope=rope,
+            rotated=0 if rope is None else self.rotated[rope],
+            weight=weight,
+            eps=eps,
+            **shape,
+        )
+        sinks = None if attention.sinks is None else attention.sinks.weight.float()
+        self.program.attend(
+            f"{label}.attend",
+            qkv,
+            attended,
+            layer=attention.layer,
+            scale=attention.scale,
+            window=attention.kv_spec.window,
+            softcap=attention.softcap,
+            sinks=sinks,
+            **shape,
+        )
+        self._linear(f"{label}.o_proj", attention.o_proj, attended, target, epilogue, scale=scale)
+
+    def _mlp(
+        self,
+        label: str,
+        mlp: nn.Module,
+        source: Place,
+        target: Place,
+        epilogue: Epilogue,
+        scale: float = 1.0,
+    ) -> None:
+        if not isinstance(mlp, GatedMLP | MLP):
+            raise NotLowered(f"{label}: {type(mlp).__name__}")
+        if mlp.activation not in ACTIVATIONS:
+            raise NotLowered(f"{label}: {mlp.activation}")
+        activation = ACTIVATIONS[mlp.activation]
+        inner = self._buffer("inner", mlp.down_proj.in_features)
+        if isinstance(mlp, GatedMLP):
+            up, kind = mlp.gate_up_proj, Epilogue.GATED
+        else:
+            up, kind = mlp.up_proj, Epilogue.ACTIVATE
+        self._linear(f"{label}.up", up, source, inner, kind, activation)
+        self._linear(f"{label}.down", mlp.down_proj, inner, target, epilogue, scale=scale)
+
+    def _linear(
+        self,
+        label: str,
+        layer: _Linear,
+        source: Place,
+        target: Place,
+        epilogue: Epilogue,
+        activation: int = 0,
+        scale: float = 1.0,
+    ) -> None:
+        matrix = layer.packed
+        if not isinstance(matrix, PackedMatrix):
+            raise NotLowered(f"{label}: its weight is not packed for the kernels")
+        if epilogue is Epilogue.GATED and not matrix.paired:
+            raise NotLowered(f"{label}: gate and up are not packed in pairs")
+        bias = None if layer.bias is None else layer.bias.detach()
+        if bias is not None and bias.dtype != torch.bfloat16:
+            raise NotLowered(f"{label}: a bias in {bias.dtype}")
+        self.program.linear(
+            label,
+            source,
+            target,
+            matrix,
+            bias,
+            epilogue=epilogue,
+            activation=activation,
+            scale=scale,
+        )
+
+    def _buffer(self, name: str, width: int) -> Place:
+        """One for all layers of that width."""
+        if (name, width) not in self._buffers:
+            self._buffers[name, width] = self.program.buffer(width)
+        return self._buffers[name, width]
