@@ -79,7 +79,15 @@ PLANS: dict[bool, dict[str, Any]] = {
 TARGETS = {1: 1.15, 8: 1.15, 32: 1.15, 128: 1.25, 256: 1.25}
 """Times the memory roofline, by batch."""
 
-SECONDS = {"decode": 20, "prefill": 10, "offline": 60, "trace": 15, "syncs": 10, "peers": 90}
+SECONDS = {
+    "decode": 20,
+    "ladder": 10,
+    "prefill": 10,
+    "offline": 60,
+    "trace": 15,
+    "syncs": 10,
+    "peers": 90,
+}
 """That must be left for a section to be begun."""
 
 
@@ -184,6 +192,25 @@ class Benchmark:
                     "tok/s": batch / got.step,
                 }
             )
+        return rows
+
+    def ladder(self) -> list[dict[str, Any]]:
+        """What graphs and the overlap of steps give, one by one."""
+        worker, limits = self.worker
+        batch, _, _ = self.plan["traced"]
+        graphs, rows = worker._runner.graphs, []
+        for used in (None, graphs) if graphs is not None else (None,):
+            for depth in (0, 1):
+                worker._runner.graphs = used
+                try:
+                    got = decode_steps(
+                        worker, limits, batch, self.plan["context"], self.plan["steps"], depth=depth
+                    )
+                finally:
+                    worker._runner.graphs = graphs
+                how = "launched one by one" if used is None else "graphs"
+                how += ", the next step while one runs" if depth else ", step by step"
+                rows.append({"how": how, "batch": batch, "step ms": 1e3 * got.step})
         return rows
 
     def prefill(self) -> list[dict[str, Any]]:
@@ -343,7 +370,7 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-SECTIONS = ("decode", "prefill", "offline", "trace", "kernels", "syncs", "peers")
+SECTIONS = ("decode", "ladder", "prefill", "offline", "trace", "kernels", "syncs", "peers")
 
 
 def main(arguments: list[str] | None = None) -> int:

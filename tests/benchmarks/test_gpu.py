@@ -49,7 +49,7 @@ runpy.run_module("tests.benchmarks.gpu", run_name="__main__", alter_sys=True)
 
 
 def test_the_whole_script_runs_on_a_miniature_with_torch_alone(tmp_path: Path) -> None:
-    sections = ["decode", "prefill", "offline", "trace", "kernels", "syncs"]
+    sections = ["decode", "ladder", "prefill", "offline", "trace", "kernels", "syncs"]
     arguments = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), "--only", *sections]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
