@@ -10,7 +10,7 @@ _tgi() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            serve|download-weights|model-server|router|completion) command=${COMP_WORDS[i]}; break ;;
+            serve|download-weights|warmup|model-server|router|completion) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command $previous" in
@@ -120,11 +120,12 @@ _tgi() {
     case $command in
         serve) flags='--model-id --revision --dtype --quantize --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --disable-grammar-support --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         download-weights) flags='--revision --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --trust-remote-code --no-trust-remote-code --logger-level --json-output --no-json-output --quiet -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        warmup) flags='--json-output -h --help'; COMPREPLY=() ;;
         model-server) flags='--model-id --revision --dtype --quantize --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --disable-grammar-support --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --disable-grammar-support --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         completion) flags='-h --help'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback -h --help'
-            COMPREPLY=($(compgen -W 'serve download-weights model-server router completion' -- "$word")) ;;
+            COMPREPLY=($(compgen -W 'serve download-weights warmup model-server router completion' -- "$word")) ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))

@@ -32,7 +32,7 @@ def test_every_shell_knows_every_visible_flag(
     monkeypatch.setenv("COLUMNS", "80")
     assert main.run(["completion", shell]) == ExitCode.OK
     script = capsys.readouterr().out
-    for command in ("serve", "download-weights", "model-server", "router"):
+    for command in ("serve", "download-weights", "warmup", "model-server", "router"):
         main.run([command, "--help"])
         for word in capsys.readouterr().out.split():
             if word.startswith("--") and word[2:].replace("-", "").isalpha():

@@ -33,7 +33,7 @@ HEAVY = {
     "uvicorn",
     "asyncio",
 }
-COMMANDS = ["serve", "download-weights", "model-server", "router", "completion"]
+COMMANDS = ["serve", "download-weights", "warmup", "model-server", "router", "completion"]
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from tgi_cli.cli.model_server import model_server
 from tgi_cli.cli.options import ENVIRONMENT, from_environment
 from tgi_cli.cli.router import router
 from tgi_cli.cli.serve import serve
+from tgi_cli.cli.warmup import warmup
 from tgi_cli.errors import ExitCode, TgiError
 
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command(epilog=ENVIRONMENT)(serve)
 app.command()(download_weights)
+app.command()(warmup)
 app.command(rich_help_panel=_PARTS, epilog=ENVIRONMENT)(model_server)
 app.command(rich_help_panel=_PARTS, epilog=ENVIRONMENT)(router)
 app.command(rich_help_panel=_PARTS)(completion)

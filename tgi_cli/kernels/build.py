@@ -113,9 +113,27 @@ def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
                 _run([cxx, "-shared", "-o", str(whole), *map(str, made)])
                 whole.replace(path)
     if folder == INSTALLED:
-        for stale in set(folder.glob("tgi-kernels-*.so")) - set(wanted.values()):
-            stale.unlink()
+        for stale in folder.glob("tgi-kernels-*.so"):
+            if digest() not in stale.name:
+                stale.unlink()
     return list(wanted.values())
+
+
+def build_for_use(level: str) -> Path:
+    """The library of one level, wherever it is or can be put: compiled if it is nowhere.
+
+    Raises:
+        BuildError, OSError: as :func:`build`.
+    """
+    for folder in (INSTALLED, cache_folder()):
+        if (path := folder / file_name(level)).exists():
+            return path
+    # Where this user may not write the installation, as in a container, there is the cache.
+    return build(INSTALLED if _writable(INSTALLED) else cache_folder(), [level])[0]
+
+
+def _writable(folder: Path) -> bool:
+    return os.access(folder if folder.exists() else folder.parent, os.W_OK)
 
 
 def _jobs() -> int:

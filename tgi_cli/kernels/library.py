@@ -84,6 +84,10 @@ def _load() -> ctypes.CDLL | None:
             continue
         log.debug("kernels: %s", path)
         return library
+    log.warning(
+        "the kernels for this processor were not compiled, torch's operations are used: several "
+        "times slower; with a C++ compiler, `tgi warmup` compiles them"
+    )
     return None
 
 
