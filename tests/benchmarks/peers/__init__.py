@@ -15,6 +15,6 @@ measured with each figure; a figure above ``--foreign`` is measured again, the q
 counts, and it is marked with a star if that is still above. Never is one chosen by its speed.
 
 ``--long`` measures prompts of 128 to 8192 tokens instead: what they take, and the tokens that
-follow. ``--quantized`` takes the peers' weights of 4 and 8 bits instead of bf16; ours are then
-named with ``--tgi NAME=CHECKPOINT[: FLAGS]``, such as ``--tgi "int8={checkpoint}: FLAGS"``.
+follow. ``--quantized`` takes weights of 4 and 8 bits instead of bf16. Ours are others with
+``--tgi NAME=CHECKPOINT[: FLAGS]``, such as ``--tgi "int8={checkpoint}: --quantize int8"``.
 """

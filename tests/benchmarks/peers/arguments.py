@@ -29,6 +29,10 @@ class Ours:
     flags: str = ""
 
 
+PLAIN = (Ours("tgi", "{checkpoint}"),)
+QUANTIZED = (Ours("tgi int8", "{checkpoint}", "--quantize int8"), Ours("tgi int4", "{gptq4}"))
+
+
 def ours(text: str) -> Ours:
     """Read ``NAME=CHECKPOINT[: FLAGS]``; the first colon ends the checkpoint."""
     name, equals, rest = text.partition("=")
@@ -83,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         type=ours,
         action="append",
         metavar="NAME=CHECKPOINT[: FLAGS]",
-        help="one of ours; {checkpoint} is the run's own [tgi={checkpoint}]",
+        help="one of ours; {checkpoint} is the run's own, {gptq4} and {gptq8} are made of it",
     )
     add(
         "--tgi-python",
@@ -125,7 +129,7 @@ def parser() -> argparse.ArgumentParser:
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     """Ours, then the peers."""
     python, bytes_ = arguments.tgi_python, dict(arguments.weight_mb)
-    mine = arguments.ours or [Ours("tgi", "{checkpoint}")]
+    mine = arguments.ours or (QUANTIZED if arguments.quantized else PLAIN)
     found: list[Contestant] = [
         Tgi(one.name, python, one.checkpoint, one.flags, bytes_.get(one.name)) for one in mine
     ]

@@ -48,15 +48,16 @@ class Server(Running):
 
     def _wait(self) -> None:
         until = deadline(START_TIMEOUT)
-        while time.monotonic() < until:
-            if self.process.poll() is not None:
-                raise Failure(f"it ended at its start: {last_words(self.log)}")
-            try:
-                if httpx.get(f"http://{HOST}:{self._port}/health", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
+        with httpx.Client(base_url=f"http://{HOST}:{self._port}", timeout=5) as client:
+            while time.monotonic() < until:
+                if self.process.poll() is not None:
+                    raise Failure(f"it ended at its start: {last_words(self.log)}")
+                try:
+                    if client.get("/health").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.2)
         raise Failure(f"not ready after {START_TIMEOUT:.0f} s: {last_words(self.log)}")
 
     def wave(self, prompts: Sequence[Sequence[int]], new: int, timeout: float) -> Wave:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 import subprocess
@@ -10,17 +11,27 @@ from pathlib import Path
 from tests.benchmarks.peers.client import HOST, Server
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, installed, spawn
 from tests.benchmarks.peers.weights import decoded_bytes
+from tests.tools.quantized import gptq, write_quantized
 
 ROOT = Path(__file__).resolve().parents[3]
+LOADED_BITS = {
+    "int8": 8,
+    "eetq": 8,
+    "bitsandbytes": 8,
+    "fp8": 8,
+    "bitsandbytes-nf4": 4,
+    "bitsandbytes-fp4": 4,
+}
 
 
 class Tgi(Contestant):
     """``tgi serve`` of this repository.
 
     Args:
-        checkpoint: other than that of the run; ``{checkpoint}`` in it is the run's.
+        checkpoint: a path; ``{checkpoint}`` in it is that of the run, ``{gptq4}`` and ``{gptq8}``
+            what it is in GPTQ of so many bits.
         flags: of ``tgi serve``, as a shell would split them.
-        weight_bytes: read for a token, where the checkpoint's files do not say it.
+        weight_bytes: read for a token, where neither the checkpoint nor ``--quantize`` says it.
     """
 
     def __init__(
@@ -47,7 +58,11 @@ class Tgi(Contestant):
         return {"commit": commit.stdout.strip() or "unknown"} | versions
 
     def prepare(self, checkpoint: Path, folder: Path) -> Path:
-        path = Path(self._checkpoint.replace("{checkpoint}", str(checkpoint)))
+        found = self._checkpoint.replace("{checkpoint}", str(checkpoint))
+        for bits in (4, 8):
+            if (name := f"{{gptq{bits}}}") in found:
+                found = found.replace(name, str(_gptq(checkpoint, folder / f"gptq{bits}", bits)))
+        path = Path(found)
         if not (path / "config.json").is_file():
             raise Failure(f"{path} is no checkpoint")
         return path
@@ -63,7 +78,25 @@ class Tgi(Contestant):
         return Server(process, log, port, {"model": "tgi"})
 
     def weight_bytes(self, model: Path) -> int:
-        return self._weight_bytes or decoded_bytes(model)
+        if self._weight_bytes is not None:
+            return self._weight_bytes
+        bits = 16
+        if "--quantize" in self._flags:
+            method = self._flags[self._flags.index("--quantize") + 1]
+            bits = LOADED_BITS.get(method, 16)
+        return decoded_bytes(model, bits)
+
+
+def _gptq(checkpoint: Path, path: Path, bits: int) -> Path:
+    """``checkpoint`` in GPTQ, in the largest groups of 32 to 128 that its sizes allow."""
+    if not path.is_dir():
+        config = json.loads((checkpoint / "config.json").read_text())
+        sizes = (config["hidden_size"], config["intermediate_size"])
+        group = next(size for size in (128, 64, 32) if all(each % size == 0 for each in sizes))
+        part = path.with_suffix(".part")
+        write_quantized(checkpoint, part, gptq(bits, group))
+        part.rename(path)
+    return path
 
 
 def free_port() -> int:

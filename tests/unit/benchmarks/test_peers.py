@@ -120,9 +120,12 @@ def test_peers_of_a_quantized_run_have_quantized_weights() -> None:
     line = ["w", "--peer", "vllm=/v", "--peer", "llama.cpp=/b", "--peer", "openvino=/o"]
     plain = [one.name for one in contestants(parser().parse_args(line))]
     assert plain == ["tgi", "vllm", "llama.cpp bf16", "openvino bf16"]
-    line += ["--quantized", "--tgi", "a=x", "--tgi", "b=y"]
+    line += ["--quantized"]
+    peers = ["llama.cpp q8_0", "llama.cpp q4_0", "openvino int8"]
     quantized = [one.name for one in contestants(parser().parse_args(line))]
-    assert quantized == ["a", "b", "llama.cpp q8_0", "llama.cpp q4_0", "openvino int8"]
+    assert quantized == ["tgi int8", "tgi int4", *peers]
+    line += ["--tgi", "a=x", "--tgi", "b=y"]
+    assert [one.name for one in contestants(parser().parse_args(line))] == ["a", "b", *peers]
     with pytest.raises(SystemExit, match="names must differ"):
         contestants(parser().parse_args(["w", "--tgi", "a=x", "--tgi", "a=y"]))
 
@@ -171,6 +174,8 @@ def test_weights_of_a_token_leave_out_an_embedding_that_is_no_head(tmp_path: Pat
     untied = make_llama(tmp_path / "untied", dtype=torch.bfloat16, tie_word_embeddings=False)
     config = json.loads((tied / "config.json").read_text())
     assert decoded_bytes(tied) == decoded_bytes(untied) > 2 * 256 * 64
+    halved = 3 * 64 * (2 * 8 + 2 * 2) * 16 + 3 * 3 * 64 * 160  # of 8 and 2 heads, and the gates
+    assert decoded_bytes(tied) - decoded_bytes(tied, layer_bits=8) == halved
     assert cache_bytes(config, 2) == 2 * 3 * 2 * 16 * 2
 
 
