@@ -57,8 +57,8 @@ CHECKED_LENGTHS = (5, 18, 33)
 """Of the contexts on which graphs are compared with launches: of different numbers of blocks."""
 
 MAX_DEVIATION = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
-"""How far the two may be apart, in the root mean square of the logits: sums may be split in other
-ways. What a graph remembers of its capture is farther off."""
+"""How far the two may be apart, as a share of the logits' root mean square: sums may be split in
+other ways. What a graph remembers of its capture is farther off."""
 
 
 def part_of_worst(config: EngineConfig) -> int:
@@ -123,8 +123,8 @@ def replays_agree(
         got = runner.logits(runner.launch(decode))
     finally:
         runner.graphs = None
-    apart = float((got - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-    return apart <= MAX_DEVIATION[getattr(torch, config.dtype)]
+    apart, size = (each.square().mean().sqrt() for each in (got - expected, expected))
+    return bool(apart <= MAX_DEVIATION[getattr(torch, config.dtype)] * size)
 
 
 def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
