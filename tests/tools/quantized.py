@@ -70,7 +70,9 @@ def write_quantized(
             plain[name] = tensor.float()
             continue
         written, plain[name] = layout.write(module, tensor.float())
-        tensors |= {f"{module}.{suffix}": each.contiguous() for suffix, each in written.items()}
+        tensors |= {
+            f"{module}.{suffix}": each.contiguous().clone() for suffix, each in written.items()
+        }
     config = json.loads((source / "config.json").read_text())
     _write(source, out, tensors, config | {"quantization_config": layout.config})
     for name, value in layout.extra.items():

@@ -129,7 +129,7 @@ class Arranged:
         scales: float32 [out, in / group].
         zeros: likewise; None as in :class:`Codes`.
         group: inputs that share a scale.
-        order: int64 [in], which input of the layer stands where; None: as they are.
+        order: int32 [in], which input of the layer stands where; None: as they are.
     """
 
     codes: Tensor
@@ -152,10 +152,10 @@ def arrange(weight: Codes) -> Arranged:
     changes = (torch.nonzero(groups[1:] != groups[:-1]).flatten() + 1).tolist()
     size = reduce(gcd, changes, len(groups))
     starts = groups[::size]
-    codes = weight.codes if order is None else weight.codes[:, order]
+    codes = weight.codes if order is None else weight.codes.index_select(1, order)
     scales = weight.scales.index_select(1, starts)
     zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
-    return Arranged(codes, scales, zeros, size, order)
+    return Arranged(codes, scales, zeros, size, None if order is None else order.int())
 
 
 def contiguous_groups(inputs: int, size: int) -> Tensor:

@@ -1,0 +1,211 @@
+"""Quantized checkpoints against transformers' model of what their tensors stand for.
+
+In float32 weights are dequantized as they are loaded, so that all there is between a checkpoint
+and its logits is exact; kernels for bfloat16 are compared with dense weights in bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.parity import test_fallback
+from tests.parity.cases import CASES
+from tests.parity.families import NEW, Oracle, _generate, _prompts, make_checkpoint
+from tests.tools import quantized
+from tests.tools.checkpoints import make_llama
+from tests.tools.paged import CPU, PagedRun, expected, load, random_ids
+from tests.tools.quantized import Layout, write_quantized
+from tests.tools.sharded import sharded_logits
+from tests.unit.quantization.test_formats import LAYOUTS
+from tgi_cli.models import load_model, model_facts, read_config
+
+TOLERANCE = 1e-4
+"""Of logits in float32, whose standard deviation is about 1."""
+
+GPTQ = quantized.gptq(4, 32, sym=False, desc_act=True)
+
+SERVED = (
+    "gptq 3 bits with zeros",
+    "gptq 8 bits with zeros",
+    "gptq, activation order",
+    "gptq without g_idx",
+    "awq",
+    "pack-quantized with zeros",
+    "pack-quantized, activation order",
+    "int-quantized",
+    "float-quantized by channel",
+    "fp8 by block",
+    "fp8 by tensor",
+    "fp8, inverse scales",
+    "bitsandbytes",
+    "bitsandbytes nf4, nested",
+    "bitsandbytes fp4",
+)
+
+FAMILIES = {
+    "Llama 3": CASES["Llama 3"],
+    "Qwen 2": CASES["Qwen 2"],
+    "Phi-3": CASES["Phi-3"],
+    "Falcon, grouped": CASES["Falcon, grouped"],
+    "GPT-2": CASES["GPT-2"],
+    "Mixtral": CASES["Mixtral"],
+    "Qwen 3 MoE": CASES["Qwen 3 MoE"],
+    "Cohere": test_fallback.CASES["Cohere"],
+    "OLMoE": test_fallback.CASES["OLMoE"],
+}
+"""Merged parts, biases, parts of one stored module in rows and in turns, transposed weights,
+experts, and models of transformers' with our layers."""
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    return make_llama(path, intermediate_size=192, num_key_value_heads=4)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_formats(name: str, llama: Path, tmp_path: Path) -> None:
+    path, twin = tmp_path / "quantized", tmp_path / "twin"
+    write_quantized(llama, path, LAYOUTS[name], twin=twin)
+    ids = random_ids(40, seed=1)
+    wanted = expected(twin, ids)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    assert (wanted - expected(llama, ids)).abs().max() > 10 * TOLERANCE, (
+        "it is to make a difference"
+    )
+    for logits in sharded_logits(path, 2, [ids]):
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
+    case = FAMILIES[name]
+    make_checkpoint(case, plain)
+    layout = _transposed(GPTQ) if name == "GPT-2" else GPTQ
+    write_quantized(plain, path, layout, twin=twin)
+    assert model_facts(read_config(path)).quantization == "gptq"
+    ids = random_ids(40, seed=1)
+    wanted = Oracle(twin, case).logits(ids)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    for logits in sharded_logits(path, 2, [ids]):
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_the_engine_says_what_transformers_says(tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
+    case = CASES["Qwen 2"]
+    write_quantized(make_checkpoint(case, plain), path, GPTQ, twin=twin)
+    oracle, prompts = Oracle(twin, case), _prompts(case)
+    got, preemptions = _generate(path, prompts)
+    assert got == [oracle.greedy(prompt, NEW) for prompt in prompts]
+    assert preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        r".*\.layers\.[12]\..*_proj",
+        r".*\.(q_proj|k_proj|up_proj|down_proj)",
+        rf"{quantized.LINEAR}|lm_head",
+    ],
+)
+def test_modules_that_are_plain_and_heads_that_are_not(modules: str, tmp_path: Path) -> None:
+    plain = make_llama(tmp_path / "plain", intermediate_size=192, tie_word_embeddings=False)
+    path, twin = tmp_path / "quantized", tmp_path / "twin"
+    write_quantized(plain, path, GPTQ, modules=modules, twin=twin)
+    ids = random_ids(40, seed=1)
+    wanted = expected(twin, ids)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    for logits in sharded_logits(path, 2, [ids]):
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "layout"),
+    [
+        ("int8", quantized.int_quantized()),
+        ("eetq", quantized.int_quantized()),
+        ("bitsandbytes", quantized.int_quantized()),
+        ("bitsandbytes-nf4", quantized.bitsandbytes_4bit("nf4")),
+        ("bitsandbytes-fp4", quantized.bitsandbytes_4bit("fp4")),
+        ("fp8", quantized.fp8("channel")),
+    ],
+)
+def test_on_the_fly(quantize: str, layout: Layout, llama: Path, tmp_path: Path) -> None:
+    write_quantized(llama, tmp_path / "quantized", layout, twin=tmp_path / "twin")
+    ids = random_ids(40, seed=1)
+    model = load_model(read_config(llama), torch.float32, CPU, quantize=quantize)
+    got = PagedRun(model, torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, expected(tmp_path / "twin", ids), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq 4 bits, groups of 32", "gptq, activation order", "int-quantized"]
+)
+def test_kernels_are_as_near_as_dense_weights(name: str, tmp_path: Path) -> None:
+    """To float32: the error is that of activations in bfloat16, and hardly more than of them."""
+    plain = make_llama(tmp_path / "plain", intermediate_size=192)
+    path, twin = tmp_path / "quantized", tmp_path / "twin"
+    write_quantized(plain, path, LAYOUTS[name], twin=twin)
+    ids = random_ids(60, seed=1)
+    wanted = expected(twin, ids)
+
+    def error(folder: Path) -> tuple[float, int]:
+        model = load(folder, torch.bfloat16)
+        pieces = (ids[:30], ids[30:59], ids[59:])
+        run = PagedRun(model, torch.bfloat16, "torch")
+        got = torch.cat([run.step({"a": piece})["a"] for piece in pieces])
+        return float((got - wanted).square().mean().sqrt()), model.weight_bytes
+
+    (coded, small), (dense, large) = error(path), error(twin)
+    assert coded < 1.25 * dense
+    assert small < 0.75 * large
+
+
+def test_tensors_of_a_quantized_checkpoint_that_are_missing_are_named(
+    llama: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from tgi_cli.errors import CheckpointError
+
+    write_quantized(llama, tmp_path, quantized.gptq(4, 32))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.scales"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"1 missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(tmp_path)
+
+
+def test_older_checkpoints_say_it_in_a_file_of_its_own(llama: Path, tmp_path: Path) -> None:
+    layout = quantized.gptq(4, 32)
+    write_quantized(llama, tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    stated = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    del stated["quant_method"]
+    (tmp_path / "quantize_config.json").write_text(json.dumps(stated))
+    assert model_facts(read_config(tmp_path)).quantization == "gptq"
+    ids = random_ids(10, seed=1)
+    PagedRun(load(tmp_path), torch.float32, "torch").step({"a": ids})
+
+
+def _transposed(layout: Layout) -> Layout:
+    """For checkpoints whose plain weights are [in, out]."""
+
+    def write(module: str, tensor: Tensor) -> quantized.Written:
+        tensors, stands_for = layout.write(module, tensor.T.contiguous())
+        return tensors, stands_for.T.contiguous()
+
+    return replace(layout, write=write)
