@@ -39,7 +39,7 @@ MAX_APART = {"float32": 0.01, "bfloat16": 1.0}
 two that differ first in a text, which are as good as equally likely then."""
 
 TESTS = ("tests/unit/attention", "tests/unit/layers", "tests/unit/worker")
-"""Where tests of a device's code are: in files whose names say cuda or triton."""
+"""Where tests of a device's code are: in files whose names say so."""
 
 
 def parity(folder: Path, kind: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def device_tests(timeout: float) -> dict[str, Any]:
         str(path)
         for folder in TESTS
         for path in sorted(Path(folder).glob("test_*.py"))
-        if "cuda" in path.name or "triton" in path.name
+        if any(word in path.name for word in ("cuda", "triton", "flashinfer"))
     ]
     # Without the project's options, which name plugins that may not be here.
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", *files]
