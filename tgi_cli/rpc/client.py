@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -27,7 +28,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, options, statistics
+from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, options, statistics, steps
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapters, EngineLoad, EngineStatistics, TokenBatch
 
@@ -242,9 +243,18 @@ class GrpcEngineClient:
         while True:
             try:
                 answer = await self._stub.Info(pb.InfoRequest(), wait_for_ready=True)
-                call = self._stub.Session()
+                listener = steps.Listener.beside(self._target)
+                named = () if listener is None else ((steps.METADATA, listener.name),)
+                call = self._stub.Session(metadata=named)
+                by_socket: socket.socket | None = None
                 try:
-                    await call.initial_metadata()
+                    try:
+                        answered = await call.initial_metadata()
+                        if listener is not None and steps.METADATA in dict(answered):
+                            by_socket = listener.accept()
+                    finally:
+                        if listener is not None:
+                            listener.close()
                     self._info = codec.decode_info(answer)
                     self._adapters = codec.decode_adapters(answer.adapters)
                     self._outgoing = asyncio.Queue()
@@ -255,7 +265,7 @@ class GrpcEngineClient:
                         opened.set_result(None)
                     else:
                         log.info("found the model server at %s again", self._target)
-                    await self._serve(call)
+                    await self._serve(call, by_socket)
                 finally:
                     call.cancel()
             except grpc.aio.AioRpcError as error:
@@ -275,17 +285,29 @@ class GrpcEngineClient:
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
             attempt += 1
 
-    async def _serve(self, call: Any) -> None:
+    async def _serve(self, call: Any, by_socket: socket.socket | None) -> None:
         """Write and read until the session ends."""
         writer = asyncio.create_task(self._write(call, self._outgoing), name="engine writer")
+        reader = steps.Reader(self._take)
+        transport: asyncio.BaseTransport | None = None
         try:
+            if by_socket is not None:
+                loop = asyncio.get_running_loop()
+                transport, _ = await loop.create_unix_connection(lambda: reader, sock=by_socket)
             async for message in call:
-                self._load = codec.decode_load(message)
-                self._deliver(codec.decode_step(message))
+                self._take(message)
+            if transport is not None:
+                await reader.ended  # what was sent before the call ended has come
         finally:
+            if transport is not None:
+                transport.close()
             writer.cancel()
             with suppress(asyncio.CancelledError):
                 await writer
+
+    def _take(self, message: pb.StepMessage) -> None:
+        self._load = codec.decode_load(message)
+        self._deliver(codec.decode_step(message))
 
     @staticmethod
     async def _write(call: Any, outgoing: asyncio.Queue[pb.ClientMessage]) -> None:

@@ -4,7 +4,8 @@ Threads, and what each may touch:
 
 - gRPC's reader of a session: submits and cancels go into the engine's inbox;
 - the dispatcher: takes each step's outputs from the engine's outbox and splits them by session;
-- gRPC's writer of a session: merges what has gathered for it, encodes and sends it.
+- gRPC's writer of a session: merges what has gathered for it, encodes and sends it, by gRPC or
+  on a socket of its own (:mod:`tgi_cli.rpc.steps`).
 
 None of it runs on the engine's thread. A writer that is behind sends several steps as one
 message, so a slow client costs memory bounded by its own requests and nobody else's time.
@@ -12,8 +13,10 @@ message, so a slow client costs memory bounded by its own requests and nobody el
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +38,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.errors import AddressInUseError
-from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path, statistics
+from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path, statistics, steps
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.adapters import AdapterRegistry, unknown
@@ -71,6 +74,8 @@ class _Session:
         """The client submits nothing more; the stream ends with its last request."""
         self.closed = False
         """The call is over; what its reader still finds is not for the engine."""
+        self.steps: socket.socket | None = None
+        """Where its messages go; None: they go by gRPC."""
 
 
 class _Route(NamedTuple):
@@ -107,6 +112,7 @@ class EngineServer(AdapterServicer):
         self._gauges = StepOutputs()
         self._closed_because = ""
         self._server: grpc.Server | None = None
+        self._folder: Path | None = None
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatch", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------
@@ -136,6 +142,7 @@ class EngineServer(AdapterServicer):
             raise AddressInUseError(f"cannot listen on {path}: {error}") from error
         if not self._dispatcher.is_alive():
             self.listen_to_engine()
+        self._folder = path.parent
         server.start()
         self._server = server
 
@@ -197,11 +204,28 @@ class EngineServer(AdapterServicer):
         if not context.add_callback(lambda: self._close(session)):
             self._close(session)
             return
-        context.send_initial_metadata(())
+        by_socket = self._steps_of(session, context)
+        context.send_initial_metadata(((steps.METADATA, "1"),) if by_socket else ())
         threading.Thread(
             target=self._read, args=(session, request_iterator), name="session", daemon=True
         ).start()
-        yield from self._write(session)
+        if session.steps is not None:
+            steps.send(session.steps, self._write(session))
+        else:
+            yield from self._write(session)
+
+    def _steps_of(self, session: _Session, context: grpc.ServicerContext) -> bool:
+        """Connect to where the client wants its steps, if it said; whether that was possible."""
+        names = [value for key, value in context.invocation_metadata() if key == steps.METADATA]
+        if self._folder is None or not names:
+            return False
+        connection = steps.connect(self._folder, str(names[0]))
+        with self._lock:
+            if connection is not None and session.closed:
+                connection.close()
+            else:
+                session.steps = connection
+        return connection is not None
 
     # -- a session's threads ------------------------------------------------------------------
 
@@ -299,6 +323,9 @@ class EngineServer(AdapterServicer):
         with self._lock:
             self._sessions.discard(session)
             session.closed = True
+            if session.steps is not None:
+                with contextlib.suppress(OSError):  # closed already
+                    session.steps.shutdown(socket.SHUT_RDWR)  # its writer may be waiting in it
             orphans = list(session.live.values())
             session.live.clear()
             for engine_id in orphans:
