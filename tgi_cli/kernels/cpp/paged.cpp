@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "fp8.h"
+#include "vector8.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -26,16 +27,45 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int64_t SCORES = CHUNK + 16;
 constexpr int64_t WEIGHTS = CHUNK + 32;
 
-// Sums that are kept in registers: of M rows and N vectors each.
+// Sums are kept in registers: of M rows and N vectors each.
 #if defined(__AVX512F__)
+using Sum = f32x16;
+using Pairs = u32x16;
 constexpr int MOST_ROWS = 6;
 constexpr int MOST_VECTORS = 8;
 constexpr int REGISTERS = 24;
 #else
-constexpr int MOST_ROWS = 2;
-constexpr int MOST_VECTORS = 2;
-constexpr int REGISTERS = 4;
+using Sum = f32x8;
+using Pairs = u32x8;
+constexpr int MOST_ROWS = 3;
+constexpr int MOST_VECTORS = 4;
+constexpr int REGISTERS = 12;
 #endif
+constexpr int64_t LANES = sizeof(Sum) / 4;
+constexpr int64_t PARTS = TILE / LANES;  // vectors that a tile's tokens are
+
+TGI_INLINE Pairs pairs_at(const bf16* from) {
+  Pairs pairs;
+  std::memcpy(&pairs, from, sizeof(pairs));
+  return pairs;
+}
+
+TGI_INLINE Sum sums_at(const float* from) {
+  Sum sum;
+  std::memcpy(&sum, from, sizeof(sum));
+  return sum;
+}
+
+TGI_INLINE void put(float* to, Sum sum) { std::memcpy(to, &sum, sizeof(sum)); }
+
+TGI_INLINE void put_weights(bf16* to, Sum weights) {
+#if defined(__AVX512F__)
+  store(to, weights);
+#else
+  store_positive(to, weights);
+#endif
+}
+
 constexpr int64_t STRIP = 2 * MOST_ROWS < 8 ? 8 : 2 * MOST_ROWS;  // rows that go through a chunk together
 
 constexpr int vectors_for(int rows) { return std::min(MOST_VECTORS, REGISTERS / rows); }
@@ -46,47 +76,47 @@ constexpr int64_t AHEAD = 8;
 
 TGI_INLINE void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
-// M rows of queries times N tiles of keys: [M][N * 16] scores.
+// M rows of queries times N vectors of keys, PARTS of a tile: [M][N * LANES] scores.
 template <int M, int N>
 void scores_of(const bf16* query, int64_t dim, const bf16* const* keys, float* scores) {
   // Tiles that come later are fetched one after the other: memory likes long runs.
   const bf16* const* later = keys + AHEAD;
   const bf16* line = *later;
   const bf16* line_end = line + dim * TILE;
-  f32x16 sums[M][N];
-  const bf16* tiles[N];
-  TGI_EACH(n, N) tiles[n] = keys[n];
-  TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = f32x16{};
+  Sum sums[M][N];
+  const bf16* vectors[N];
+  TGI_EACH(n, N) vectors[n] = keys[n / PARTS] + n % PARTS * LANES * 2;
+  TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = Sum{};
   for (int64_t d = 0; d < dim; d += 2) {
-    u32x16 pairs[M];
-    TGI_EACH(m, M) pairs[m] = u32x16{} + pair_at(query + m * dim + d);
+    Pairs pairs[M];
+    TGI_EACH(m, M) pairs[m] = Pairs{} + pair_at(query + m * dim + d);
     TGI_EACH(n, N) {
-      u32x16 key = load_pairs(tiles[n] + d * TILE);
+      const Pairs key = pairs_at(vectors[n] + d * TILE);
       TGI_EACH(m, M) sums[m][n] = dot2(sums[m][n], pairs[m], key);
-      prefetch(line + n * 32);
+      if (n % PARTS == 0) prefetch(line + n / PARTS * 32);
     }
-    line += N * 32;
+    line += N / PARTS * 32;
     if (line >= line_end) {
       line = *++later;
       line_end = line + dim * TILE;
     }
   }
-  TGI_EACH(m, M) TGI_EACH(n, N) store(scores + m * SCORES + n * TILE, sums[m][n]);
+  TGI_EACH(m, M) TGI_EACH(n, N) put(scores + m * SCORES + n * LANES, sums[m][n]);
 }
 
 // M rows of weights times N vectors of `keys` tokens' values, in tiles.
 template <int M, int N>
 void values_of(const bf16* weights, int64_t dim, const bf16* const* values, int64_t column, int64_t keys,
                float* output) {
-  f32x16 sums[M][N];
-  TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = f32x16{};
+  Sum sums[M][N];
+  TGI_EACH(m, M) TGI_EACH(n, N) sums[m][n] = Sum{};
   auto add = [&](const bf16* pairs, const bf16* row, const bf16* later, uint32_t seen) __attribute__((always_inline)) {
-    u32x16 weight[M];
-    TGI_EACH(m, M) weight[m] = u32x16{} + pair_at(row + m * WEIGHTS);
+    Pairs weight[M];
+    TGI_EACH(m, M) weight[m] = Pairs{} + pair_at(row + m * WEIGHTS);
     TGI_EACH(n, N) {
-      u32x16 value = load_pairs(pairs + n * 32) & seen;
+      const Pairs value = pairs_at(pairs + n * LANES * 2) & seen;
       TGI_EACH(m, M) sums[m][n] = dot2(sums[m][n], weight[m], value);
-      prefetch(later + n * 32);
+      if (n % PARTS == 0) prefetch(later + n * LANES * 2);
     }
   };
   const int64_t step = dim * 2;
@@ -103,7 +133,7 @@ void values_of(const bf16* weights, int64_t dim, const bf16* const* values, int6
     for (; keys >= 2; keys -= 2, pairs += step, later += step, weights += 2) add(pairs, weights, later, ~0u);
     if (keys) add(pairs, weights, later, 0xffffu);
   }
-  TGI_EACH(m, M) TGI_EACH(n, N) store(output + m * (dim + PAD) + n * TILE, sums[m][n]);
+  TGI_EACH(m, M) TGI_EACH(n, N) put(output + m * (dim + PAD) + n * LANES, sums[m][n]);
 }
 
 using Scores = void (*)(const bf16*, int64_t, const bf16* const*, float*);
@@ -115,7 +145,7 @@ struct Kernels {
 
   template <int M, int N>
   constexpr void fill() {
-    scores[M][N] = scores_of<M, N>;
+    if constexpr (N % PARTS == 0) scores[M][N] = scores_of<M, N>;
     values[M][N] = values_of<M, N>;
     if constexpr (N < vectors_for(M))
       fill<M, N + 1>();
@@ -138,10 +168,10 @@ TGI_INLINE void in_pieces(int64_t begin, int64_t end, int64_t most, const Take& 
 
 void all_scores(const bf16* query, int64_t rows, int64_t dim, const bf16* const* keys, int64_t tiles, float* scores) {
   // Keys outside: some tiles of them stay in the first level of the cache for all the rows.
-  const int64_t most = vectors_for(int(std::min<int64_t>(rows, MOST_ROWS)));
+  const int64_t most = vectors_for(int(std::min<int64_t>(rows, MOST_ROWS))) / PARTS;
   in_pieces(0, tiles, most, [&](int64_t tile, int64_t count) {
     in_pieces(0, rows, MOST_ROWS, [&](int64_t row, int64_t size) {
-      kernels.scores[size][count](query + row * dim, dim, keys + tile, scores + row * SCORES + tile * TILE);
+      kernels.scores[size][count * PARTS](query + row * dim, dim, keys + tile, scores + row * SCORES + tile * TILE);
     });
   });
 }
@@ -149,9 +179,9 @@ void all_scores(const bf16* query, int64_t rows, int64_t dim, const bf16* const*
 void all_values(const bf16* weights, int64_t rows, int64_t dim, const bf16* const* values, int64_t keys,
                 float* output) {
   in_pieces(0, rows, MOST_ROWS, [&](int64_t row, int64_t size) {
-    in_pieces(0, dim / 16, vectors_for(int(size)), [&](int64_t vector, int64_t count) {
-      kernels.values[size][count](weights + row * WEIGHTS, dim, values, vector * 16, keys,
-                                  output + row * (dim + PAD) + vector * 16);
+    in_pieces(0, dim / LANES, vectors_for(int(size)), [&](int64_t vector, int64_t count) {
+      kernels.values[size][count](weights + row * WEIGHTS, dim, values, vector * LANES, keys,
+                                  output + row * (dim + PAD) + vector * LANES);
     });
   });
 }
@@ -160,10 +190,9 @@ void all_values(const bf16* weights, int64_t rows, int64_t dim, const bf16* cons
 // The largest score (times factor) and the sum of the weights go to `summary`.
 __attribute__((noinline)) void softmax(float* scores, bf16* weights, int64_t vectors, int64_t begin, int64_t end,
                                        float factor, float scale, float softcap, float* summary) {
-  const f32x16 nothing = {};
   begin = std::max<int64_t>(begin, 0);
   if (begin >= end) {
-    for (int64_t v = 0; v < vectors; ++v) store(weights + v * TILE, nothing);
+    std::memset(weights, 0, size_t(vectors * TILE) * 2);
     summary[0] = NONE;
     summary[1] = 0;
     return;
@@ -181,24 +210,25 @@ __attribute__((noinline)) void softmax(float* scores, bf16* weights, int64_t vec
   if (begin % TILE) hide(first);
   if (end % TILE) hide(last);
 
-  f32x16 even = splat(NONE), odd = even;
-  int64_t v = first;
-  for (; v < last; v += 2) {
-    even = maximum(even, load(scores + v * TILE));
-    odd = maximum(odd, load(scores + (v + 1) * TILE));
+  const int64_t start = first * TILE, stop = (last + 1) * TILE;
+  Sum even = Sum{} + NONE, odd = even;
+  int64_t key = start;
+  for (; key + LANES < stop; key += 2 * LANES) {
+    even = maximum(even, sums_at(scores + key));
+    odd = maximum(odd, sums_at(scores + key + LANES));
   }
-  if (v == last) even = maximum(even, load(scores + v * TILE));
+  if (key < stop) even = maximum(even, sums_at(scores + key));
   // Were there nothing but -inf and NaN, it would look as if there were no keys.
   const float largest = std::max(maximum_of(maximum(even, odd)) * factor, std::numeric_limits<float>::lowest());
 
-  for (v = 0; v < first; ++v) store(weights + v * TILE, nothing);
-  f32x16 sum = nothing;
-  for (; v <= last; ++v) {
-    f32x16 weight = power_of_two(fused(load(scores + v * TILE), splat(factor), splat(-largest)));
+  std::memset(weights, 0, size_t(start) * 2);
+  Sum sum = {};
+  for (key = start; key < stop; key += LANES) {
+    const Sum weight = power_of_two(fused(sums_at(scores + key), Sum{} + factor, Sum{} - largest));
     sum += weight;
-    store(weights + v * TILE, weight);
+    put_weights(weights + key, weight);
   }
-  for (; v < vectors; ++v) store(weights + v * TILE, nothing);
+  std::memset(weights + stop, 0, size_t(vectors * TILE - stop) * 2);
   summary[0] = largest;
   summary[1] = sum_of(sum);
 }
@@ -330,7 +360,7 @@ void finish_rows(const Attention& a, const Step& step, const AttentionPlan& plan
 void plan_attention(const Step& step, int64_t window, int64_t heads, int64_t kv_heads, int64_t head_dim,
                     AttentionPlan& plan) {
   constexpr int64_t SMALL = 32 << 10;  // products of numbers: about a microsecond
-  constexpr int64_t PARTS = 64;        // so many items are enough to keep all threads busy
+  constexpr int64_t ENOUGH = 64;       // so many items are enough to keep all threads busy
   plan.window = window;
   plan.group = heads / kv_heads;
   plan.head_dim = head_dim;
@@ -346,7 +376,7 @@ void plan_attention(const Step& step, int64_t window, int64_t heads, int64_t kv_
   }
   total *= kv_heads * head_dim;
   int64_t block = BLOCK;
-  while (block > 2 * STRIP && whole * kv_heads * (BLOCK / block) < PARTS) block /= 2;
+  while (block > 2 * STRIP && whole * kv_heads * (BLOCK / block) < ENOUGH) block /= 2;
 
   int64_t used = 0;
   // Prompts stand behind the decodes, and their last queries see most: longest first.
@@ -363,7 +393,7 @@ void plan_attention(const Step& step, int64_t window, int64_t heads, int64_t kv_
       item.chunks = int32_t((end + CHUNK - 1) / CHUNK - item.chunk);
       item.partial = -1;
       const int64_t cost = item.rows * (end - begin) * head_dim;
-      const bool split = item.chunks > 1 && cost * (PARTS / 2) > total;
+      const bool split = item.chunks > 1 && cost * (ENOUGH / 2) > total;
       item.heads = int32_t(split ? 1 : std::clamp<int64_t>(SMALL / std::max<int64_t>(cost, 1), 1, kv_heads));
       for (item.head = 0; item.head < kv_heads; item.head += item.heads) {
         item.heads = int32_t(std::min<int64_t>(item.heads, kv_heads - item.head));
@@ -371,7 +401,7 @@ void plan_attention(const Step& step, int64_t window, int64_t heads, int64_t kv_
           plan.items.push_back(item);
           continue;
         }
-        const int64_t pieces = std::min<int64_t>(item.chunks, (cost * PARTS + total - 1) / total);
+        const int64_t pieces = std::min<int64_t>(item.chunks, (cost * ENOUGH + total - 1) / total);
         AttentionItem piece = item;
         for (int64_t left = pieces; left > 0; --left) {
           piece.chunks = int32_t((item.chunk + item.chunks - piece.chunk + left - 1) / left);
