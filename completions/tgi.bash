@@ -35,6 +35,7 @@ _tgi() {
         'serve --waiting-served-ratio') return ;;
         'serve --max-waiting-tokens') return ;;
         'serve --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
+        'serve --cuda-graphs') return ;;
         'serve --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'serve --num-shard') return ;;
         'serve --lora-adapters') return ;;
@@ -83,6 +84,7 @@ _tgi() {
         'model-server --waiting-served-ratio') return ;;
         'model-server --max-waiting-tokens') return ;;
         'model-server --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
+        'model-server --cuda-graphs') return ;;
         'model-server --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'model-server --num-shard') return ;;
         'model-server --lora-adapters') return ;;
@@ -118,10 +120,10 @@ _tgi() {
         'router --logger-level') return ;;
     esac
     case $command in
-        serve) flags='--model-id --revision --dtype --quantize --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --disable-grammar-support --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        serve) flags='--model-id --revision --dtype --quantize --trust-remote-code --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --disable-grammar-support --kv-cache-dtype --cuda-graphs --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         download-weights) flags='--revision --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --trust-remote-code --no-trust-remote-code --logger-level --json-output --no-json-output --quiet -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         warmup) flags='--json-output -h --help'; COMPREPLY=() ;;
-        model-server) flags='--model-id --revision --dtype --quantize --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --disable-grammar-support --kv-cache-dtype --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        model-server) flags='--model-id --revision --dtype --quantize --trust-remote-code --uds-path --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --disable-grammar-support --kv-cache-dtype --cuda-graphs --load-format --cross-check --sharded --no-sharded --num-shard --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         router) flags='--model-id --revision --trust-remote-code --engine-url --hostname --port -p --graceful-termination-timeout -g --max-concurrent-requests --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --disable-grammar-support --tokenizer-config-path --tool-call-parser --reasoning-parser --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output -h --help'; COMPREPLY=($(compgen -d -- "$word")) ;;
         completion) flags='-h --help'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback -h --help'

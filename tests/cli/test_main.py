@@ -163,6 +163,7 @@ VARIABLES = {
     "PREFIX_CACHING": ("prefix_caching", False),
     "DISABLE_GRAMMAR_SUPPORT": ("disable_grammar_support", True),
     "KV_CACHE_DTYPE": ("kv_cache_dtype", "fp8_e5m2"),
+    "CUDA_GRAPHS": ("cuda_graphs", (1, 2, 8)),
     "LOAD_FORMAT": ("load_format", "dummy"),
     "QUANTIZE": ("quantize", "bitsandbytes-nf4"),
     "CROSS_CHECK": ("cross_check", True),
@@ -180,7 +181,7 @@ VARIABLES = {
 def spelled(value: object) -> str:
     """A value as a flag or a variable has it."""
     if isinstance(value, tuple):
-        return ", ".join(value)
+        return ", ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -222,6 +223,8 @@ def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
         ("--load-format", "gguf", "'auto', 'dummy'"),
         ("--quantize", "int3", "'gptq', 'awq'"),
         ("--num-shard", "0", "0 is not at least 1"),
+        ("--cuda-graphs", "1,two", "'two' is not a whole number"),
+        ("--cuda-graphs", "-1", "-1 is not at least 0"),
         ("--max-loras", "0", "0 is not at least 1"),
     ],
 )

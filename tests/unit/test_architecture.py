@@ -98,7 +98,7 @@ def test_imports_run_downward_only() -> None:
         "launcher",
         "cli",
         "hub",
-        "config.py",
+        "config",
         "sampling/params.py",
     ],
 )

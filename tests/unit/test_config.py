@@ -266,3 +266,13 @@ def test_slots_for_adapters_follow_what_is_named(
 def test_slots_that_cannot_be(said: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         resolve(ServeConfig(model_id="m", **said), MODEL, CPU, Path("/m"), 8)
+
+
+@pytest.mark.parametrize(("asked", "sizes"), [(None, None), ((0,), ()), ((8, 1), (8, 1)), ((), ())])
+def test_sizes_of_graphs(asked: tuple[int, ...] | None, sizes: tuple[int, ...] | None) -> None:
+    assert resolved(cuda_graphs=asked).cuda_graphs == sizes
+
+
+def test_sizes_of_graphs_are_positive() -> None:
+    with pytest.raises(ConfigError, match="--cuda-graphs 4,-1"):
+        resolved(cuda_graphs=(4, -1))

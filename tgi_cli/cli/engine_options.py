@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from tgi_cli.cli.parsers import ratio, whole
+from tgi_cli.cli.parsers import ratio, sizes, whole
 
 _LIMITS = "Limits"
 _SCHEDULING = "Scheduling"
@@ -171,6 +171,19 @@ KvCacheDtype = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+CudaGraphs = Annotated[
+    Any,
+    typer.Option(
+        metavar="SIZES",
+        parser=sizes,
+        help="Batch sizes to record CUDA graphs for, as 1,2,4,8; 0: no graphs. Left open: sizes "
+        "up to the largest batch.",
+        envvar="CUDA_GRAPHS",
+        show_envvar=False,
+        rich_help_panel=_CACHE,
+    ),
+]
+"""A tuple of numbers, or None."""
 PrefixCaching = Annotated[
     bool,
     typer.Option(

@@ -41,3 +41,9 @@ def ratio(value: str) -> float:
     if not (math.isfinite(number) and number >= 0):
         raise typer.BadParameter(f"{value} is not at least 0")
     return number
+
+
+def sizes(value: str) -> tuple[int, ...]:
+    """Whole numbers between commas."""
+    number = whole(0)
+    return tuple(number(part.strip()) for part in value.split(","))

@@ -34,6 +34,7 @@ _ENGINE_FLAGS = (
     "prefix_caching",
     "disable_grammar_support",
     "kv_cache_dtype",
+    "cuda_graphs",
     "quantize",
     "load_format",
     "cross_check",
