@@ -53,11 +53,12 @@ class _Step:
         known = self._leading_of.get(group)
         if known is None:
             lens = self.metadata.query_lens_host
-            end, limit = self.metadata.num_decodes, max(1, tiles.SHORT_ROWS // group)
-            while end < len(lens) and lens[end] <= limit:
+            kv_lens = self.metadata.kv_lens_host
+            end, limit = self.metadata.num_decodes, tiles.SHORT_ROWS // group
+            while end < len(lens) and lens[end] <= limit and kv_lens[end] >= tiles.LONG_KEYS:
                 end += 1
             most = max(lens[:end], default=0)
-            max_keys = max(self.metadata.kv_lens_host[:end], default=0)
+            max_keys = max(kv_lens[:end], default=0)
             known = self._leading_of[group] = _Leading(end, sum(lens[:end]), most, max_keys)
         return known
 
@@ -230,7 +231,8 @@ class TritonAttention(PagedAttention):
             common["BLOCK_D"],
             self.dtype.itemsize,
             self.cache_dtype.itemsize,
-            leading.most * common["GROUP"],
+            # One tile for whatever is short, as each is compiled when it is first met.
+            common["GROUP"] if leading.most == 1 else tiles.SHORT_ROWS,
         )
         keys = leading.max_keys
         if common["WINDOW"]:
@@ -265,11 +267,12 @@ class TritonAttention(PagedAttention):
             metadata.kv_lens,
             common["sinks"],
             output,
+            splits,
             HEADS=heads,
             HEAD_DIM=head_dim,
             WINDOW=common["WINDOW"],
             HAS_SINKS=common["HAS_SINKS"],
-            SPLITS=splits,
+            BLOCK_S=8 if splits <= 8 else tiles.MAX_SPLITS,
             BLOCK_N=tile.keys,
             BLOCK_D=common["BLOCK_D"],
             SEVERAL=several,

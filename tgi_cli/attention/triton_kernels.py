@@ -111,7 +111,11 @@ def _sequence_of(
     return low - 1
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# Of what differs from step to step the compiler is to know nothing: it would compile anew.
+@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
+    do_not_specialize=["num_sequences", "table_stride"],
+    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
+)
 def prefill_kernel(
     query: tl.tensor,  # [T, heads, HEAD_DIM]
     key_cache: tl.tensor,
@@ -227,7 +231,10 @@ def _tiles_of(
     return first, first_tile, tl.cdiv(tiles, num_splits)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
+)
 def decode_kernel(
     query: tl.tensor,  # [T, heads, HEAD_DIM]
     key_cache: tl.tensor,
@@ -311,19 +318,23 @@ def decode_kernel(
             tl.store(part_sums + number, largest + tl.log2(total), mask=known)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
+    do_not_specialize=["num_splits"],
+    do_not_specialize_on_alignment=["query_start_loc", "kv_lens"],
+)
 def reduce_kernel(
-    parts: tl.tensor,  # float32 [T, heads, SPLITS, HEAD_DIM]
-    part_sums: tl.tensor,  # float32 [T, heads, SPLITS]
+    parts: tl.tensor,  # float32 [T, heads, num_splits, HEAD_DIM]
+    part_sums: tl.tensor,  # float32 [T, heads, num_splits]
     query_start_loc: tl.tensor,
     kv_lens: tl.tensor,
     sinks: tl.tensor,
     output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous
+    num_splits: int,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    SPLITS: tl.constexpr,  # a power of 2
+    BLOCK_S: tl.constexpr,  # the power of 2 that is not below num_splits, or a greater one
     BLOCK_N: tl.constexpr,  # as the parts were made with
     BLOCK_D: tl.constexpr,
     SEVERAL: tl.constexpr,
@@ -338,13 +349,13 @@ def reduce_kernel(
         flat = tl.load(query_start_loc + sequence)
         query_len = tl.load(query_start_loc + sequence + 1) - flat
     if token < query_len:
-        _, first_tile, per_split = _tiles_of(kv_len, query_len, SPLITS, WINDOW, BLOCK_N)
-        splits = tl.arange(0, SPLITS)
-        made = (first_tile + splits * per_split) * BLOCK_N < kv_len
+        _, first_tile, per_split = _tiles_of(kv_len, query_len, num_splits, WINDOW, BLOCK_N)
+        splits = tl.arange(0, BLOCK_S)
+        made = (splits < num_splits) & ((first_tile + splits * per_split) * BLOCK_N < kv_len)
         dims = tl.arange(0, BLOCK_D)
         inside = dims < HEAD_DIM
         number = (flat + token).to(tl.int64) * HEADS + head
-        sums = tl.load(part_sums + number * SPLITS + splits, mask=made, other=float("-inf"))
+        sums = tl.load(part_sums + number * num_splits + splits, mask=made, other=float("-inf"))
         largest = tl.maximum(tl.max(sums, 0), _LOWEST)
         if HAS_SINKS:
             sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
@@ -353,7 +364,7 @@ def reduce_kernel(
         total = tl.sum(weights, 0)
         if HAS_SINKS:
             total += tl.exp2(sink - largest)
-        at = (number * SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :]
+        at = (number * num_splits + splits)[:, None] * HEAD_DIM + dims[None, :]
         part = tl.load(parts + at, mask=made[:, None] & inside[None, :], other=0.0)
         attended = tl.sum(part * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
         to = output + number * HEAD_DIM + dims

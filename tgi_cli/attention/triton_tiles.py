@@ -16,8 +16,9 @@ DECODE_KEYS = 128
 PROGRAMS_PER_PROCESSOR = 4
 """So many programs of a decode at most: two run at once, the others follow those that end early."""
 MAX_SPLITS = 64
-SHORT_ROWS = 64
-"""A sequence whose queries are at most that many rows is split like a decode."""
+SHORT_ROWS, LONG_KEYS = 64, 512
+"""Sequences whose queries are at most so many rows, over at least so many keys, are split like
+decodes where they follow these: drafts to verify, the ends of long prompts."""
 
 
 @dataclass(frozen=True, slots=True)

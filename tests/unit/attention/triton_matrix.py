@@ -22,6 +22,7 @@ from tgi_cli.attention import AttentionMetadata, KVSpec, create_attention
 from tgi_cli.attention import triton_tiles as tiles
 from tgi_cli.attention.fp8 import to_fp8
 from tgi_cli.attention.triton_cache import how_to_read, write_cache
+from tgi_cli.layers import triton_ops
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -29,13 +30,14 @@ FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 BLOCKS = 48
 LENGTHS = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 200)]
 """Decodes around a block's end, and one that is split."""
-MIXED = [*LENGTHS, (5, 5), (3, 40), (66, 66), (34, 101)]
+MIXED = [*LENGTHS, (7, 31), (3, 40), (5, 5), (66, 66), (34, 101)]
 """With chunks that are short enough to be split like decodes, and prompts."""
 
 
 @pytest.fixture(autouse=True)
-def small_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few processors splits are few, and each has several tiles: the interpreter is slow."""
+    monkeypatch.setattr(tiles, "LONG_KEYS", 30)
     if INTERPRETED:
         make = tiles.Hardware
         monkeypatch.setattr(tiles, "Hardware", lambda: make(processors=4))
@@ -405,3 +407,44 @@ def test_attention_over_what_the_caller_wrote() -> None:
     assert torch.equal(parts.step_slots, metadata.slot_mapping)
     parts.write(0, load.key, load.value, parts.step_slots)
     assert torch.equal(parts.attend(0, load.query, 0.125), load.run(whole))
+
+
+@pytest.mark.parametrize(
+    ("dims", "rotated", "norm", "cache_dtype"),
+    [
+        (24, 24, False, None),
+        (80, 32, True, None),
+        (16, 16, True, torch.float8_e4m3fn),
+        (20, 8, False, torch.float8_e5m2),
+    ],
+)
+def test_rotation_that_writes(
+    dims: int, rotated: int, norm: bool, cache_dtype: torch.dtype | None
+) -> None:
+    """As rotation in place, and then a write of keys and values."""
+    torch.manual_seed(0)
+    heads, kv_heads, slots = 5, 2, torch.tensor([7, -1, 30, 0, 12], device=DEVICE)
+    qkv = torch.randn(5, heads + 2 * kv_heads, dims + 4)[..., :dims].to(DEVICE)
+    weight = torch.randn(heads + kv_heads, dims).to(DEVICE) if norm else None
+    cosines, sines = torch.rand(2, 5, 1, rotated).to(DEVICE)
+    caches = torch.zeros(2, 2, 16, kv_heads, dims).to(DEVICE, cache_dtype or torch.float32)
+    before = qkv.clone()
+    wanted = qkv.clone()
+    turned = wanted[:, : heads + kv_heads]
+    if weight is None:
+        triton_ops.rotate_(turned, cosines, sines)
+    else:
+        triton_ops.norm_rotate_(turned, weight, 1e-5, cosines, sines)
+    expected = torch.zeros_like(caches)
+    how = how_to_read(caches.dtype, casts=False)
+    _, key, value = wanted.split([heads, kv_heads, kv_heads], 1)
+    write_cache(key, value, *raw(expected), slots, how)
+    triton_ops.norm_rotate_write(qkv, weight, 1e-5, cosines, sines, *caches, slots)
+    torch.testing.assert_close(qkv[:, :heads], wanted[:, :heads])
+    assert torch.equal(qkv[:, heads:], before[:, heads:])
+    assert torch.equal(raw(caches), raw(expected))
+    assert raw(caches)[0, 0, 7].any()
+
+
+def raw(caches: Tensor) -> Tensor:
+    return caches.view(torch.uint8) if caches.dtype in FP8 else caches
