@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,44 @@ def test_a_prompt_may_come_in_chunks_beside_decodes(depth: int) -> None:
     assert caller.tokens[2] == continuation(range(50), 3, 1000)
 
 
+def test_prompts_share_what_their_caller_allows() -> None:
+    with engine(limits()) as (caller, _):
+        new = [request(i, range(i, i + 40), 2) for i in range(3)]
+        caller.advance(*new, upto=(10, 20, 30))
+        assert caller.pending == {0: 30, 1: 20, 2: 10}
+        caller.advance(held=(0, 1, 2), chunk=45)
+        assert caller.pending == {1: 5, 2: 10}
+        caller.run_out(0, 1, 2)
+    for i in range(3):
+        assert caller.tokens[i] == continuation(range(i, i + 40), 2, 1000)
+
+
+class InOrder(FakeWorker):
+    """Whose results must be waited for in the order of the launches, and are all the latest."""
+
+    waited: int = 0
+
+    def sample(self, handle: object, masks: Any = None) -> Any:
+        pending, number = super().sample(handle, masks), len(self.steps)
+
+        def wait() -> Any:
+            self.waited += 1
+            assert self.waited == number, "a step began before the one before it had ended"
+            return pending.result
+
+        return SimpleNamespace(wait=wait)
+
+
+def test_what_is_in_flight_is_waited_for_first() -> None:
+    worker = InOrder(4)
+    with engine(limits(), 1, worker) as (caller, client):
+        client.core.inbox.put(request(1, range(10), 100))
+        caller.advance(request(100, range(10), 20))
+        caller.run_out(100)
+        client.read_until_finished(1)
+    assert client.tokens[1] == continuation(range(10), 100, 1000)
+
+
 def test_what_is_cached_is_found_by_either_side() -> None:
     worker = FakeWorker(4)
     with engine(limits(), 0, worker) as (caller, client):
@@ -189,6 +228,22 @@ def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
     assert caller.tokens[100] == continuation(range(30), 60, 1000)
     for i in range(3):
         assert client.tokens[i] == continuation([i, 7], 60, 1000)
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    worker = FakeWorker(4)
+    hurry = unhurried(worker)
+    with engine(limits(num_blocks=32), 0, worker) as (caller, client):
+        client.core.inbox.put(request(1, range(10), 30))
+        client.read()
+        caller.advance(request(100, range(100, 150), 30))
+        error = fault_of(caller.send(request(101, range(200, 260), 30), held=(100,)))
+        assert (error.fault, error.request_id) == (AdvanceFault.NO_ROOM, 101)
+        hurry.set()
+        client.read_until_finished(1)
+        caller.run_out(100)
+        assert client.core._scheduler.preemptions == 0
+    assert client.tokens[1] == continuation(range(10), 30, 1000)
 
 
 def test_who_was_promised_to_stay_stays() -> None:
@@ -271,10 +326,12 @@ def test_a_step_that_breaks_ends_its_own_sequences_alone(depth: int) -> None:
         caller.advance(request(1, range(4), 30))
         caller.advance(request(2, range(6), 30))
         caller.advance(request(3, range(7), 4))
-        error = fault_of(caller.send(held=(1, 2)))
+        caller.advance(request(4, range(30), 4), upto=(9,))
+        error = fault_of(caller.send(held=(1, 2, 4), chunk=0))
         assert error.fault is AdvanceFault.FAILED
         assert error.cause == "RuntimeError: the device said no"
-        assert fault_of(caller.send(held=(2,))).fault is AdvanceFault.INVALID
+        for gone in (1, 2, 4):
+            assert fault_of(caller.send(held=(gone,))).fault is AdvanceFault.INVALID
         caller.run_out(3)
         client.read_until_finished(5)
     assert caller.tokens[3] == continuation(range(7), 4, 1000)
@@ -386,6 +443,7 @@ def test_the_end_of_the_loop_answers_who_still_waits(depth: int) -> None:
     with engine(limits(max_loras=1, max_cpu_loras=1), depth, worker) as (caller, client):
         worker.slow = True
         client.core.inbox.put(LoadAdapter(1, "name", "/nowhere"))
+        caller.advance(request(2, range(4), 5))  # is given back as well
         waiting = caller.send(request(1, range(4), 5, adapter_id=1))
         caller.core.inbox.put(Cancel(12345))
         while not caller.core.live_requests:

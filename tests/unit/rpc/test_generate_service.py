@@ -214,7 +214,7 @@ def test_a_prompt_joins_a_running_batch_chunk_by_chunk() -> None:
         client.Warmup(max_prefill_tokens=24)
         batch = heard(prefill(client, 1, a_request(client, 1, [5], 30))).batch
         assert batch.current_tokens == 1
-        late = a_request(client, 2, prompt, 3, cache_len=0, chunk_len=23)
+        late = a_request(client, 2, prompt, 3, cache_len=3, chunk_len=20)
         response = heard(prefill(client, 2, late, cached_batch=batch))
         assert response.HasField("concat_ns")
         assert (response.batch.id, list(response.batch.request_ids)) == (1, [1, 2])
@@ -329,6 +329,10 @@ def test_how_requests_end(depth: int) -> None:
             assert heard.ids[1] == words[: len(heard.ids[1])]
             end = heard.ends[1]
             assert end.text.endswith(f"<{words[end.generated_tokens - 1]}>")
+            free_at = time.monotonic() + 10
+            while server.used_blocks:
+                assert time.monotonic() < free_at, "what has ended is still held"
+                time.sleep(0.005)
             return len(heard.ids[1]), end.generated_tokens, end.finish_reason
 
         assert end_of() == (12, 12, 0)
@@ -343,7 +347,8 @@ def test_end_tokens_end_unless_ignored() -> None:
     words = answer([start], 40)
     place = words.index(EOS) + 1
     with served() as server, server.client() as client:
-        for ignored, new, count, reason in ((True, 40, 40, 0), (False, 40, place, 1)):
+        cases = ((True, 40, 40, 0), (False, 40, place, 1), (False, place, place, 0))
+        for ignored, new, count, reason in cases:
             heard = Heard()
             stopping = {"ignore_eos_token": ignored}
             response = prefill(client, 0, a_request(client, 1, [start], new, stopping=stopping))
