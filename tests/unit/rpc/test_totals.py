@@ -17,7 +17,7 @@ from tgi_cli.rpc.totals import Tally, Totals
 
 def _step(iteration: int, context_tokens: int, **more: Any) -> StepStatistics:
     others = ("timestamp", "joined")
-    names = [name for name in StepStatistics.__dataclass_fields__ if name not in others]
+    names = [name for name in StepStatistics._fields if name not in others]
     counts: dict[str, Any] = dict.fromkeys(names, 0) | {
         "iteration": iteration,
         "context_tokens": context_tokens,
