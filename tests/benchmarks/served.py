@@ -1,6 +1,6 @@
 """Streaming speed over HTTP, of variants of the server in turn; where their threads' time goes.
 
-    python -m tests.tools.checkpoints --shape 135m --tokenizer tgi_cli/demo/model /tmp/small
+    python -m tests.tools.checkpoints --shape 135m --full-tokenizer /tmp/small
     python -m tests.benchmarks.served /tmp/small --streams 1 32 \\
         --variant base --variant passive:OMP_WAIT_POLICY=passive --variant old@/path/to/checkout
 
@@ -35,16 +35,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Wave:
-    """Output tokens per second of a wave; of its decoding alone; median time to first token."""
+    """Output tokens per second; medians over the streams, in seconds: time to the first token,
+    and between two."""
 
     rate: float
-    decode_rate: float
     ttft: float
+    between: float
 
 
 @dataclass
 class Threads:
-    """Per thread's name: CPU microseconds, and how often it slept or was made to wait."""
+    """Per thread, by name and id: CPU microseconds, and how often it slept or was made to wait."""
 
     cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     slept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -54,14 +55,15 @@ class Threads:
     def of(cls, roles: dict[str, int]) -> Threads:
         now = cls()
         for role, pid in roles.items():
-            for task in Path(f"/proc/{pid}/task").iterdir():
+            tasks = Path(f"/proc/{pid}/task").iterdir()
+            for task in tasks:
                 try:
                     status = (task / "status").read_text()
                     nanoseconds = int((task / "schedstat").read_text().split()[0])
                 except OSError:  # it has ended
                     continue
                 values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-                name = f"{role}: {values['Name'].strip()}"
+                name = f"{role}: {values['Name'].strip()} {task.name}"
                 now.cpu[name] += nanoseconds / 1e3
                 now.slept[name] += int(values["voluntary_ctxt_switches"])
                 now.displaced[name] += int(values["nonvoluntary_ctxt_switches"])
@@ -128,7 +130,7 @@ class Variant:
 
     async def _wave(self, prompts: list[list[int]], new_tokens: int) -> Wave:
         firsts: list[float] = []
-        ends: list[float] = []
+        between: list[float] = []
         begin = time.perf_counter()
 
         async def one(prompt: list[int]) -> None:
@@ -153,22 +155,18 @@ class Variant:
             if b" 200 " not in status:
                 raise RuntimeError(status.decode() + (await reader.read()).decode())
             text = await reader.readuntil(b"data:")
-            firsts.append(time.perf_counter() - begin)
+            first = time.perf_counter()
+            firsts.append(first - begin)
             while chunk := await reader.read(1 << 16):
                 text += chunk
-            ends.append(time.perf_counter() - begin)
+            between.append((time.perf_counter() - first) / (new_tokens - 1))
             writer.close()
             if b'"completion_tokens":%d' % new_tokens not in text:
                 raise RuntimeError(f"not {new_tokens} tokens: {text[-300:].decode()}")
 
         await asyncio.gather(*map(one, prompts))
-        count = len(prompts)
-        decoding = max(ends) - max(firsts)
-        return Wave(
-            count * new_tokens / max(ends),
-            count * (new_tokens - 1) / decoding,
-            statistics.median(firsts),
-        )
+        rate = len(prompts) * new_tokens / (time.perf_counter() - begin)
+        return Wave(rate, statistics.median(firsts), statistics.median(between))
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -198,7 +196,7 @@ def measure(variants: list[Variant], told: argparse.Namespace) -> None:
 
 def report(variants: list[Variant], told: argparse.Namespace) -> None:
     first = variants[0]
-    print("| streams | variant | output tok/s (min-max) | of decoding | TTFT ms | to the first |")
+    print("| streams | variant | output tok/s (min-max) | to the first | TTFT ms | between ms |")
     print("|---|---|---|---|---|---|")
     for streams in told.streams:
         base = statistics.median(wave.rate for wave in first.waves[streams])
@@ -206,11 +204,11 @@ def report(variants: list[Variant], told: argparse.Namespace) -> None:
             waves = variant.waves[streams]
             rates = sorted(wave.rate for wave in waves)
             middle = statistics.median(rates)
-            decoding = statistics.median(wave.decode_rate for wave in waves)
+            between = statistics.median(wave.between for wave in waves) * 1e3
             ttft = statistics.median(wave.ttft for wave in waves) * 1e3
             print(
                 f"| {streams} | {variant.name} | {middle:.1f} ({rates[0]:.1f}-{rates[-1]:.1f}) "
-                f"| {decoding:.1f} | {ttft:.0f} | {middle / base:.3f} |"
+                f"| {middle / base:.3f} | {ttft:.0f} | {between:.2f} |"
             )
     if not told.threads:
         return
