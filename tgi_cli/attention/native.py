@@ -98,6 +98,8 @@ class NativeAttention(PagedAttention):
         self.step = Step()
         """Of the last :meth:`plan`; what it points to lives until the next."""
         self._planned: tuple[Tensor, ...] = ()
+        self._stored = (0, 0)
+        self._step_pointer = byref(self.step)
         self.caches = (Cache * len(self.specs))(
             *(
                 Cache(None, None, block_size, spec.num_kv_heads, spec.head_dim, self._cache_code)
@@ -109,6 +111,8 @@ class NativeAttention(PagedAttention):
             Attention(cache=cache, window=spec.window or 0)
             for cache, spec in zip(self.caches, self.specs, strict=True)
         ]
+        self._cache_pointers = [byref(cache) for cache in self.caches]
+        self._call_pointers = [byref(call) for call in self._calls]
         self._attend = library.tgi_attention
         self._attend.argtypes = [POINTER(Attention), POINTER(Step), c_int]
         self._attend.restype = None
@@ -154,15 +158,15 @@ class NativeAttention(PagedAttention):
             call.cache = cache
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        key, value = _rows(key), _rows(value)
+        (key, key_stride), (value, value_stride) = _rows(key), _rows(value)
         self._store(
             self.caches[layer],
             len(slots),
             slots.data_ptr(),
             key.data_ptr(),
-            key.stride(0),
+            key_stride,
             value.data_ptr(),
-            value.stride(0),
+            value_stride,
             threads(),
         )
 
@@ -180,6 +184,7 @@ class NativeAttention(PagedAttention):
         step.query_start, step.kv_lens = starts.data_ptr(), kv_lens.data_ptr()
         step.block_table, step.table_stride = table.data_ptr(), table.stride(0)
         step.slots = slots.data_ptr()
+        self._stored = (len(slots), slots.data_ptr())
 
     def __call__(
         self,
@@ -192,21 +197,25 @@ class NativeAttention(PagedAttention):
         sinks: Tensor | None = None,
     ) -> Tensor:
         count = threads()
-        query, key, value = _rows(query), _rows(key), _rows(value)
-        call, step = self._calls[layer], self.step
+        (query, query_stride), (key, key_stride), (value, value_stride) = (
+            _rows(query),
+            _rows(key),
+            _rows(value),
+        )
         self._store(
-            call.cache,
-            step.tokens,
-            step.slots,
+            self._cache_pointers[layer],
+            *self._stored,
             key.data_ptr(),
-            key.stride(0),
+            key_stride,
             value.data_ptr(),
-            value.stride(0),
+            value_stride,
             count,
         )
-        output = query.new_empty(query.shape)
-        call.query, call.query_stride = query.data_ptr(), query.stride(0)
-        call.output, call.output_stride = output.data_ptr(), output.stride(0)
+        # Of the ways to make a tensor the one that takes least: 1.6 us, and new_empty 4.7.
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        call = self._calls[layer]
+        call.query, call.query_stride = query.data_ptr(), query_stride
+        call.output, call.output_stride = output.data_ptr(), output.stride()[0]
         call.heads = query.shape[1]
         call.scale, call.softcap = scale, softcap or 0.0
         if sinks is None:
@@ -214,14 +223,17 @@ class NativeAttention(PagedAttention):
         else:
             sinks = sinks.to(torch.float32).contiguous()
             call.sinks = sinks.data_ptr()
-        self._attend(byref(call), byref(step), count)
+        self._attend(self._call_pointers[layer], self._step_pointer, count)
         return output
 
 
-def _rows(some: Tensor) -> Tensor:
-    """[T, heads, head_dim] such that what is a token's stands together."""
-    _, stride, one = some.stride()
-    return some if one == 1 and stride == some.shape[2] else some.contiguous()
+def _rows(some: Tensor) -> tuple[Tensor, int]:
+    """[T, heads, head_dim] such that what is a token's stands together, and how far tokens are."""
+    token, head, one = some.stride()
+    if one == 1 and head == some.shape[2]:
+        return some, token
+    some = some.contiguous()
+    return some, some.stride()[0]
 
 
 def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
