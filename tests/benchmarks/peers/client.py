@@ -66,7 +66,7 @@ class Server(Running):
             start, streams = uvloop.run(asyncio.wait_for(_exchange(self._port, requests), timeout))
         except TimeoutError:
             raise Failure(f"a wave took more than {timeout:.0f} s") from None
-        except OSError as error:
+        except (OSError, httptools.HttpParserError) as error:
             raise Failure(f"{error}: {last_words(self.log)}") from error
         spans = [stream.span(new) for stream in streams]
         first = tuple(begin - start for begin, _ in spans)

@@ -38,7 +38,10 @@ def serving(
     new: int = NEW,
 ) -> list[Column]:
     """Waves of so many requests, and prompts of so many tokens alone."""
-    columns = [Column(f"c{count}", count, prompt, new) for count in concurrency]
+    columns = [
+        Column(f"c{count}", count, prompt, new, repeats=3 if count == 1 else 1)
+        for count in concurrency
+    ]
     return columns + [Column(f"p{length}", 1, length, 1, repeats=3) for length in prefills]
 
 

@@ -15,7 +15,6 @@ from tests.tools.checkpoints import FIRST_WORD
 
 PREPARATION = "preparation"  # the stage before there are columns
 WARM_NEW = 8
-WARM_PROMPT = 1024  # longer prompts are measured cold, after shorter ones
 
 Say = Callable[[str], None]
 
@@ -134,7 +133,8 @@ class Run:
             try:
                 for column in group:
                     self._column(contestant, running, column, number)
-                used.append(asdict(memory(running.process.pid)))
+                if running.process.poll() is None:
+                    used.append(asdict(memory(running.process.pid)))
             finally:
                 running.close()
         if used:
@@ -148,15 +148,14 @@ class Run:
     ) -> None:
         rules, name = self._rules, contestant.name
         try:
-            if column.prompt <= WARM_PROMPT:
-                warm = prompts(column, rules.vocabulary, f"{number} {column.name} warm")
-                running.wave(warm, min(column.new, WARM_NEW), rules.timeout)
+            warm = prompts(column, rules.vocabulary, f"{number} {column.name} warm")
+            running.wave(warm, min(column.new, WARM_NEW), rules.timeout)
             foreign, found = min(
                 self._attempts(running, column, f"{number} {column.name}"),
                 key=lambda attempt: attempt[0],
             )
-        except Failure as failure:
-            self.fail(contestant, column.name, failure)
+        except (Failure, OSError, ValueError) as error:  # the last: an answer is no JSON
+            self.fail(contestant, column.name, error)
             return
         self.results.add(name, found)
         self.results.foreign.setdefault(name, {}).setdefault(column.name, []).append(foreign)
