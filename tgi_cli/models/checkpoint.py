@@ -37,6 +37,8 @@ class Stored:
     dtype: str
     parts: tuple[Stored, ...] = ()
     read: Callable[..., Codes] | None = None
+    about: str = ""
+    """Of a quantized weight: how it is kept, for people."""
 
 
 def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Stored]:
@@ -52,7 +54,9 @@ def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Sto
             del plain[tensor.name]
         parts = tuple(tensors[suffix] for suffix in weight.names)
         name = f"{module}.weight"
-        plain[name] = Stored(name, parts[0].file, weight.shape, QUANTIZED, parts, weight.read)
+        plain[name] = Stored(
+            name, parts[0].file, weight.shape, QUANTIZED, parts, weight.read, weight.about
+        )
     return plain
 
 
