@@ -61,6 +61,7 @@ def measure(
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
         console=console,
+        refresh_per_second=1,  # it takes from the cores, too
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("", total=None)

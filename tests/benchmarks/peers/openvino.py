@@ -23,6 +23,8 @@ WEIGHT_FORMATS = {"bf16": (), "int8": ("--weight-format", "int8")}
 class OpenVino(Contestant):
     """``ContinuousBatchingPipeline`` in a process of its own, computing in bf16.
 
+    Its other defaults stand: keys and values in 8 bits, and activations too where weights are.
+
     Args:
         environment: with openvino-genai.
         weights: bf16 or int8.
