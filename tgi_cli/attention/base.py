@@ -108,7 +108,8 @@ class PagedAttention(ABC):
         """
         if not pairs:
             return
-        table = torch.tensor(pairs, dtype=torch.int64).to(self.device)
+        table = torch.tensor(pairs, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        table = table.to(self.device, non_blocking=True)
         sources, destinations = table[:, 0], table[:, 1]
         for cache in map(self.raw, (*self.key_cache, *self.value_cache)):
             cache.index_copy_(0, destinations, cache.index_select(0, sources))
