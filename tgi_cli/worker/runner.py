@@ -24,6 +24,7 @@ from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
 from tgi_cli.worker.adapters import AdapterShelf
 from tgi_cli.worker.graphs import DecodeGraphs
+from tgi_cli.worker.inputs import DecodeInputs
 from tgi_cli.worker.memory import out_of_memory_as_error
 from tgi_cli.worker.processors import run_processors
 from tgi_cli.worker.prompt import Chunk, ScoredChunk, chunks_of
@@ -126,6 +127,7 @@ class ModelRunner:
         self._adapters = adapters
         self._shard = shard
         self._sampler = Sampler(upload)
+        self._decodes = DecodeInputs(rows) if device.type == "cpu" else None
         self._vocab_size = vocab_size
         self._logits_at_once = max(1, MAX_LOGITS[device.type] // vocab_size)
         self._scores_at_once = max(1, MAX_SCORES[device.type] // vocab_size)
@@ -147,8 +149,17 @@ class ModelRunner:
             if step.copies:
                 self._attention.copy_blocks(step.copies)
             rows = np.array(step.rows, np.int64)
-            ends = np.array(step.starts, np.int64) + np.array(step.counts, np.int64)
             chunks = chunks_of(step, self.rows.asking) if self.rows.asking else []
+            if self._decodes is not None and self.graphs is None:
+                decodes = self._decodes.prepare(step)
+                if decodes is not None and not chunks and self._without_adapters(rows):
+                    self._attention.plan(decodes.metadata)
+                    hidden = self._model.forward(
+                        decodes.input_ids, decodes.positions, self._attention
+                    )
+                    asking = self._asking(rows)
+                    return Launched(hidden, decodes.batch, decodes.targets, asking, None, [])
+            ends = np.array(step.starts, np.int64) + np.array(step.counts, np.int64)
             graphs = self.graphs
             if (
                 graphs is not None
@@ -172,6 +183,15 @@ class ModelRunner:
             if inputs.last is not None:
                 hidden = hidden.index_select(0, inputs.last)
             return Launched(hidden, batch, inputs.targets, self._asking(rows), context, chunks)
+
+    def _without_adapters(self, rows: NDArray[np.int64]) -> bool:
+        """Whether no row has an adapter; if so, the model is told."""
+        if self._adapters is not None:
+            slots = self.rows.adapter_slots[rows]
+            if slots.max() >= 0:
+                return False
+            self._adapters.plan(slots, None)
+        return True
 
     def _asking(self, rows: NDArray[np.int64]) -> dict[int, Asking]:
         """Of sampled rows, by their index, those that want more than a token."""
