@@ -144,16 +144,17 @@ class NativeAttention(PagedAttention):
     def allocate(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.key_cache, self.value_cache = [], []
+        # One piece for all layers: numpy asks for huge pages where it is large, and gets memory
+        # that the system gives as it is written (torch.zeros writes it).
+        buffer = np.zeros(num_blocks * self.block_bytes + _LINE, dtype=np.uint8)
+        memory = torch.from_numpy(buffer)[-buffer.ctypes.data % _LINE :]
+        tiles = num_blocks, self.block_size // TILE
         for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
-            shape = (
-                num_blocks,
-                self.block_size // TILE,
-                spec.num_kv_heads,
-                spec.head_dim * TILE,
-            )
-            keys, values = (_aligned(shape, self.cache_dtype) for _ in range(2))
-            self.key_cache.append(keys)
-            self.value_cache.append(values)
+            shape = (*tiles, spec.num_kv_heads, spec.head_dim * TILE)
+            size = math.prod(shape) * self.cache_dtype.itemsize
+            keys, values, memory = memory[:size], memory[size : 2 * size], memory[2 * size :]
+            self.key_cache.append(keys.view(self.cache_dtype).view(shape))
+            self.value_cache.append(values.view(self.cache_dtype).view(shape))
             cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
             call.cache = cache
 
@@ -234,11 +235,3 @@ def _rows(some: Tensor) -> tuple[Tensor, int]:
         return some, token
     some = some.contiguous()
     return some, some.stride()[0]
-
-
-def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros of which the system gives the memory as it is written, page by page."""
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.zeros(size + _LINE, dtype=np.uint8)  # calloc's; torch.zeros writes them
-    begin = -buffer.ctypes.data % _LINE
-    return torch.from_numpy(buffer[begin : begin + size]).view(dtype).view(shape)
