@@ -22,7 +22,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.holding import Holder
@@ -163,7 +163,7 @@ class Stepper(Holder):
 
     def statistics(self, step: Step) -> StepStatistics:
         """Of the host, with this step."""
-        return replace(self._host.statistics(step), joined="")
+        return self._host.statistics(step)._replace(joined="")
 
     def describe(self, outputs: StepOutputs) -> None:
         """What there is to tell of the engine as a whole, the host tells."""

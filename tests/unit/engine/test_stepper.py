@@ -29,7 +29,9 @@ from tgi_cli.engine.messages import (
     FinishReason,
     GenerationRequest,
     LoadAdapter,
+    Shutdown,
 )
+from tgi_cli.engine.statistics import StepStatistics, StepTimes
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -172,6 +174,28 @@ class InOrder(FakeWorker):
             return pending.result
 
         return SimpleNamespace(wait=wait)
+
+
+def test_steps_of_both_kinds_are_counted_and_timed() -> None:
+    told: list[StepStatistics] = []
+    times: list[StepTimes] = []
+    core = EngineCore(FakeWorker(4), limits(), 1, on_statistics=told.append, on_times=times.append)
+    loop = threading.Thread(target=core.run, daemon=True)
+    loop.start()
+    caller, client = Caller(core), Client(core)
+    core.inbox.put(request(1, range(10), 5))
+    caller.advance(request(100, range(20, 28), 3))
+    caller.run_out(100)
+    client.read_until_finished(1)
+    core.inbox.put(Shutdown())
+    loop.join(timeout=20)
+    assert [step.iteration for step in told] == list(range(1, 9))
+    assert sum(step.context_tokens for step in told) == 18
+    assert sum(step.generation_requests for step in told) == 4 + 2
+    assert [step.joined for step in told] == [""] * 8
+    assert told[-1].prompt_tokens == 18
+    assert sum(step.prefill for step in times) == 2
+    assert len(times) == core.steps == 8
 
 
 def test_what_is_in_flight_is_waited_for_first() -> None:
