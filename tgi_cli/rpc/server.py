@@ -13,17 +13,15 @@ message, so a slow client costs memory bounded by its own requests and nobody el
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -43,6 +41,7 @@ from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.adapters import AdapterRegistry, unknown
 from tgi_cli.rpc.front import Front
+from tgi_cli.rpc.session import ClientSession
 from tgi_cli.rpc.totals import Tally
 
 log = logging.getLogger(__name__)
@@ -63,23 +62,8 @@ class Engine(Protocol):
     def live_requests(self) -> int: ...
 
 
-class _Session:
-    """One client: its live requests, and what waits to be sent to it (None: the end)."""
-
-    def __init__(self) -> None:
-        self.outgoing: SimpleQueue[StepOutputs | None] = SimpleQueue()
-        self.live: dict[int, int] = {}
-        """Client's id -> engine's id."""
-        self.half_closed = False
-        """The client submits nothing more; the stream ends with its last request."""
-        self.closed = False
-        """The call is over; what its reader still finds is not for the engine."""
-        self.steps: socket.socket | None = None
-        """Where its messages go; None: they go by gRPC."""
-
-
 class _Route(NamedTuple):
-    session: _Session
+    session: ClientSession
     client_id: int
 
 
@@ -107,7 +91,7 @@ class EngineServer(AdapterServicer):
         self._engine_ids = itertools.count(1)
         self._lock = threading.Lock()
         """Guards ``_sessions``, ``_routes`` and the sessions' fields; token look-ups go without."""
-        self._sessions: set[_Session] = set()
+        self._sessions: set[ClientSession] = set()
         self._routes: dict[int, _Route] = {}
         self._gauges = StepOutputs()
         self._closed_because = ""
@@ -189,7 +173,7 @@ class EngineServer(AdapterServicer):
     def Session(
         self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.StepMessage]:
-        session = _Session()
+        session = ClientSession()
         with self._lock:
             full = len(self._sessions) >= MAX_SESSIONS
             closed = self._closed_because
@@ -209,27 +193,25 @@ class EngineServer(AdapterServicer):
         threading.Thread(
             target=self._read, args=(session, request_iterator), name="session", daemon=True
         ).start()
+        messages = session.messages(lambda: self._tally.now)
         if session.steps is not None:
-            steps.send(session.steps, self._write(session))
+            steps.send(session.steps, messages)
         else:
-            yield from self._write(session)
+            yield from messages
 
-    def _steps_of(self, session: _Session, context: grpc.ServicerContext) -> bool:
+    def _steps_of(self, session: ClientSession, context: grpc.ServicerContext) -> bool:
         """Connect to where the client wants its steps, if it said; whether that was possible."""
         names = [value for key, value in context.invocation_metadata() if key == steps.METADATA]
         if self._folder is None or not names:
             return False
         connection = steps.connect(self._folder, str(names[0]))
         with self._lock:
-            if connection is not None and session.closed:
-                connection.close()
-            else:
-                session.steps = connection
+            session.use(connection)
         return connection is not None
 
     # -- a session's threads ------------------------------------------------------------------
 
-    def _read(self, session: _Session, messages: Iterator[pb.ClientMessage]) -> None:
+    def _read(self, session: ClientSession, messages: Iterator[pb.ClientMessage]) -> None:
         """Take in what the client sends until it says no more or is gone."""
         try:
             for message in messages:
@@ -245,21 +227,7 @@ class EngineServer(AdapterServicer):
             if not session.live:
                 session.outgoing.put(None)
 
-    def _write(self, session: _Session) -> Iterator[pb.StepMessage]:
-        """Yield a message for whatever has gathered, in order, until the end."""
-        outgoing = session.outgoing
-        while (outputs := outgoing.get()) is not None:
-            more: StepOutputs | None = outputs
-            try:
-                while (more := outgoing.get_nowait()) is not None:
-                    codec.merge_steps(outputs, more)
-            except Empty:
-                pass
-            yield codec.encode_step(outputs, self._tally.now)
-            if more is None:
-                return
-
-    def _submit(self, session: _Session, message: pb.Submit) -> None:
+    def _submit(self, session: ClientSession, message: pb.Submit) -> None:
         client_id = message.request_id
         try:
             request = codec.decode_submit(message)
@@ -311,23 +279,18 @@ class EngineServer(AdapterServicer):
             return f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"
         return ""
 
-    def _cancel(self, session: _Session, client_id: int) -> None:
+    def _cancel(self, session: ClientSession, client_id: int) -> None:
         """Pass a cancel on; the id stays live until the engine says that it ended."""
         with self._lock:
             engine_id = session.live.get(client_id)
         if engine_id is not None:
             self._engine.inbox.put(Cancel(engine_id))
 
-    def _close(self, session: _Session) -> None:
+    def _close(self, session: ClientSession) -> None:
         """The call is over, whoever ended it: free what the client held."""
         with self._lock:
             self._sessions.discard(session)
-            session.closed = True
-            if session.steps is not None:
-                with contextlib.suppress(OSError):  # closed already
-                    session.steps.shutdown(socket.SHUT_RDWR)  # its writer may be waiting in it
-            orphans = list(session.live.values())
-            session.live.clear()
+            orphans = session.close()
             for engine_id in orphans:
                 self._routes.pop(engine_id, None)
         for engine_id in orphans:
@@ -385,7 +348,9 @@ class EngineServer(AdapterServicer):
         if outputs.finished:
             self._end_half_closed(parts)
 
-    def _split_finished(self, outputs: StepOutputs, parts: dict[_Session, StepOutputs]) -> None:
+    def _split_finished(
+        self, outputs: StepOutputs, parts: dict[ClientSession, StepOutputs]
+    ) -> None:
         with self._lock:
             for finished in outputs.finished:
                 route = self._routes.pop(finished.request_id, None)
@@ -395,13 +360,15 @@ class EngineServer(AdapterServicer):
                 part = self._part_of(parts, route.session)
                 part.finished.append(replace(finished, request_id=route.client_id))
 
-    def _end_half_closed(self, parts: dict[_Session, StepOutputs]) -> None:
+    def _end_half_closed(self, parts: dict[ClientSession, StepOutputs]) -> None:
         with self._lock:
             for session in parts:
                 if session.half_closed and not session.live:
                     session.outgoing.put(None)
 
-    def _part_of(self, parts: dict[_Session, StepOutputs], session: _Session) -> StepOutputs:
+    def _part_of(
+        self, parts: dict[ClientSession, StepOutputs], session: ClientSession
+    ) -> StepOutputs:
         part = parts.get(session)
         if part is None:
             part = parts[session] = self._part()

@@ -28,7 +28,9 @@ from tgi_cli.errors import ShardError
 from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc.client import GONE, STOPPING, GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import TokenBatch, TokenStream
-from tgi_cli.rpc.server import EngineServer, _Session
+from tgi_cli.rpc.server import EngineServer
+from tgi_cli.rpc.session import ClientSession
+from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
 
@@ -286,12 +288,12 @@ async def test_a_half_closed_session_ends_with_its_last_request(
     assert tokens == [1, 2]
 
 
-def test_a_writer_that_is_behind_sends_one_message_for_many_steps(engine: ScriptedEngine) -> None:
-    session = _Session()
+def test_a_writer_that_is_behind_sends_one_message_for_many_steps() -> None:
+    session = ClientSession()
     for token in range(5):
         session.outgoing.put(StepOutputs([1], [token], [0.0], [[]], [[]], queued=token))
     session.outgoing.put(None)
-    messages = list(EngineServer(engine, INFO)._write(session))
+    messages = list(session.messages(Totals))
     assert [list(m.token_ids) for m in messages] == [[0, 1, 2, 3, 4]]
     assert messages[0].queued == 4
 
