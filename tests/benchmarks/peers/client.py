@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,18 @@ from tests.benchmarks.peers.contestant import (
     Failure,
     Running,
     Wave,
-    deadline,
     last_words,
 )
 
 HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Server(Running):
@@ -47,7 +55,7 @@ class Server(Running):
             raise
 
     def _wait(self) -> None:
-        until = deadline(START_TIMEOUT)
+        until = time.monotonic() + START_TIMEOUT
         with httpx.Client(base_url=f"http://{HOST}:{self._port}", timeout=5) as client:
             while time.monotonic() < until:
                 if self.process.poll() is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -196,7 +195,3 @@ def last_words(log: Path) -> str:
 def interpreter(environment: Path) -> Path:
     """The Python of a virtual environment; an interpreter's own path is taken as it is."""
     return environment / "bin" / "python" if environment.is_dir() else environment
-
-
-def deadline(seconds: float) -> float:
-    return time.monotonic() + seconds

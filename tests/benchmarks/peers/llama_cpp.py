@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server
+from tests.benchmarks.peers.client import HOST, Server, free_port
 from tests.benchmarks.peers.columns import Column
 from tests.benchmarks.peers.contestant import (
     Contestant,
@@ -20,7 +20,6 @@ from tests.benchmarks.peers.contestant import (
     spawn,
 )
 from tests.benchmarks.peers.inprocess import DRIVERS
-from tests.benchmarks.peers.tgi import free_port
 
 MARGIN = 32  # tokens of context beyond those of the requests
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server
+from tests.benchmarks.peers.client import HOST, Server, free_port
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, installed, spawn
 from tests.benchmarks.peers.weights import decoded_bytes
 from tests.tools.quantized import gptq, write_quantized
@@ -97,11 +96,3 @@ def _gptq(checkpoint: Path, path: Path, bits: int) -> Path:
         write_quantized(checkpoint, part, gptq(bits, group))
         part.rename(path)
     return path
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,7 +7,7 @@ import math
 import os
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server
+from tests.benchmarks.peers.client import HOST, Server, free_port
 from tests.benchmarks.peers.contestant import (
     Contestant,
     Failure,
@@ -17,7 +17,6 @@ from tests.benchmarks.peers.contestant import (
     interpreter,
     spawn,
 )
-from tests.benchmarks.peers.tgi import free_port
 from tests.benchmarks.peers.weights import cache_bytes, decoded_bytes
 
 
