@@ -272,7 +272,10 @@ def _allocate(
     """A matrix with room for its numbers."""
     order = _order(out, paired)
     chunk, chunk_bytes = {16: (2, 128), 8: (2, 64), 4: (8, 128)}[bits]
-    size = len(order) // _PANEL * -(-inputs // chunk) * chunk_bytes
+    panels = len(order) // _PANEL
+    if bits == 4:  # two alternate
+        panels += panels % 2
+    size = panels * -(-inputs // chunk) * chunk_bytes
     data = allocate(size)
     scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
     struct = MatrixStruct(

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tgi_cli.kernels import library, without_native
 from tgi_cli.kernels.linear import (
@@ -120,10 +119,10 @@ def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
             assert linear(x, matrix, bias, Epilogue.ADD, out=added, scale=scale) is added
             assert torch.equal(added, residual + product * scale)
         for name, number in ACTIVATIONS.items():
-            close(linear(x, matrix, bias, Epilogue.ACTIVATE, number), ops.activate(product, name))
             with without_native():
-                expected = ops.gated(product, name)
-            close(linear(x, paired, bias, Epilogue.GATED, number), expected)
+                activated, gated = ops.activate(product, name), ops.gated(product, name)
+            close(linear(x, matrix, bias, Epilogue.ACTIVATE, number), activated)
+            close(linear(x, paired, bias, Epilogue.GATED, number), gated)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -196,7 +195,7 @@ def test_size_is_what_the_format_takes(level: str) -> None:
 def test_functions_are_those_of_the_layers() -> None:
     assert set(ACTIVATIONS) == set(ops.ACTIVATIONS)
     x = noise(1000)
-    for name, number in ACTIVATIONS.items():
-        same = [other for other, code in ACTIVATIONS.items() if code == number]
-        assert torch.equal(ops.activate(x, name), ops.activate(x, same[0]))
-    assert torch.equal(ops.activate(x, "silu"), F.silu(x))
+    with without_native():
+        for name, number in ACTIVATIONS.items():
+            same = next(other for other, code in ACTIVATIONS.items() if code == number)
+            assert torch.equal(ops.activate(x, name), ops.activate(x, same))

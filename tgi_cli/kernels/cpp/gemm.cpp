@@ -14,9 +14,8 @@ namespace {
 constexpr int64_t MAX_TILES = 8;
 constexpr int64_t MAX_ROWS = MAX_TILES * TILE_ROWS;
 constexpr int64_t MAX_PANELS = 8;
-// Inputs of a slab: so much of a panel fits into the first-level cache, beside a tile's rows.
-constexpr int64_t SLAB = 256;
-constexpr int64_t MAX_SLAB = 512;  // where a group of inputs is longer
+// Inputs of a slab: so much of a panel comes quickly out of the second-level cache, too.
+constexpr int64_t SLAB = 1024;
 // A single tile has no use for a panel that is still in the cache.
 constexpr int64_t LONG_SLAB = 4096;
 constexpr int64_t MARGIN = 32;  // keeps the rows of a slab off each other's cache sets
@@ -24,9 +23,8 @@ constexpr int64_t MIN_GROUP = 32;
 
 struct Scratch {
   alignas(64) float sums[MAX_PANELS * MAX_ROWS * PANEL];
-  alignas(64) bf16 x[std::max(MAX_ROWS * (MAX_SLAB + MARGIN), TILE_ROWS * (LONG_SLAB + MARGIN))];
-  alignas(64) uint8_t weights[MAX_SLAB * PANEL * 2];
-  float x_sums[std::max(MAX_ROWS * MAX_SLAB, TILE_ROWS * LONG_SLAB) / MIN_GROUP];
+  alignas(64) bf16 x[std::max(MAX_ROWS * (SLAB + MARGIN), TILE_ROWS * (LONG_SLAB + MARGIN))];
+  float x_sums[std::max(MAX_ROWS * SLAB, TILE_ROWS * LONG_SLAB) / MIN_GROUP];
 };
 thread_local Scratch scratch;
 
@@ -37,11 +35,12 @@ int64_t share(int64_t total, int64_t index, int64_t count) { return total * inde
 
 // How a product is cut into pieces: blocks of rows times stretches of panels.
 struct Cut {
-  int64_t panels, tiles, blocks, stretches;
+  int64_t panels, together, tiles, blocks, stretches;
 
   explicit Cut(const Linear& linear) {
     const Matrix& weight = *linear.weight;
     panels = weight.panels();
+    together = weight.interleaved();
     tiles = ceil_div(linear.rows, TILE_ROWS);
     blocks = ceil_div(tiles, MAX_TILES);
     stretches = 0;
@@ -51,55 +50,49 @@ struct Cut {
     int64_t cost = weight.panel_bytes() / 22 + rows * weight.in * PANEL / 100;
     int64_t least = std::min(ceil_div(1000, cost + 1), MAX_PANELS);
     int64_t length = std::clamp(panels * blocks / 32, least, MAX_PANELS);
-    stretches = ceil_div(panels, length);
+    stretches = ceil_div(panels, ceil_div(length, together) * together);
+  }
+
+  // The first of a stretch.
+  int64_t panel(int64_t stretch) const {
+    return std::min(panels, share(ceil_div(panels, together), stretch, stretches) * together);
   }
 };
 
 template <class Panel, int ROWS>
-void multiply_panel(const Tile& tile) {
-  if constexpr (TILE_VECTORS == 2) {
-    multiply<Panel, ROWS, 2>(tile);
-  } else {
-    multiply<Panel, ROWS, 1, 0>(tile);
-    multiply<Panel, ROWS, 1, 1>(tile);
-  }
+void multiply_panels(const Tile& tile, int64_t panels) {
+  // Of few rows a panel alone makes too few sums at once to keep the processor busy.
+  if constexpr (ROWS <= TWO_PANELS_ROWS && Panel::STRIDE > Panel::BYTES)
+    if (panels == 2) return multiply<Panel, ROWS, 2 * PANEL_VECTORS>(tile);
+  constexpr int VECTORS = ROWS <= 2 ? PANEL_VECTORS : TILE_VECTORS;
+  multiply<Panel, ROWS, VECTORS>(tile);
+  if constexpr (VECTORS < PANEL_VECTORS) multiply<Panel, ROWS, VECTORS, VECTORS>(tile);
 }
 
 template <class Panel>
-void multiply_rows(const Tile& tile, int64_t rows) {
+void multiply_rows(const Tile& tile, int64_t rows, int64_t panels) {
   switch (rows) {
-    case 1: return multiply_panel<Panel, 1>(tile);
-    case 2: return multiply_panel<Panel, 2>(tile);
-    case 3: return multiply_panel<Panel, 3>(tile);
-    case 4: return multiply_panel<Panel, 4>(tile);
+    case 1: return multiply_panels<Panel, 1>(tile, panels);
+    case 2: return multiply_panels<Panel, 2>(tile, panels);
+    case 3: return multiply_panels<Panel, 3>(tile, panels);
+    case 4: return multiply_panels<Panel, 4>(tile, panels);
 #if defined(__AVX512F__)
-    case 5: return multiply_panel<Panel, 5>(tile);
-    case 6: return multiply_panel<Panel, 6>(tile);
-    case 7: return multiply_panel<Panel, 7>(tile);
-    case 8: return multiply_panel<Panel, 8>(tile);
-    case 9: return multiply_panel<Panel, 9>(tile);
-    case 10: return multiply_panel<Panel, 10>(tile);
-    case 11: return multiply_panel<Panel, 11>(tile);
-    case 12: return multiply_panel<Panel, 12>(tile);
+    case 5: return multiply_panels<Panel, 5>(tile, panels);
+    case 6: return multiply_panels<Panel, 6>(tile, panels);
+    case 7: return multiply_panels<Panel, 7>(tile, panels);
+    case 8: return multiply_panels<Panel, 8>(tile, panels);
+    case 9: return multiply_panels<Panel, 9>(tile, panels);
+    case 10: return multiply_panels<Panel, 10>(tile, panels);
+    case 11: return multiply_panels<Panel, 11>(tile, panels);
+    case 12: return multiply_panels<Panel, 12>(tile, panels);
 #endif
   }
 }
 
-void multiply_format(int32_t format, const Tile& tile, int64_t rows) {
-  if (format == INT4) return multiply_rows<Int4Panel>(tile, rows);
-  if (format == INT8) return multiply_rows<Int8Panel>(tile, rows);
-  return multiply_rows<Bf16Panel>(tile, rows);
-}
-
-template <class Panel>
-void decode(const uint8_t* panel, int64_t chunks, uint8_t* to) {
-  for (int64_t i = 0; i < chunks; ++i, panel += Panel::BYTES)
-    for (int v = 0; v < 2; ++v) {
-      u32x16 pairs[Panel::PAIRS];
-      Panel::decode(panel, v, pairs);
-      for (int pair = 0; pair < Panel::PAIRS; ++pair)
-        std::memcpy(to + (i * Panel::PAIRS + pair) * Bf16Panel::BYTES + 64 * v, &pairs[pair], 64);
-    }
+void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t panels) {
+  if (format == INT4) return multiply_rows<Int4Panel>(tile, rows, panels);
+  if (format == INT8) return multiply_rows<Int8Panel>(tile, rows, panels);
+  return multiply_rows<Bf16Panel>(tile, rows, panels);
 }
 
 f32x16 load_some(const bf16* from, int64_t count) {
@@ -188,10 +181,10 @@ int64_t linear_tickets(const Linear& linear) {
 void linear_run(const Linear& linear, int64_t ticket) {
   const Matrix& weight = *linear.weight;
   const Cut cut(linear);
-  // Pieces of the same weights are neighbours: they are read from memory once.
-  const int64_t block = ticket % cut.blocks, stretch = ticket / cut.blocks;
-  const int64_t first_panel = share(cut.panels, stretch, cut.stretches);
-  const int64_t panels = share(cut.panels, stretch + 1, cut.stretches) - first_panel;
+  // Pieces of the same rows are neighbours, which a thread has in its cache from the one before.
+  const int64_t block = ticket / cut.stretches, stretch = ticket % cut.stretches;
+  const int64_t first_panel = cut.panel(stretch);
+  const int64_t panels = cut.panel(stretch + 1) - first_panel;
   const int64_t first_tile = share(cut.tiles, block, cut.blocks);
   const int64_t tiles = share(cut.tiles, block + 1, cut.blocks) - first_tile;
   auto row_of = [&](int64_t tile) { return share(linear.rows, first_tile + tile, cut.tiles); };
@@ -202,8 +195,7 @@ void linear_run(const Linear& linear, int64_t ticket) {
   const int64_t limit = std::max((tiles > 1 ? SLAB : LONG_SLAB) / unit * unit, unit);
   const int64_t slabs = ceil_div(weight.in, limit);
   const int64_t slab = ceil_div(ceil_div(weight.in, slabs), unit) * unit;
-  const int64_t groups = weight.groups();
-  const bool decodes = tiles > 1 && weight.format != BF16;
+  const bool pairs_up = rows <= TWO_PANELS_ROWS && weight.interleaved() == 2;
   const bool conflicts = tiles > 1 && linear.x_stride % 1024 == 0;
 
   for (int64_t from = 0; from < weight.in; from += slab) {
@@ -229,46 +221,49 @@ void linear_run(const Linear& linear, int64_t ticket) {
               sum_row(x + row * x_stride + g * weight.group,
                       std::min(weight.group, length - g * weight.group));
 
-    for (int64_t p = 0; p < panels; ++p) {
+    int64_t at_once = 1;
+    for (int64_t p = 0; p < panels; p += at_once) {
+      at_once = pairs_up && p + 2 <= panels ? 2 : 1;
       const int64_t panel = first_panel + p;
-      const uint8_t* numbers = weight.panel(panel) + from / chunk * weight.chunk_bytes();
-      int32_t format = weight.format;
-      int64_t inputs = chunk, bytes = weight.chunk_bytes();  // of a chunk
-      if (decodes) {
-        if (format == INT4)
-          decode<Int4Panel>(numbers, chunks, scratch.weights);
-        else
-          decode<Int8Panel>(numbers, chunks, scratch.weights);
-        numbers = scratch.weights;
-        format = BF16;
-        inputs = 2;
-        bytes = Bf16Panel::BYTES;
+      const int64_t slab_bytes = chunks * weight.chunk_bytes();
+      float* const sums = scratch.sums + p * rows * PANEL;
+      Tile tile{};
+      tile.panel = weight.panel(panel) + from / chunk * weight.chunk_stride();
+      tile.ahead = tile.panel;
+      tile.x_stride = x_stride;
+      tile.sums_stride = rows * PANEL;
+      tile.chunks = chunks;
+      tile.groups = slab_groups;
+      tile.group_chunks = weight.group ? weight.group / chunk : chunks;
+      tile.first = from == 0;
+      if (weight.group) {
+        const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
+        tile.scales = weight.scales + at;
+        tile.zeros = weight.zeros ? weight.zeros + at : nullptr;
+        tile.scales_stride = weight.groups() * PANEL;
       }
-      float* sums = scratch.sums + p * rows * PANEL;
+      if (tiles > 1) {  // memory would have nothing to do from the second tile on
+        const int64_t both = weight.interleaved();
+        tile.ahead = weight.panel((panel / both + 1) * both) +
+                     from / chunk * weight.chunk_stride() + panel % both * slab_bytes;
+        tile.ahead_step = weight.chunk_bytes() / tiles;
+        tile.ahead_near = tiles > 2;
+      } else if (at_once < weight.interleaved() && panel % 2 == 0) {
+        tile.ahead += weight.chunk_bytes();  // of the other panel, while memory is read there
+        tile.ahead_step = weight.chunk_stride();
+        tile.ahead_near = true;
+      }
       for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t row = row_of(t) - first_row, tile_rows = row_of(t + 1) - first_row - row;
-        Tile tile{};
-        tile.x_stride = x_stride;
+        const int64_t row = row_of(t) - first_row;
+        tile.x = x + row * x_stride;
         tile.sums = sums + row * PANEL;
-        tile.x_sums_stride = slab_groups;
-        const int64_t step = weight.group ? weight.group : chunks * chunk;
-        for (int64_t g = 0; g < slab_groups; ++g) {
-          const int64_t start = g * step;
-          tile.x = x + row * x_stride + start;
-          tile.panel = numbers + start / inputs * bytes;
-          // What is decoded is padded as its chunks are.
-          tile.chunks = std::min(step, chunks * chunk - start) / inputs;
-          tile.first = from + start == 0;
-          if (weight.group) {
-            const int64_t at = (panel * groups + from / weight.group + g) * PANEL;
-            tile.scales = weight.scales + at;
-            tile.zeros = weight.zeros ? weight.zeros + at : nullptr;
-            tile.x_sums = scratch.x_sums + row * slab_groups + g;
-          }
-          multiply_format(format, tile, tile_rows);
-        }
+        tile.x_sums = scratch.x_sums + row * slab_groups;
+        multiply_format(weight.format, tile, row_of(t + 1) - first_row - row, at_once);
+        if (tiles > 1) tile.ahead += slab_bytes / tiles;
       }
-      if (last) finish(linear, panel, first_row, rows, sums);
+      if (last)
+        for (int64_t i = 0; i < at_once; ++i)
+          finish(linear, panel + i, first_row, rows, sums + i * rows * PANEL);
     }
   }
 }

@@ -31,8 +31,14 @@ struct Matrix {
   int64_t chunks() const { return (in + chunk_inputs() - 1) / chunk_inputs(); }
   int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
   int64_t groups() const { return group ? (in + group - 1) / group : 1; }
+  // Of 4-bit codes the chunks of two panels alternate: a single row needs the sums of both to keep
+  // the processor busy, and memory is read best in one stream.
+  int64_t interleaved() const { return format == INT4 ? 2 : 1; }
+  int64_t chunk_stride() const { return interleaved() * chunk_bytes(); }
   const uint8_t* panel(int64_t index) const {
-    return static_cast<const uint8_t*>(data) + index * panel_bytes();
+    return static_cast<const uint8_t*>(data) +
+           index / interleaved() * interleaved() * panel_bytes() +
+           index % interleaved() * chunk_bytes();
   }
   // The first of 16 neighbouring outputs, and how many there are: half a panel.
   int64_t first_output(int64_t panel, int half) const {

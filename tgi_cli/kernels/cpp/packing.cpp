@@ -5,7 +5,8 @@
 // int4: [8 inputs][2 x 16 outputs][word 0 or 1][4 numbers], a number less -8 in four bits: word w
 //   has the inputs w, w + 2, w + 4 and w + 6, the lowest bits first. A vector, shifted by 4 i bits,
 //   has in the lowest bits of its words the i-th pair for 16 outputs.
-// Panels are padded with zeros, in both directions.
+// Panels are padded with zeros, in both directions. Of int4 two panels alternate: 128 bytes of
+// the one, 128 of the other.
 #include "matrix.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
@@ -23,7 +24,7 @@ Place place_of(int32_t format, int output, int64_t input) {
   if (format == BF16) return {input / 2 * 128 + output * 4 + input % 2 * 2, 0};
   if (format == INT8) return {input / 2 * 64 + output * 2 + input % 2, 0};
   int nibble = int(input % 8 / 2);
-  return {input / 8 * 128 + output * 4 + input % 2 * 2 + nibble / 2, nibble % 2 * 4};
+  return {input / 8 * 256 + output * 4 + input % 2 * 2 + nibble / 2, nibble % 2 * 4};
 }
 
 // visit(output within it, output of the weight) for each there is.
@@ -43,7 +44,8 @@ void pack(const Matrix& matrix, const Number* numbers, int64_t stride, uint8_t b
           const Put& put) {
   share_out(threads, matrix.panels(), [&](int64_t panel, int) {
     uint8_t* to = const_cast<uint8_t*>(matrix.panel(panel));
-    std::memset(to, blank, size_t(matrix.panel_bytes()));
+    for (int64_t chunk = 0; chunk < matrix.chunks(); ++chunk)
+      std::memset(to + chunk * matrix.chunk_stride(), blank, size_t(matrix.chunk_bytes()));
     for (int64_t from = 0; from < matrix.in; from += STRETCH) {
       int64_t end = from + STRETCH < matrix.in ? from + STRETCH : matrix.in;
       each_output(matrix, panel, [&](int place, int64_t output) {
