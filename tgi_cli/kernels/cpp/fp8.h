@@ -10,6 +10,8 @@
 
 namespace tgi {
 
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+
 struct Float8 {
   int mantissa;     // bits
   int bias;         // of the exponent
@@ -19,7 +21,8 @@ struct Float8 {
 constexpr Float8 E4M3 = {3, 7, 448.0f, 0x7f};
 constexpr Float8 E5M2 = {2, 15, 57344.0f, 0x7c};
 
-// Where the i-th of 64 stands.
+// Where the i-th of 64 stands: for what i is made up of, multiples of 32, of 8 and the rest, these
+// places add up.
 TGI_INLINE int64_t fp8_place(int64_t i) {
   const int64_t group = i & ~int64_t(63);
   const int64_t in = i & 31;
@@ -27,7 +30,7 @@ TGI_INLINE int64_t fp8_place(int64_t i) {
 }
 
 // To the nearest, ties to even; what is too large to the largest; a NaN to a positive one.
-TGI_INLINE u32x16 to_fp8(f32x16 x, Float8 format) {
+TGI_INLINE u8x16 to_fp8(f32x16 x, Float8 format) {
   const u32x16 bits = (u32x16)x;
   const f32x16 magnitude = minimum(splat(format.largest), (f32x16)(bits & 0x7fffffffu));
   const u32x16 positive = (u32x16)magnitude;
@@ -39,7 +42,7 @@ TGI_INLINE u32x16 to_fp8(f32x16 x, Float8 format) {
   const u32x16 small = (u32x16)(magnitude * scale + 12582912.0f) - 0x4b400000u;
   const f32x16 least = splat(format.bias == 7 ? 0x1p-6f : 0x1p-14f);
   const u32x16 code = (magnitude < least ? small : normal) | ((bits >> 24) & 0x80u);
-  return x == x ? code : u32x16{} + 0x7fu;
+  return __builtin_convertvector(x == x ? code : u32x16{} + 0x7fu, u8x16);
 }
 
 // A bfloat16 of a code, exactly.
@@ -91,7 +94,6 @@ inline void widen(const uint8_t* from, int64_t count, Float8 format, bf16* to) {
   static const bool by_table = __builtin_cpu_supports("avx512vbmi");
   if (by_table) return widen_by_table(from, count, format, to);
 #endif
-  typedef uint8_t u8x16 __attribute__((vector_size(16)));
   // The bits of a narrow float are a wide one's but for the bias of the exponent, which a product
   // sets right, subnormal numbers included.
   const float correction = format.bias == 7 ? 0x1p120f : 0x1p112f;

@@ -429,6 +429,10 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
   alignas(64) float states[BLOCK * (MAX_DIM + PAD)];
   alignas(64) bf16 copied[BLOCK * MAX_DIM];
   static thread_local Widened widened;
+  // Other threads take tickets in between: as many as they took before this one, probably.
+  static thread_local int64_t last_ticket = 0;
+  const int64_t next_ticket = ticket + std::clamp<int64_t>(ticket - last_ticket, 1, 64);
+  last_ticket = ticket;
   const bf16* tiles[2 * CHUNK / TILE + AHEAD + 1];  // of keys, of values, and some of what comes next
 
   const AttentionItem& item = plan.items[size_t(ticket)];
@@ -468,8 +472,8 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
       } else if (head + 1 < item.head + item.heads) {
         const int64_t some = std::min(AHEAD, (end + TILE - 1) / TILE - begin / TILE);
         locate(a.cache, table, begin / TILE, some, head + 1, a.cache.keys, next);
-      } else if (ticket + 1 < attention_tickets(plan)) {
-        first_keys(a, step, plan, plan.items[size_t(ticket + 1)], next);
+      } else if (next_ticket < attention_tickets(plan)) {
+        first_keys(a, step, plan, plan.items[size_t(next_ticket)], next);
       }
       if (a.cache.dtype) widened.widen_all(a.cache, tiles, 2 * count);
       // Where the chunk's first key would be, had the list begun there.
@@ -524,11 +528,13 @@ void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16*
   uint8_t* values = static_cast<uint8_t*>(cache.values) + at;
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
     for (int64_t d = 0; d < dim; d += 16) {
-      const u32x16 key_codes = to_fp8(load(key + d), format), value_codes = to_fp8(load(value + d), format);
-      for (int64_t i = 0; i < 16; ++i) {
-        keys[fp8_place((d + i) / 2 * 32 + place * 2 + i % 2)] = uint8_t(key_codes[i]);
-        values[fp8_place(place / 2 * dim * 2 + (d + i) * 2 + place % 2)] = uint8_t(value_codes[i]);
-      }
+      const u8x16 key_codes = to_fp8(load(key + d), format), value_codes = to_fp8(load(value + d), format);
+      uint8_t pairs[16];
+      std::memcpy(pairs, &key_codes, 16);
+      uint8_t* token = keys + d * TILE + fp8_place(place * 2);
+      for (int64_t i = 0; i < 16; i += 2) std::memcpy(token + fp8_place(i * 16), pairs + i, 2);
+      token = values + fp8_place(place / 2 * dim * 2 + d * 2) + place % 2;
+      for (int64_t i = 0; i < 16; ++i) token[fp8_place(i * 2)] = value_codes[i];
     }
     keys += dim * TILE;
     values += dim * TILE;
