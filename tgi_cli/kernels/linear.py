@@ -215,9 +215,8 @@ def linear(
     rows = x.shape[0]
     if out is None:
         width = matrix.out // 2 if epilogue == Epilogue.GATED else matrix.out
-        out = x.new_empty(
-            (rows, width), dtype=torch.float32 if epilogue == Epilogue.FLOAT else None
-        )
+        dtype = torch.float32 if epilogue == Epilogue.FLOAT else torch.bfloat16
+        out = torch.empty(rows, width, dtype=dtype)
     call = _Linear(
         x.data_ptr(),
         x.stride(0),
