@@ -25,6 +25,9 @@ SCORINGS: dict[str, dict[str, Any]] = {
     "both": {"softcap": 2.0, "sinks": SINKS.to(BF16)},
 }
 scorings = pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+without_and_with = pytest.mark.parametrize(
+    "scoring", [SCORINGS["plain"], SCORINGS["both"]], ids=["plain", "both"]
+)
 BORDERS = (1, 2, 15, 16, 17, 31, 32, 33, 511, 512, 513, 527, 528, 529, 1023, 1024, 1025)
 """Lengths at the ends of tiles and chunks."""
 
@@ -42,15 +45,15 @@ def native_attention(spec: KVSpec, cache_dtype: torch.dtype | None = None) -> Pa
     return broken(make("native", [spec], BF16, cache_dtype))
 
 
-@scorings
+@without_and_with
 @pytest.mark.parametrize("name", BATCHES)
 def test_equals_attention_written_out(scoring: dict[str, Any], name: str) -> None:
     batch = Batch(BATCHES[name], 6, 2, BF16, dim=DIM, scale=0.125, **scoring)
     batch.check(native_attention(KVSpec(2, DIM)), 0, 0.02)
 
 
-@pytest.mark.parametrize("window", [None, 1, 16, 50, 260, 512, 700])
-@pytest.mark.parametrize("queries", [1, 2, 40])
+@pytest.mark.parametrize("window", [None, 1, 50, 512, 700])
+@pytest.mark.parametrize("queries", [1, 20])
 def test_lengths_at_borders_and_windows(queries: int, window: int | None) -> None:
     for some in (BORDERS[:8], BORDERS[8:13], BORDERS[13:15], BORDERS[15:]):
         batch = Batch([(min(queries, n), n) for n in some], 3, 1, BF16, dim=DIM, scale=0.125)
@@ -254,7 +257,7 @@ class Lonely:
         return torch.cat(outputs)
 
 
-@scorings
+@without_and_with
 @pytest.mark.parametrize("window", [None, 40, 600])
 def test_a_token_comes_out_alike_whatever_shares_its_step(
     scoring: dict[str, Any], window: int | None
@@ -273,8 +276,7 @@ def test_a_token_comes_out_alike_whatever_shares_its_step(
         assert torch.equal(other, whole)
 
 
-@pytest.mark.parametrize("heads", [1, 4, 7, 16])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (3, 64), (7, 128), (16, 128), (4, 256)])
 def test_rows_come_out_alike_in_tiles_of_any_size(heads: int, dim: int) -> None:
     lonely = Lonely(KVSpec(1, dim), 150, heads, {})
     whole = lonely.attend([150], [])
