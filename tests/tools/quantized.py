@@ -214,11 +214,22 @@ def _compressed(layout: str, weights: dict[str, Any], ignore: list[str]) -> dict
 
 
 def pack_quantized(
-    bits: int = 4, group_size: int = 128, *, sym: bool = True, actorder: bool = False
+    bits: int = 4,
+    group_size: int = 128,
+    *,
+    sym: bool = True,
+    actorder: bool = False,
+    whole: bool = False,
 ) -> Layout:
-    """compressed-tensors: integers in words, as many as fit whole; ``group_size`` 0: per row."""
+    """compressed-tensors: integers in words, in older files (``whole``) as many as fit whole.
+
+    ``group_size`` 0: one scale per row.
+    """
 
     def words(codes: Array) -> Array:
+        if not whole:
+            padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 32)))
+            return packed(padded, bits)[:, : -(-codes.shape[1] * bits // 32)]
         count = 32 // bits
         padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % count)))
         fields = padded.reshape(len(codes), -1, count).astype(np.uint64)

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization import fp8
+from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.codes import Codes
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
 from tgi_cli.quantization.scales import spread, spreads
@@ -69,8 +71,8 @@ class CompressedTensors(CheckpointFormat):
         else:
             check("weight_shape" in tensors, self.name, module, tensors)
             shape = tuple(peek("weight_shape").tolist())
-            words = -(-shape[1] // (32 // bits))
-            right = tensors["weight_packed"].shape == (shape[0], words)
+            words = tensors["weight_packed"].shape
+            right = words in {(shape[0], width) for width in _widths(shape[1], bits)}
             check(right, self.name, module, tensors)
         whole = (shape[0], shape[1])
         scales = tensors["weight_scale"].shape
@@ -123,7 +125,7 @@ def _read(
     if weight.dtype == torch.int8:
         codes = (weight.int() + offset).to(torch.uint8)
     else:
-        codes = _unpack(weight, bits)[:, : shape[1]]
+        codes = _unpack(weight, bits, shape[1])
     g_idx = more.get("weight_g_idx")
     if g_idx is not None and bool((g_idx >= 0).all()):
         spread_scales, groups = scales.float(), g_idx.long()
@@ -132,15 +134,25 @@ def _read(
     zeros = more.get("weight_zero_point")
     if zeros is not None:
         if zeros.dtype == torch.int32:
-            zeros = _unpack(zeros.T.contiguous(), bits).T[: shape[0]].float()
+            zeros = _unpack(zeros.T, bits, shape[0]).T.float()
         else:
             zeros = zeros.float() + offset
         zeros = spread(zeros, shape, block)[0] if g_idx is None else zeros
     return Codes(codes.contiguous(), spread_scales, zeros, groups, bits)
 
 
-def _unpack(words: Tensor, bits: int) -> Tensor:
-    """Words int32 [n, w] to codes uint8: as many to a word as fit, the lowest bits first."""
+def _widths(count: int, bits: int) -> tuple[int, int]:
+    """Words that so many codes take: in one stream of bits, or as many to a word as fit whole."""
+    return -(-count * bits // 32), -(-count // (32 // bits))
+
+
+def _unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """Words int32 [n, w] to codes uint8 [n, count].
+
+    In older checkpoints no code goes on from one word into the next.
+    """
+    if words.shape[1] == _widths(count, bits)[0]:
+        return unpack(pad(words, (0, -words.shape[1] % bits)), bits)[:, :count]
     shifts = torch.arange(0, 32 - bits + 1, bits)
     codes = (words[..., None] >> shifts).bitwise_and_(2**bits - 1)
-    return codes.to(torch.uint8).flatten(-2)
+    return codes.to(torch.uint8).flatten(-2)[:, :count]

@@ -43,6 +43,7 @@ LAYOUTS: dict[str, Layout] = {
     "gptq, a short last group": quantized.gptq(4, 128, indexed=False),
     "awq": quantized.awq(32),
     **{f"pack-quantized {bits} bits": quantized.pack_quantized(bits, 32) for bits in (2, 3, 4, 8)},
+    "pack-quantized 3 bits, older": quantized.pack_quantized(3, 32, sym=False, whole=True),
     "pack-quantized with zeros": quantized.pack_quantized(4, 32, sym=False),
     "pack-quantized 8 bits with zeros": quantized.pack_quantized(8, 32, sym=False),
     "pack-quantized per row": quantized.pack_quantized(4, 0),
