@@ -26,6 +26,7 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
+@pytest.mark.timeout(600)  # a minute where nothing else runs
 @pytest.mark.parametrize(
     ("file", "interpret"), [("triton_matrix.py", "1"), ("triton_compiles.py", "0")]
 )
@@ -43,7 +44,7 @@ def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

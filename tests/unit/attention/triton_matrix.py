@@ -28,9 +28,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 BLOCKS = 48
-LENGTHS = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 200)]
+LENGTHS = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 100)]
 """Decodes around a block's end, and one that is split."""
-MIXED = [*LENGTHS, (7, 31), (3, 40), (5, 5), (66, 66), (34, 101)]
+MIXED = [*LENGTHS[2:], (3, 31), (5, 5), (66, 90)]
 """With chunks that are short enough to be split like decodes, and prompts."""
 
 
@@ -40,7 +40,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "LONG_KEYS", 30)
     if INTERPRETED:
         make = tiles.Hardware
-        monkeypatch.setattr(tiles, "Hardware", lambda: make(processors=4))
+        monkeypatch.setattr(tiles, "Hardware", lambda: make(processors=6))
         monkeypatch.setattr(tiles, "DECODE_KEYS", 32)
         monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
@@ -159,12 +159,10 @@ SCORINGS: dict[str, dict[str, Any]] = {
     ("window", "scoring"),
     [
         (None, "plain"),
-        (None, "cap"),
-        (None, "sinks"),
+        (None, "both"),
         (1, "plain"),
         (16, "sinks"),
-        (45, "plain"),
-        (45, "both"),
+        (45, "cap"),
     ],
 )
 def test_mixed_steps(window: int | None, scoring: str) -> None:
@@ -189,7 +187,6 @@ def test_ratios_of_heads(heads: int, kv_heads: int) -> None:
         (80, torch.bfloat16),
         (96, torch.float16),
         (128, torch.bfloat16),
-        (256, torch.float32),
         (256, torch.bfloat16),
     ],
 )
@@ -213,7 +210,7 @@ def test_sizes_of_blocks(block_size: int) -> None:
     ],
 )
 def test_8_bit_caches(cache_dtype: torch.dtype, dtype: torch.dtype, window: int | None) -> None:
-    lens = [(1, 17), (1, 120), (2, 40), (70, 90)]
+    lens = [(1, 17), (1, 90), (2, 40), (66, 80)]
     Workload(lens, dtype=dtype, cache_dtype=cache_dtype, window=window).check()
 
 
@@ -334,11 +331,11 @@ def test_padded_decodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a graph may hold: launches do not change with the step, padding does no harm."""
-    rows, heads = 6, 4
+    rows, heads = 5, 4
     launches = Launches(monkeypatch)
     before: list[Any] = []
     sinks = SCORINGS["sinks"]["sinks"]
-    for lens in (LENGTHS, LENGTHS[2:], [(1, 300), (1, 3)]):
+    for lens in (LENGTHS, LENGTHS[2:], [(1, 150), (1, 3)]):
         load = Workload(lens, heads, window=window, cache_dtype=cache_dtype)
         attention = load.backend("triton")
         attention._hardware = replace(attention._hardware, processors=processors)
