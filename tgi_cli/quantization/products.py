@@ -7,7 +7,7 @@ weight as it is loaded, and whoever loads it is told why.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -175,8 +175,18 @@ def make_product(
             return f"there is no kernel for {outputs} outputs"
         if device.type != "cpu" and inputs % 128:
             return f"there is no kernel for {inputs} inputs"
-        return TorchInt4(arranged, device)
+        return _tried(lambda: TorchInt4(arranged, device), inputs, device)
     middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
     if not (whole and middle):
         return "there is no kernel for groups of 8-bit codes"
-    return TorchInt8(arranged, dtype, device)
+    return _tried(lambda: TorchInt8(arranged, dtype, device), inputs, device)
+
+
+def _tried(make: Callable[[], Product], inputs: int, device: torch.device) -> Product | str:
+    """A product of torch's kernels, which not every build and device has, if it can be had."""
+    try:
+        product = make()
+        product(torch.zeros(1, inputs, dtype=torch.bfloat16, device=device), None)
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        return f"torch's kernel refuses it ({str(error).splitlines()[0]})"
+    return product

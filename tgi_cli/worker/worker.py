@@ -313,6 +313,11 @@ def make_worker(
             "--load-format dummy has no weights that --cross-check could compare",
             "give one of the two",
         )
+    if serve.cross_check and (config.quantize or facts.quantization not in (None, "mxfp4")):
+        raise ConfigError(
+            "--cross-check compares with transformers' own weights, and these are quantized",
+            "leave it off, or serve plain weights",
+        )
     grammars = (
         None if serve.disable_grammar_support or shard.rank else _grammars(config, facts, serve)
     )

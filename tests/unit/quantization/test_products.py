@@ -13,7 +13,7 @@ from tgi_cli.kernels import build, native, without_native
 from tgi_cli.layers import Build, ColumnParallelLinear, Part
 from tgi_cli.quantization import Quantized, integer
 from tgi_cli.quantization.codes import Codes, arrange, contiguous_groups, join
-from tgi_cli.quantization.products import Several, make_product
+from tgi_cli.quantization.products import Several, TorchInt4, make_product
 
 CPU = torch.device("cpu")
 
@@ -93,6 +93,23 @@ def test_groups_of_8_bit_codes_are_dequantized_where_only_torch_computes() -> No
         assert make_product(weight, torch.bfloat16, CPU) == (
             "there is no kernel for groups of 8-bit codes"
         )
+
+
+def test_a_kernel_that_torch_has_not_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> Tensor:
+        raise NotImplementedError("no such kernel\nand much more")
+
+    monkeypatch.setattr(TorchInt4, "__call__", absent)
+    with without_native():
+        product = make_product(random_codes(48, 64), torch.bfloat16, CPU)
+    assert product == "torch's kernel refuses it (no such kernel)"
+
+
+def test_outputs_that_fill_up_a_shard_are_0() -> None:
+    weight = random_codes(10, 64, zeros=True)
+    dense = weight.padded(16).dequantize(torch.float32)
+    assert torch.equal(dense[:10], weight.dequantize(torch.float32))
+    assert not dense[10:].any()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from tests.parity.cases import LONGROPE, SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
+from tests.tools.quantized import gptq, write_quantized
 from tests.tools.sharded import on_shards
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
@@ -121,8 +122,13 @@ def test_a_context_without_room_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_flag_acts(tmp_path: Path) -> None:
-    path = make_llama(tmp_path)
+    path = make_llama(tmp_path / "plain")
     serve = ServeConfig(model_id="x", dtype="float32", cross_check=True, max_total_tokens=64)
     load_worker(serve, path)
     with pytest.raises(ConfigError, match="--load-format dummy"):
         load_worker(replace(serve, load_format="dummy"), path)
+    with pytest.raises(ConfigError, match="these are quantized"):
+        load_worker(replace(serve, quantize="int8"), path)
+    write_quantized(path, tmp_path / "gptq", gptq(4, 32))
+    with pytest.raises(ConfigError, match="these are quantized"):
+        load_worker(serve, tmp_path / "gptq")
