@@ -105,6 +105,10 @@ class Sampler:
             logprobs.masked_fill_(chosen == -math.inf, -math.inf)
         return Sampled(token_ids, logprobs, top)
 
+    def only_reads(self, logits: Tensor, batch: SamplingBatch) -> bool:
+        """Whether the entries' scores are their logits, and nothing is made of their size."""
+        return can_sample(logits) and not batch.flags & (ADJUSTED | FORBIDDEN | TYPICAL)
+
     def _adjust(self, scores: Tensor, batch: SamplingBatch, pool: Tensor) -> None:
         if batch.flags & BIASED:
             add_bias(scores, batch, self._upload)

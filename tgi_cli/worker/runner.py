@@ -249,7 +249,7 @@ class ModelRunner:
 
     def _choose(self, handle: Launched, masks: TokenMasks | None, produced: Produced) -> None:
         """Head and sampler, in parts of bounded size."""
-        count, at_once = len(handle.batch), self._scores_at_once
+        count = len(handle.batch)
         logits_at_once = count if handle.headed else self._logits_at_once
         for begin in range(0, count, logits_at_once):
             logits = handle.hidden[begin : begin + logits_at_once]
@@ -257,6 +257,13 @@ class ModelRunner:
                 logits = self._model.logits(logits)
             if self._shard.rank > 0:
                 continue
+            at_once = self._scores_at_once
+            if (
+                masks is None
+                and not handle.asking
+                and self._sampler.only_reads(logits, handle.batch)
+            ):
+                at_once = len(logits)
             for first in range(begin, begin + len(logits), at_once):
                 end = min(first + at_once, begin + len(logits))
                 part = slice(first, end)
