@@ -133,8 +133,8 @@ def test_options_that_are_not_implemented_are_named(tmp_path: Path) -> None:
     configure(path, swiglu_limit=5.0)
     with pytest.raises(UnsupportedModelError, match=r"swiglu_limit 5\.0"):
         model_facts(read_config(path))
-    configure(path, swiglu_limit=7.0, quantization_config={"quant_method": "awq"})
-    with pytest.raises(UnsupportedModelError, match="awq"):
+    configure(path, swiglu_limit=7.0, quantization_config={"quant_method": "aqlm"})
+    with pytest.raises(UnsupportedModelError, match="aqlm"):
         model_facts(read_config(path))
 
 
