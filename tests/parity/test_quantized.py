@@ -7,6 +7,7 @@ and its logits is exact; kernels for bfloat16 are compared with dense weights in
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +91,8 @@ def test_formats(name: str, llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families(name: str, tmp_path: Path) -> None:
+def test_families(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
     case = FAMILIES[name]
     make_checkpoint(case, plain)
@@ -101,6 +103,8 @@ def test_families(name: str, tmp_path: Path) -> None:
     wanted = Oracle(twin, case).logits(ids)
     got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
     torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    assert "quantized weights are kept in float32: there are kernels for bfloat16" in caplog.text
+    assert ("as parts of larger ones" in caplog.text) == (name == "OLMoE")
     for logits in sharded_logits(path, 2, [ids]):
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
 

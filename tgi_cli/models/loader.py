@@ -75,6 +75,16 @@ class _Filling:
     stored: tuple[Stored, ...]
 
     @property
+    def takes_codes(self) -> bool:
+        """Whether a quantized weight is handed to the slot as it is."""
+        return self.slot.coded and self.source.join is None
+
+    @property
+    def num_dequantized(self) -> int:
+        """Quantized weights that are not."""
+        return 0 if self.takes_codes else sum(each.dtype == QUANTIZED for each in self.stored)
+
+    @property
     def num_bytes(self) -> int:
         """Of the slot's own share of what is stored."""
         size = torch.Size(self.slot.shape).numel()
@@ -134,9 +144,14 @@ def load_model(
             wanted = [slot for _, slots in layers for slot in slots]
             fillings = _resolve(model, wanted, stored, () if layout is None else layout.ignored)
             _fill(layers, fillings, device, progress)
+            stacked = sum(filling.num_dequantized for filling in fillings.values())
+            if stacked and shard.rank == 0:
+                name = str(dtype).removeprefix("torch.")
+                text = "%d quantized weights are kept in %s: as parts of larger ones"
+                log.info(text, stacked, name)
     if isinstance(method, Quantized) and shard.rank == 0:
-        if quantize is not None and (text := notice(quantize)):
-            log.info(text)
+        if quantize is not None and (about := notice(quantize)):
+            log.info(about)
         for line in method.report():
             log.info(line)
     return model.eval()
@@ -202,7 +217,7 @@ class _MappedFiles:
             self.close()
         slot, source = filling.slot, filling.source
         read = [self._read_one(each) for each in filling.stored]
-        if slot.coded and source.join is None and isinstance(read[0], Codes):
+        if filling.takes_codes and isinstance(read[0], Codes):
             slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         else:
             tensor = source.view(*map(_dense, read))
