@@ -276,3 +276,27 @@ def test_sizes_of_graphs(asked: tuple[int, ...] | None, sizes: tuple[int, ...] |
 def test_sizes_of_graphs_are_positive() -> None:
     with pytest.raises(ConfigError, match="--cuda-graphs 4,-1"):
         resolved(cuda_graphs=(4, -1))
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "backend"),
+    [
+        (CPU, "auto", None),
+        (CPU, "paged", None),
+        (CPU, "native", "native"),
+        (CPU, "cpu", "cpu"),
+        (CPU, "torch", "torch"),
+        (CUDA, "flashdecoding", None),
+        (CUDA, "triton", "triton"),
+        (CUDA, "flashinfer", "flashinfer"),
+        (CUDA, "torch", "torch"),
+    ],
+)
+def test_what_computes_attention(device: DeviceFacts, asked: str, backend: str | None) -> None:
+    assert resolved(device=device, attention=asked).attention == backend
+
+
+@pytest.mark.parametrize(("device", "asked"), [(CPU, "triton"), (CUDA, "native")])
+def test_attention_is_for_the_device(device: DeviceFacts, asked: str) -> None:
+    with pytest.raises(ConfigError, match=f"--attention {asked} is not for {device.kind}"):
+        resolved(device=device, attention=asked)

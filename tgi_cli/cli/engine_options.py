@@ -171,6 +171,17 @@ KvCacheDtype = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+Attention = Annotated[
+    Literal["auto", "triton", "flashinfer", "native", "cpu", "torch", "paged", "flashdecoding"],
+    typer.Option(
+        metavar="NAME",
+        help="What computes attention: auto, triton or flashinfer (CUDA), native or cpu (CPU), "
+        "torch (anywhere, slow). TGI's paged and flashdecoding mean auto.",
+        envvar="ATTENTION",
+        show_envvar=False,
+        rich_help_panel=_CACHE,
+    ),
+]
 CudaGraphs = Annotated[
     Any,
     typer.Option(

@@ -5,6 +5,7 @@ whoever finds it out.
 """
 
 from tgi_cli.config.kinds import (
+    ATTENTIONS,
     BATCHINGS,
     BLOCK_SIZE,
     CAPACITY_POLICIES,
@@ -29,6 +30,7 @@ from tgi_cli.config.kinds import (
 from tgi_cli.config.resolve import resolve
 
 __all__ = [
+    "ATTENTIONS",
     "BATCHINGS",
     "BLOCK_SIZE",
     "CAPACITY_POLICIES",

@@ -42,6 +42,19 @@ ON_THE_FLY = ("fp8", "int8", "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsan
 IN_CHECKPOINTS = ("gptq", "awq", "compressed-tensors", "marlin", "exl2")
 """What else it may name, of a checkpoint that is quantized so."""
 
+ATTENTIONS = {
+    "auto": None,
+    "triton": "cuda",
+    "flashinfer": "cuda",
+    "native": "cpu",
+    "cpu": "cpu",
+    "torch": None,
+    "paged": None,
+    "flashdecoding": None,
+}
+"""What computes attention, and the device that it is for; the last two are TGI's names, which
+stand for what suits the device."""
+
 KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3fn": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """TGI's names, and the dtypes' own; auto: that of the weights."""
 
@@ -74,6 +87,7 @@ class ServeConfig:
     prefix_caching: bool = True
     disable_grammar_support: bool = False
     kv_cache_dtype: str = "auto"
+    attention: str = "auto"
     cuda_graphs: tuple[int, ...] | None = None
     """Batch sizes to record CUDA graphs for; 0 among them: none."""
     quantize: str | None = None
@@ -164,6 +178,8 @@ class EngineConfig:
     """Of the slots."""
     num_shard: int = 1
     """Processes that share the model's weights and compute every step together."""
+    attention: str | None = None
+    """What computes it; None: what suits the device."""
     cuda_graphs: tuple[int, ...] | None = None
     """Numbers of rows to capture CUDA graphs of decode steps for; empty: no graphs; ``None``:
     what suits ``max_batch_size``."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tgi_cli.config.kinds import (
+    ATTENTIONS,
     BATCHINGS,
     BLOCK_SIZE,
     CAPACITY_POLICIES,
@@ -52,6 +53,15 @@ def _resolve_dtype(asked: str | None, model: ModelFacts, device: DeviceFacts) ->
 def _resolve_kv_cache_dtype(asked: str, dtype: str) -> str:
     _one_of("kv-cache-dtype", asked, KV_CACHE_DTYPES)
     return KV_CACHE_DTYPES[asked] or dtype
+
+
+def _resolve_attention(asked: str, device: DeviceFacts) -> str | None:
+    _one_of("attention", asked, ATTENTIONS)
+    wants = ATTENTIONS[asked]
+    if wants not in (None, device.kind):
+        here = ", ".join(name for name, kind in ATTENTIONS.items() if kind in (None, device.kind))
+        raise ConfigError(f"--attention {asked} is not for {device.kind}", f"one of: {here}")
+    return asked if wants or asked == "torch" else None
 
 
 def _resolve_cuda_graphs(asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -254,6 +264,7 @@ def resolve(
         max_queued_requests=serve.max_queued_requests,
         max_queued_tokens=serve.max_queued_tokens,
         kv_cache_dtype=_resolve_kv_cache_dtype(serve.kv_cache_dtype, dtype),
+        attention=_resolve_attention(serve.attention, device),
         cuda_graphs=_resolve_cuda_graphs(serve.cuda_graphs),
         quantize=_resolve_quantize(serve.quantize, model, device),
         max_loras=loras,

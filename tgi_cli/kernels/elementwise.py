@@ -15,9 +15,14 @@ from tgi_cli.kernels.library import native, threads
 from tgi_cli.kernels.linear import ACTIVATIONS
 
 
-def usable(x: Tensor) -> bool:
-    """Whether the operations here take ``x``."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and native() is not None
+def usable(x: Tensor, weight: Tensor | None = None) -> bool:
+    """Whether the operations here take ``x``, and a norm's ``weight``."""
+    return (
+        x.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and (weight is None or weight.dtype in (torch.bfloat16, torch.float32))
+        and native() is not None
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:

@@ -34,6 +34,7 @@ _ENGINE_FLAGS = (
     "prefix_caching",
     "disable_grammar_support",
     "kv_cache_dtype",
+    "attention",
     "cuda_graphs",
     "quantize",
     "load_format",

@@ -110,12 +110,27 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query.copy_(self.q_norm(query.flatten(1)).view(query.shape))
             key.copy_(self.k_norm(key.flatten(1)).view(key.shape))
+        sinks = None if self.sinks is None else self.sinks.weight
+        slots = attention.step_slots
+        if slots is not None and rotation is not None and (kernels := ops.triton_kernels()):
+            norm = self.qk_norm
+            kernels.norm_rotate_write(
+                qkv,
+                None if norm is None else norm.weight,
+                0.0 if norm is None else norm.eps,
+                *rotation,
+                attention.key_cache[self.layer],
+                attention.value_cache[self.layer],
+                slots,
+            )
+            attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks)
+            fused: Tensor = self.o_proj(attended.flatten(1))
+            return fused
         rotated = qkv[:, : self.heads[0] + self.heads[1]]
         if self.qk_norm is not None:
             self.qk_norm(rotated, rotation)
         elif rotation is not None:
             ops.rotate_(rotated, *rotation)
-        sinks = None if self.sinks is None else self.sinks.weight
         attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks)
         output: Tensor = self.o_proj(attended.flatten(1))
         return output

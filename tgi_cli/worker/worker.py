@@ -348,9 +348,12 @@ def make_worker(
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
         set_threads(default_threads(model.weight_bytes, shard.size))
-    attention = create_attention(
-        None, model.kv_specs, config.block_size, dtype, device, cache_dtype
-    )
+    try:
+        attention = create_attention(
+            config.attention, model.kv_specs, config.block_size, dtype, device, cache_dtype
+        )
+    except ValueError as error:
+        raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
     seconds = time.monotonic() - began
     return ModelWorker(serve, config, facts, model, attention, seconds, adapters, shard, grammars)
 
