@@ -13,7 +13,14 @@ from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
 
 log = logging.getLogger(__name__)
 
-__all__ = ["BACKENDS", "AttentionMetadata", "KVSpec", "PagedAttention", "create_attention"]
+__all__ = [
+    "BACKENDS",
+    "AttentionMetadata",
+    "KVSpec",
+    "PagedAttention",
+    "attention_name",
+    "create_attention",
+]
 
 BACKENDS = {
     "torch": "tgi_cli.attention.reference:ReferenceAttention",
@@ -52,6 +59,12 @@ def create_attention(
     module, _, name = BACKENDS[kind].partition(":")
     backend: type[PagedAttention] = getattr(import_module(module), name)
     return backend(specs, block_size, dtype, device, cache_dtype)
+
+
+def attention_name(attention: PagedAttention) -> str:
+    """Which backend it is."""
+    here = f"{type(attention).__module__}:{type(attention).__name__}"
+    return next(name for name, place in BACKENDS.items() if place == here)
 
 
 def _has_native(

@@ -46,6 +46,7 @@ class Cache(Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("block_size", c_int64),
+        ("block_stride", c_int64),
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("dtype", c_int32),
@@ -102,7 +103,7 @@ class NativeAttention(PagedAttention):
         self._step_pointer = byref(self.step)
         self.caches = (Cache * len(self.specs))(
             *(
-                Cache(None, None, block_size, spec.num_kv_heads, spec.head_dim, self._cache_code)
+                Cache(None, None, block_size, 0, spec.num_kv_heads, spec.head_dim, self._cache_code)
                 for spec in self.specs
             )
         )
@@ -144,18 +145,24 @@ class NativeAttention(PagedAttention):
     def allocate(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.key_cache, self.value_cache = [], []
-        # One piece for all layers: numpy asks for huge pages where it is large, and gets memory
-        # that the system gives as it is written (torch.zeros writes it).
+        # One piece: numpy asks for huge pages where it is large, and gets memory that the system
+        # gives as it is written (torch.zeros writes it). What all layers keep in a block stands
+        # together, so that a few sequences take a few of those pages, not some for each layer.
         buffer = np.zeros(num_blocks * self.block_bytes + _LINE, dtype=np.uint8)
-        memory = torch.from_numpy(buffer)[-buffer.ctypes.data % _LINE :]
-        tiles = num_blocks, self.block_size // TILE
+        start = -buffer.ctypes.data % _LINE
+        memory = torch.from_numpy(buffer)[start : start + num_blocks * self.block_bytes]
+        blocks = memory.view(self.cache_dtype).view(num_blocks, -1)
+        start = 0
         for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
-            shape = (*tiles, spec.num_kv_heads, spec.head_dim * TILE)
-            size = math.prod(shape) * self.cache_dtype.itemsize
-            keys, values, memory = memory[:size], memory[size : 2 * size], memory[2 * size :]
-            self.key_cache.append(keys.view(self.cache_dtype).view(shape))
-            self.value_cache.append(values.view(self.cache_dtype).view(shape))
+            shape = (self.block_size // TILE, spec.num_kv_heads, spec.head_dim * TILE)
+            end = start + math.prod(shape)
+            keys = blocks[:, start:end].unflatten(1, shape)
+            values = blocks[:, end : 2 * end - start].unflatten(1, shape)
+            start = 2 * end - start
+            self.key_cache.append(keys)
+            self.value_cache.append(values)
             cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
+            cache.block_stride = self.block_bytes
             call.cache = cache
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _CPUINFO = Path("/proc/cpuinfo")
 
 _switched_off = False
+_threads: int | None = None
 
 
 def native() -> ctypes.CDLL | None:
@@ -47,25 +48,23 @@ def without_native() -> Iterator[None]:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a library and give it torch's threads.
+    """Load a library, which starts threads of its own when they are first wanted.
 
     Raises:
         OSError: it cannot be loaded.
     """
-    library = ctypes.CDLL(str(path))
-    process = ctypes.CDLL(None)
-    # torch loads its OpenMP for the whole process; where that is none of GNU's, one thread works.
-    if hasattr(process, "GOMP_parallel") and hasattr(process, "omp_get_thread_num"):
-        library.tgi_set_runtime(
-            ctypes.cast(process.GOMP_parallel, ctypes.c_void_p),
-            ctypes.cast(process.omp_get_thread_num, ctypes.c_void_p),
-        )
-    return library
+    return ctypes.CDLL(str(path))
 
 
 def threads() -> int:
-    """How many threads torch computes with, and so do the kernels."""
-    return torch.get_num_threads()
+    """How many threads the kernels compute with; they are their own."""
+    return torch.get_num_threads() if _threads is None else _threads
+
+
+def set_threads(count: int | None) -> None:
+    """Let the kernels compute with ``count`` threads; None: with as many as torch."""
+    global _threads
+    _threads = count
 
 
 @cache

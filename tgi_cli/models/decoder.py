@@ -148,6 +148,10 @@ class DecoderForCausalLM(CausalLM):
         if spec.notice and build.shard.rank == 0:
             log.warning(spec.notice)
 
+    @property
+    def is_program(self) -> bool:
+        return self.model.program is not None
+
     def source(self, name: str) -> Source:
         return self.spec.source(name)
 

@@ -16,6 +16,11 @@ def runnable_levels() -> list[str]:
     return [name for name, (needs, _) in build.LEVELS.items() if needs <= has]
 
 
+@pytest.fixture(autouse=True)
+def _threads_as_torch() -> None:
+    library.set_threads(None)
+
+
 @pytest.fixture(scope="session")
 def compiled() -> dict[str, ctypes.CDLL]:
     """The libraries that this processor can run, by level.

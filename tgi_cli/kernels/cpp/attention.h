@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pool.h"
+#include "simd.h"
 
 namespace tgi {
 
@@ -23,6 +24,7 @@ struct Cache {
   void* keys;    // [blocks][tiles of a block][kv_heads][head_dim * 16]
   void* values;  // the same
   int64_t block_size;
+  int64_t block_stride;  // bytes from a block to the next: other layers' may stand in between
   int64_t kv_heads;
   int64_t head_dim;
   int32_t dtype;  // 0: bf16, 1: e4m3, 2: e5m2

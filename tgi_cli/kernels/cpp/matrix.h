@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pool.h"
+#include "simd.h"
 
 namespace tgi {
 

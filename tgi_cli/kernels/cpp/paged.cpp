@@ -33,13 +33,19 @@ void locate(const Cache& cache, const int32_t* table, int64_t first, int64_t cou
   const int64_t size = cache.head_dim * TILE * (cache.dtype ? 1 : 2);
   int64_t column = first / per_block, inside = first % per_block;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = (table[column] * per_block + inside) * cache.kv_heads + head;
-    tiles[i] = reinterpret_cast<const bf16*>(static_cast<const uint8_t*>(from) + at * size);
+    const int64_t at = table[column] * cache.block_stride + (inside * cache.kv_heads + head) * size;
+    tiles[i] = reinterpret_cast<const bf16*>(static_cast<const uint8_t*>(from) + at);
     if (++inside == per_block) {
       inside = 0;
       ++column;
     }
   }
+}
+
+// How many bytes into the keys, or values, the tile of a slot is.
+TGI_INLINE int64_t tile_of(const Cache& cache, int64_t slot) {
+  const int64_t block = slot / cache.block_size, tile = slot % cache.block_size / TILE;
+  return block * cache.block_stride + tile * cache.kv_heads * cache.head_dim * TILE * (cache.dtype ? 1 : 2);
 }
 
 // What an item begins with, to have it fetched.
@@ -263,7 +269,7 @@ namespace {
 
 void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
   const int64_t dim = cache.head_dim, place = slot % TILE;
-  const int64_t at = slot / TILE * cache.kv_heads * dim * TILE;
+  const int64_t at = tile_of(cache, slot);
   const Float8 format = cache.dtype == 1 ? E4M3 : E5M2;
   uint8_t* keys = static_cast<uint8_t*>(cache.keys) + at;
   uint8_t* values = static_cast<uint8_t*>(cache.values) + at;
@@ -289,12 +295,12 @@ void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16*
 void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
   if (cache.dtype) return store_narrow(cache, slot, key, value);
   const int64_t dim = cache.head_dim, place = slot % TILE;
-  const int64_t at = slot / TILE * cache.kv_heads * dim * TILE;
+  const int64_t at = tile_of(cache, slot);
 #if defined(__AVX512BW__)
   const uint32_t mine = 0x55555555u << (place % 2), shift = uint32_t(place % 2 * 16);
 #endif
-  bf16* keys = static_cast<bf16*>(cache.keys) + at + place * 2;
-  bf16* values = static_cast<bf16*>(cache.values) + at + place / 2 * dim * 2;
+  bf16* keys = reinterpret_cast<bf16*>(static_cast<uint8_t*>(cache.keys) + at) + place * 2;
+  bf16* values = reinterpret_cast<bf16*>(static_cast<uint8_t*>(cache.values) + at) + place / 2 * dim * 2;
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
     for (int64_t d = 0; d < dim; d += 2) std::memcpy(keys + d * TILE, key + d, 4);
 #if defined(__AVX512BW__)

@@ -1,11 +1,6 @@
-// Runs a program: one parallel region, operation after operation.
-//
-// Between operations there is no barrier of threads: who finds no more work in one waits until
-// the pieces that others hold are done, and goes on. With M = 1 a layer has six such places, of
-// about 0.2 us each.
+// Runs a program: its operations are stages, which threads go through together (pool.h). With one
+// token a layer has eight, and from one to the next takes about 0.2 us.
 #include "program.h"
-
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,18 +19,15 @@ namespace {
 constexpr int64_t ALIGNMENT = 64;
 constexpr int64_t ROWS_AT_ONCE = 8;  // tokens per ticket of what is done token by token
 
-double now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
-}
-
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// A piece of a run that needs all before it: an operation, or a part of one.
-struct Stage {
+struct Program;
+
+// A stage of a run: an operation, or a part of one.
+struct Part {
+  const Program* program;
   const Op* op;
   int64_t tickets;
   size_t plan;   // of attention
@@ -43,6 +35,7 @@ struct Stage {
 };
 
 struct Program {
+  Run run;  // the one that is on
   std::vector<Op> ops;
   std::vector<int64_t> widths;
   std::vector<AttentionPlan> plans;
@@ -51,9 +44,9 @@ struct Program {
   int64_t width = 0;            // of all of them
   std::unique_ptr<void, Free> arena;
   int64_t capacity = 0;  // in tokens
+  std::vector<Part> parts;
   std::vector<Stage> stages;
-  std::unique_ptr<Tickets[]> tickets;
-  size_t num_tickets = 0;
+  std::vector<double> seconds;
 
   bf16* buffer(int32_t index, const Run& run) const {
     if (index == 0) return run.residual;
@@ -147,9 +140,11 @@ void rotate_rows(const Program& program, const Op& op, const Run& run, int64_t f
   }
 }
 
-void run_ticket(const Program& program, const Stage& stage, const Run& run, int64_t ticket,
-                int thread) {
-  const Op& op = *stage.op;
+void run_ticket(void* context, int64_t ticket, int thread) {
+  const Part& part = *static_cast<const Part*>(context);
+  const Program& program = *part.program;
+  const Run& run = program.run;
+  const Op& op = *part.op;
   int64_t first = ticket * ROWS_AT_ONCE, last = std::min(first + ROWS_AT_ONCE, run.tokens);
   switch (op.kind) {
     case NORM:
@@ -159,41 +154,40 @@ void run_ticket(const Program& program, const Stage& stage, const Run& run, int6
     case ROTATE:
       return rotate_rows(program, op, run, first, last);
     case ATTEND: {
-      const AttentionPlan& plan = program.plans[stage.plan];
+      const AttentionPlan& plan = program.plans[part.plan];
       Attention attention = attention_of(program, op, run);
-      if (stage.merging) return attention_merge_run(attention, *run.step, plan, ticket, thread);
+      if (part.merging) return attention_merge_run(attention, *run.step, plan, ticket, thread);
       return attention_run(attention, *run.step, plan, ticket, thread);
     }
   }
 }
 
 // Which stages a run of so many tokens has, and the attention plans that they share.
-void prepare(Program& program, const Run& run) {
+void prepare(Program& program) {
+  const Run& run = program.run;
   for (size_t i = 0; i < program.plans.size(); ++i) {
     const Op& op = program.ops[program.planned_for[i]];
     plan_attention(*run.step, op.window, op.heads, op.kv_heads, op.head_dim, program.plans[i]);
   }
-  program.stages.clear();
+  std::vector<Part>& parts = program.parts;
+  parts.clear();
   int64_t row_tickets = (run.tokens + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
   for (const Op& op : program.ops) {
-    Stage stage{&op, row_tickets, 0, false};
-    if (op.kind == LINEAR) stage.tickets = linear_tickets(linear_of(program, op, run));
+    Part part{&program, &op, row_tickets, 0, false};
+    if (op.kind == LINEAR) part.tickets = linear_tickets(linear_of(program, op, run));
     if (op.kind == ATTEND) {
-      stage.plan = program.plan_of(op);
-      const AttentionPlan& plan = program.plans[stage.plan];
-      stage.tickets = attention_tickets(plan);
-      program.stages.push_back(stage);
-      stage.tickets = attention_merge_tickets(plan);
-      stage.merging = true;
-      if (!stage.tickets) continue;
+      part.plan = program.plan_of(op);
+      const AttentionPlan& plan = program.plans[part.plan];
+      part.tickets = attention_tickets(plan);
+      parts.push_back(part);
+      part.tickets = attention_merge_tickets(plan);
+      part.merging = true;
+      if (!part.tickets) continue;
     }
-    program.stages.push_back(stage);
+    parts.push_back(part);
   }
-  if (program.stages.size() > program.num_tickets) {
-    program.num_tickets = program.stages.size();
-    program.tickets.reset(new Tickets[program.num_tickets]);
-  }
-  for (size_t i = 0; i < program.stages.size(); ++i) program.tickets[i].reset();
+  program.stages.clear();
+  for (Part& part : parts) program.stages.push_back({run_ticket, &part, part.tickets});
 }
 
 }  // namespace
@@ -225,24 +219,19 @@ TGI_EXPORT void tgi_program_free(void* program) { delete static_cast<Program*>(p
 // 0, or 1 if there is no memory for so many tokens.
 TGI_EXPORT int tgi_program_run(void* handle, const Run* arguments) {
   Program& program = *static_cast<Program*>(handle);
-  const Run& run = *arguments;
+  program.run = *arguments;
+  const Run& run = program.run;
   if (!run.tokens) return 0;
   if (!program.reserve(run.tokens)) return 1;
-  prepare(program, run);
-  parallel(run.threads, [&](int thread) {
-    double before = run.seconds && !thread ? now() : 0;
-    for (size_t i = 0; i < program.stages.size(); ++i) {
-      const Stage& stage = program.stages[i];
-      Tickets& tickets = program.tickets[i];
-      tickets.work(stage.tickets,
-                   [&](int64_t ticket) { run_ticket(program, stage, run, ticket, thread); });
-      tickets.wait(stage.tickets);
-      if (run.seconds && !thread) {
-        double after = now();
-        run.seconds[stage.op - program.ops.data()] += after - before;
-        before = after;
-      }
-    }
-  });
+  prepare(program);
+  double* seconds = nullptr;
+  if (run.seconds) {
+    program.seconds.assign(program.stages.size(), 0.0);
+    seconds = program.seconds.data();
+  }
+  run_stages(run.threads, program.stages.data(), program.stages.size(), seconds);
+  if (seconds)
+    for (size_t i = 0; i < program.parts.size(); ++i)
+      run.seconds[program.parts[i].op - program.ops.data()] += seconds[i];
   return 0;
 }

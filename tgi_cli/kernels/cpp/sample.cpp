@@ -398,17 +398,11 @@ TGI_EXPORT void tgi_sample(int threads, const tgi::Sample* told) {
   static thread_local std::vector<Part> kept;
   kept.resize(sample.rows * chunks);
   Part* parts = kept.data();
-  Tickets scanned, finished;
-  scanned.reset();
-  finished.reset();
-  parallel(threads, [&](int) {
-    scanned.work(sample.rows * chunks, [&](int64_t ticket) {
-      int64_t row = ticket / chunks, begin = ticket % chunks * CHUNK;
-      parts[ticket] = sum_up(sample.logits + row * sample.logits_stride + begin,
-                             std::min(CHUNK, sample.vocabulary - begin));
-    });
-    scanned.wait(sample.rows * chunks);
-    finished.work(sample.rows,
-                  [&](int64_t row) { finish(sample, row, parts + row * chunks, chunks); });
+  share_out(threads, sample.rows * chunks, [&](int64_t ticket, int) {
+    int64_t row = ticket / chunks, begin = ticket % chunks * CHUNK;
+    parts[ticket] = sum_up(sample.logits + row * sample.logits_stride + begin,
+                           std::min(CHUNK, sample.vocabulary - begin));
   });
+  share_out(threads, sample.rows,
+            [&](int64_t row, int) { finish(sample, row, parts + row * chunks, chunks); });
 }
