@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.tools.checkpoints import make_llama, save_weights
 from tgi_cli.errors import CheckpointError
+from tgi_cli.kernels import without_native
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.quantization import packing
 
@@ -82,7 +83,8 @@ def test_a_tied_head_that_is_not_packed_shares_the_table(
     monkeypatch.setattr(packing, "_PACKABLE", frozenset())
     make_llama(tmp_path, tie_word_embeddings=True, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
-        model = load(tmp_path, dtype)
+        with without_native():
+            model = load(tmp_path, dtype)
         table = model.get_parameter("model.embed_tokens.weight")
         assert table is model.get_submodule("lm_head").weight
         assert table.dtype == dtype
@@ -213,4 +215,4 @@ def test_loading_holds_no_second_copy(tmp_path: Path) -> None:
     table = 2 * 16384 * 576
     assert on_disk * 0.99 < kept < (on_disk + table) * 1.01  # a tied head may be kept twice
     assert peak < 1.6 * on_disk
-    assert peak < kept + 40e6
+    assert peak < kept + 60e6  # huge pages that are begun, and what one layer takes meanwhile
