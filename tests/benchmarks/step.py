@@ -1,0 +1,166 @@
+"""Where a step's time goes on a CPU, operation by operation.
+
+    python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--context 192] [--prompt 512]
+
+A worker as in a server, without engine, wire and HTTP: decodes of so many sequences of so much
+context, then a prompt; medians over the steps. What a step took beside the layers' operations and
+the head is the host's: inputs, embeddings, angles, sampler, result. The limit of a step of one
+sequence is the time that reading all weights takes, at the rate at which both cores read memory in
+the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tgi_cli import kernels
+from tgi_cli.config import ServeConfig
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
+from tgi_cli.kernels.memory import allocate
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.worker import ModelWorker, load_worker
+
+STEPS = 60
+SKIPPED = 10
+"""Of the steps, at the beginning."""
+BLOCK = 16
+
+
+def read_rate() -> float:
+    """Bytes per second that are read from memory, the best of several attempts."""
+    memory = allocate(512 << 20).view(torch.float32).fill_(1.0)
+    before, best = torch.get_num_threads(), 0.0
+    torch.set_num_threads(kernels.threads())
+    for _ in range(12):
+        began = time.perf_counter()
+        memory.sum()
+        best = max(best, memory.nbytes / (time.perf_counter() - began))
+    torch.set_num_threads(before)
+    return best
+
+
+class Profile:
+    """Runs steps of a worker, and keeps what each part of them took."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        model: Any = worker._model
+        program = model.model.program
+        if program is None:
+            raise SystemExit("this model is not run by the kernels as one program")
+        self.worker = worker
+        self.labels = [label.rpartition(".")[2] for label in program.labels]
+        self.seconds = (ctypes.c_double * len(self.labels))()
+        program.run = partial(program.run, seconds=self.seconds)
+        self.head = 0.0
+        self._logits = model.logits
+        model.logits = self._timed_head
+
+    def _timed_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        logits: torch.Tensor = self._logits(hidden)
+        self.head += time.perf_counter() - began
+        return logits
+
+    def run(self, step: Step) -> dict[str, float]:
+        """Milliseconds by what took them; ``all`` of them."""
+        ctypes.memset(self.seconds, 0, ctypes.sizeof(self.seconds))
+        self.head = 0.0
+        began = time.perf_counter()
+        self.worker.sample(self.worker.launch(step)).wait()
+        whole = time.perf_counter() - began
+        parts: dict[str, float] = defaultdict(float)
+        for label, seconds in zip(self.labels, self.seconds, strict=True):
+            parts["norms" if label.endswith("norm") else label] += seconds
+        parts["head"] = self.head
+        parts["host"] = whole - sum(parts.values())
+        parts["all"] = whole
+        return {name: 1e3 * seconds for name, seconds in parts.items()}
+
+    def median(self, steps: list[Step]) -> dict[str, float]:
+        """Of all but the first steps."""
+        taken = [self.run(step) for step in steps]
+        taken = taken[min(SKIPPED, len(taken) // 3) :]
+        return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+
+
+def decodes(rows: int, context: int) -> list[Step]:
+    """A step that computes all but the last of ``context`` tokens, then decodes."""
+    blocks = -(-(context + STEPS) // BLOCK)
+    first = Step(0)
+    for row in range(rows):
+        ids = list(range(row * blocks, (row + 1) * blocks))
+        _prompt(first, row, context, ids)
+    steps = [first]
+    for number in range(STEPS):
+        step = Step(number + 1, num_decodes=rows)
+        step.rows.extend(range(rows))
+        step.starts.extend([context + number] * rows)
+        step.counts.extend([1] * rows)
+        step.samples.extend([True] * rows)
+        steps.append(step)
+    return steps
+
+
+def prompts(length: int, count: int) -> list[Step]:
+    """The same prompt several times."""
+    steps = []
+    for number in range(count):
+        step = Step(number)
+        _prompt(step, 0, length, list(range(-(-length // BLOCK))))
+        steps.append(step)
+    return steps
+
+
+def _prompt(step: Step, row: int, length: int, blocks: list[int]) -> None:
+    ids = [5 + (row * 31 + i * 7) % 200 for i in range(length)]
+    greedy = SamplingParams(temperature=0.0)
+    step.new.append(NewRow(row, row, ids, length, blocks, greedy, NO_EXTRAS, -1))
+    step.rows.append(row)
+    step.starts.append(0)
+    step.counts.append(length)
+    step.samples.append(True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--prompt", type=int, default=512)
+    options = parser.parse_args()
+    serve = ServeConfig(model_id=str(options.model), max_batch_total_tokens=1 << 15)
+    worker, _ = load_worker(serve, options.model)
+    assert isinstance(worker, ModelWorker)
+    worker.warmup()
+    profile = Profile(worker)
+    columns = {}
+    for rows in options.rows:
+        steps = decodes(rows, options.context)
+        profile.run(steps[0])
+        columns[f"{rows} decoding"] = profile.median(steps[1:])
+    columns[f"prompt of {options.prompt}"] = profile.median(prompts(options.prompt, 7))
+    names = list(next(iter(columns.values())))
+    print(f"| ms ({kernels.threads()} threads) | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name in names:
+        cells = [f"{c[name]:.2f} ({100 * c[name] / c['all']:.0f} %)" for c in columns.values()]
+        print(f"| {name} | {' | '.join(cells)} |")
+    rate, weights = read_rate(), worker._model.weight_bytes
+    limit = 1e3 * weights / rate
+    print(f"\nreading memory: {rate / 1e9:.1f} GB/s")
+    print(f"all weights: {weights / 1e6:.0f} MB, {limit:.2f} ms")
+    if 1 in options.rows:
+        print(f"one sequence decodes at {limit / columns['1 decoding']['all']:.0%} of that limit")
+
+
+if __name__ == "__main__":
+    main()
