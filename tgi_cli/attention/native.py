@@ -156,8 +156,8 @@ class NativeAttention(PagedAttention):
         for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
             shape = (self.block_size // TILE, spec.num_kv_heads, spec.head_dim * TILE)
             end = start + math.prod(shape)
-            keys = blocks[:, start:end].unflatten(1, shape)
-            values = blocks[:, end : 2 * end - start].unflatten(1, shape)
+            keys = blocks[:, start:end].view(num_blocks, *shape)
+            values = blocks[:, end : 2 * end - start].view(num_blocks, *shape)
             start = 2 * end - start
             self.key_cache.append(keys)
             self.value_cache.append(values)
