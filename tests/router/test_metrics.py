@@ -178,7 +178,7 @@ async def test_the_engines_steps(client: httpx.AsyncClient, engine: FakeEngine) 
 
 
 def step_statistics(**fields: Any) -> StepStatistics:
-    counts = dict.fromkeys(StepStatistics.__dataclass_fields__, 0)
+    counts = dict.fromkeys(StepStatistics._fields, 0)
     return StepStatistics(**(counts | {"joined": ""} | fields))
 
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.layers import Build, ColumnParallelLinear, LMHead, Part
 from tgi_cli.layers.embedding import Embedding
 from tgi_cli.quantization import Unquantized, packing
@@ -46,15 +48,28 @@ def test_computes_what_a_plain_linear_computes(dtype: torch.dtype, tokens: int, 
 
 
 def test_a_packed_weight_replaces_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, weight, bias = make(torch.bfloat16)
+    with without_native():
+        layer, weight, bias = make(torch.bfloat16)
     assert (layer.packed is not None) == (torch.bfloat16 in packing._PACKABLE)
     assert (layer.weight is None) == (layer.packed is not None)
     monkeypatch.setattr(packing, "_PACKABLE", frozenset())
-    plain, weight, bias = make(torch.bfloat16)
+    with without_native():
+        plain, weight, bias = make(torch.bfloat16)
     assert plain.packed is None
     assert plain.weight is not None
     x = torch.randn(3, 48).bfloat16()
     assert torch.equal(plain(x), linear(x, weight, bias))
+
+
+@pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+def test_the_kernels_weight_replaces_the_plain_one() -> None:
+    layer, weight, bias = make(torch.bfloat16)
+    assert isinstance(layer.packed, PackedMatrix)
+    assert layer.weight is None
+    x = torch.randn(3, 48).bfloat16()
+    torch.testing.assert_close(layer(x), linear(x, weight, bias), rtol=2**-7, atol=1e-2)
+    single, weight, bias = make(torch.float32)
+    assert not isinstance(single.packed, PackedMatrix)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
