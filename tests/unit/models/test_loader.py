@@ -214,5 +214,5 @@ def test_loading_holds_no_second_copy(tmp_path: Path) -> None:
     assert on_disk > 100e6
     table = 2 * 16384 * 576
     assert on_disk * 0.99 < kept < (on_disk + table) * 1.01  # a tied head may be kept twice
-    assert peak < 1.6 * on_disk
-    assert peak < kept + 60e6  # huge pages that are begun, and what one layer takes meanwhile
+    # Beside what is kept: huge pages that are begun, pages of the mapped file, one layer.
+    assert peak < kept + 80e6
