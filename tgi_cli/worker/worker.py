@@ -358,7 +358,7 @@ def make_worker(
     kernels.set_threads(None)
     if attention_name(attention) == "native" and table is None and model.is_program:
         # What is left to torch takes microseconds, and its threads would look for more work for
-        # milliseconds, on cores that the kernels' need: 8 streams took a third longer.
+        # milliseconds, on cores that the kernels' need: 8 streams lost a quarter of their rate.
         kernels.set_threads(torch.get_num_threads())
         set_threads(1)
     seconds = time.monotonic() - began
