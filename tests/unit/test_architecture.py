@@ -19,8 +19,10 @@ PACKAGE = Path(tgi_cli.__file__).parent
 ROOMS = [
     "cli",
     "launcher",
+    "bench",
     "router",
     "offline",
+    "compression",
     "text",
     "rpc",
     "worker",
