@@ -1,1 +1,1 @@
-"""Makes quantized weights: the grids, GPTQ, AWQ, rounding; and lays them out as their formats do."""
+"""Makes quantized weights: grids, GPTQ, AWQ, rounding; lays them out as their formats do."""
