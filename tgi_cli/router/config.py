@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tgi_cli.rpc.tls import TlsFiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
@@ -12,7 +14,8 @@ class RouterConfig:
 
     Attributes:
         model_path: the model's folder, for its tokenizer and chat template.
-        engine_url: where the engine listens: ``unix:///...`` or ``host:port``.
+        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.address.Endpoint.parse`.
+        engine_tls: how it is spoken to on TCP; None: in the clear.
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
         validation_workers: threads for tokenizing long prompts off the event loop.
         payload_limit: bytes of a request body.
@@ -37,6 +40,7 @@ class RouterConfig:
     model_path: Path
     model_id: str
     engine_url: str
+    engine_tls: TlsFiles | None = None
     revision: str = ""
     socket_fd: int | None = None
     hostname: str = "0.0.0.0"

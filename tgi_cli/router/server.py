@@ -44,9 +44,10 @@ def run_router(config: RouterConfig) -> None:
 
     Raises:
         AddressInUseError: the port cannot be bound.
-        ConfigError: the certificate or its key cannot be used, or traces cannot be sent.
+        ConfigError: a certificate or its key cannot be used, traces cannot be sent, or the engine's
+            address is none.
         ModelError: the tokenizer or the chat template is missing or unreadable.
-        ShardError: the engine's address is none.
+        ShardError: TLS keeps the router and the engine apart.
         RouterError: the server stopped by itself.
     """
     tgi_cli.logging.setup("router", config.logger_level, config.json_output)
@@ -89,7 +90,7 @@ class _Router:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )
-        client = await GrpcEngineClient.connect(config.engine_url, None)
+        client = await GrpcEngineClient.connect(config.engine_url, None, tls=config.engine_tls)
         try:
             app = create_app(client, text, config)
             self._state = app.state.router

@@ -28,9 +28,11 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, options, statistics, steps
+from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, probe, statistics, steps
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.address import Endpoint
 from tgi_cli.rpc.interface import Adapters, EngineLoad, EngineStatistics, TokenBatch
+from tgi_cli.rpc.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +96,11 @@ class _Stream:
 class GrpcEngineClient:
     """An :class:`tgi_cli.rpc.interface.EngineClient` over gRPC. Make it with :meth:`connect`."""
 
-    def __init__(self, target: str, *, stall_seconds: float = 120.0) -> None:
-        self._target = target
+    def __init__(self, endpoint: Endpoint, *, stall_seconds: float = 120.0) -> None:
+        self._endpoint = endpoint
+        self._target = endpoint.url
         self._stall_seconds = stall_seconds
-        self._channel = grpc.aio.insecure_channel(target, options=options.CLIENT)
+        self._channel = endpoint.aio_channel()
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._info: EngineInfo | None = None
         self._load = EngineLoad()
@@ -118,20 +121,25 @@ class GrpcEngineClient:
         timeout: float | None = None,  # noqa: ASYNC109 (its end has a meaning of its own)
         *,
         stall_seconds: float = 120.0,
+        tls: TlsFiles | None = None,
     ) -> GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
         Args:
-            target: ``unix:///path`` or ``host:port``.
+            target: as :meth:`tgi_cli.rpc.address.Endpoint.parse` takes it.
             timeout: seconds to wait for it to come up; None waits for ever.
             stall_seconds: how long one step may take before :meth:`healthy` says no.
+            tls: how it is spoken to on TCP; None: in the clear.
 
         Raises:
-            ShardError: no engine answered in time.
+            ConfigError: an address that is none, or files that TLS cannot use.
+            ShardError: no engine answered in time, or none ever will: TLS keeps it apart.
         """
-        client = cls(target, stall_seconds=stall_seconds)
+        endpoint = Endpoint.parse(target, tls)
+        client = cls(endpoint, stall_seconds=stall_seconds)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client._keeper = asyncio.create_task(client._keep(opened), name="engine session")
+        looking = probe.watch(endpoint, opened)
         waited = 0.0
         try:
             while not opened.done():
@@ -149,6 +157,8 @@ class GrpcEngineClient:
         except BaseException:
             await client.close()
             raise
+        finally:
+            looking.cancel()
         return client
 
     @property
@@ -243,7 +253,7 @@ class GrpcEngineClient:
         while True:
             try:
                 answer = await self._stub.Info(pb.InfoRequest(), wait_for_ready=True)
-                listener = steps.Listener.beside(self._target)
+                listener = steps.Listener.beside(self._endpoint.path)
                 named = () if listener is None else ((steps.METADATA, listener.name),)
                 call = self._stub.Session(metadata=named)
                 by_socket: socket.socket | None = None
@@ -375,13 +385,13 @@ class GrpcEngineClient:
                 self._outgoing.put_nowait(codec.encode_cancel(request_id))
 
 
-def fetch_info(target: str, timeout: float) -> EngineInfo:
+def fetch_info(target: str, timeout: float, tls: TlsFiles | None = None) -> EngineInfo:
     """Ask an engine for its info from synchronous code.
 
     Raises:
         ShardError: it did not answer within ``timeout`` seconds.
     """
-    with grpc.insecure_channel(target, options=options.CLIENT) as channel:
+    with Endpoint.parse(target, tls).channel() as channel:
         try:
             stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
             answer = stub.Info(pb.InfoRequest(), timeout=timeout, wait_for_ready=True)

@@ -130,15 +130,8 @@ class GenerateFront:
 
 
 def _bind(server: grpc.Server, path: Path) -> None:
-    """Listen on a socket of TGI's naming, which by default lies in /tmp.
-
-    The folder may be open to others, as long as they can neither enter the socket nor put
-    another in its place.
-    """
-    if not _is_private(path.parent):
-        _claim_in_shared(path)
-    else:
-        socket_path.claim(path)
+    """Listen on a socket of TGI's naming."""
+    claim(path)
     before = os.umask(0o177)  # so that nobody can connect before its mode is set
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -148,14 +141,25 @@ def _bind(server: grpc.Server, path: Path) -> None:
         os.umask(before)
 
 
-def _is_private(folder: Path) -> bool:
+def claim(path: Path) -> None:
+    """Make ``path``, which by default lies in /tmp, ready to be bound.
+
+    The folder may be open to others, as long as they can neither enter the socket nor put
+    another in its place.
+
+    Raises:
+        ConfigError, AddressInUseError: it cannot be used.
+    """
     try:
-        status = folder.stat()
+        private = socket_path.is_private(path.parent)
     except OSError as error:
         raise ConfigError(
-            f"the socket's folder {folder} cannot be used: {error.strerror}"
+            f"the socket's folder {path.parent} cannot be used: {error.strerror}"
         ) from error
-    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    if private:
+        socket_path.claim(path)
+    else:
+        _claim_in_shared(path)
 
 
 def _claim_in_shared(path: Path) -> None:
@@ -172,7 +176,7 @@ def _claim_in_shared(path: Path) -> None:
         )
     if socket_path.is_listening(path):
         raise AddressInUseError(
-            f"a model server listens on {path} already", "stop it, or choose another --uds-path"
+            f"a model server listens on {path} already", "stop it, or choose another --shard-uds-path"
         )
     try:
         path.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from tgi_cli.rpc.totals import Tally
 
 if TYPE_CHECKING:
     from tgi_cli.rpc.generate_front import GenerateOptions
+    from tgi_cli.rpc.listening import TcpListen
     from tgi_cli.worker.sharded import ShardedWorker
     from tgi_cli.worker.worker import ModelWorker
 
@@ -45,24 +46,26 @@ def run_model_server(
     model_path: Path,
     uds_path: Path,
     generate: GenerateOptions | None = None,
+    listen: TcpListen | None = None,
 ) -> None:
     """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
 
     They get ``serve.graceful_termination_timeout`` seconds; a second signal ends them at once.
-    Call it in the process's main thread. ``generate`` has TGI's own services served as well.
+    Call it in the process's main thread. ``generate`` has TGI's own services served as well,
+    ``listen`` has all of them on TCP too.
 
     Raises:
-        TgiError: the model cannot be loaded, does not fit, or the socket cannot be bound.
+        TgiError: the model cannot be loaded, does not fit, or an address cannot be bound.
         ShardError: the engine failed while it served.
     """
-    socket_path.claim(uds_path)  # a socket that cannot be bound is known before a model is loaded
+    _claim(uds_path, generate, listen)
     from tgi_cli.worker.worker import load_worker
 
     signal.signal(signal.SIGTERM, _leave)
     with LoadProgress(serve.json_output) as progress:
         worker, config = load_worker(serve, model_path, progress)
     try:
-        _serve(serve, uds_path, worker, config.max_total_tokens, generate)
+        _serve(serve, uds_path, worker, config.max_total_tokens, generate, listen)
     finally:
         worker.close()
 
@@ -73,6 +76,7 @@ def _serve(
     worker: ModelWorker | ShardedWorker,
     context: int,
     generate: GenerateOptions | None,
+    listen: TcpListen | None,
 ) -> None:
     """Warm up and serve; ``context`` is what a request may take if the memory allows."""
     capacity = worker.warmup()
@@ -99,6 +103,8 @@ def _serve(
         server.fronts.append(
             GenerateFront(engine.inbox, worker.info(), server.adapters, generate, uds_path)
         )
+    if listen is not None:
+        server.fronts.append(listen)
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,
@@ -138,6 +144,17 @@ def _serve(
             server.stop(cause or "the model server has stopped")
         if opening.error is not None:
             raise opening.error
+
+
+def _claim(uds_path: Path, generate: GenerateOptions | None, listen: TcpListen | None) -> None:
+    """An address that cannot be bound is known before a model is loaded."""
+    socket_path.claim(uds_path)
+    if generate is not None and generate.socket is not None:
+        from tgi_cli.rpc import generate_front
+
+        generate_front.claim(generate.socket)
+    if listen is not None:
+        listen.claim()
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

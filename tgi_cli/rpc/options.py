@@ -1,4 +1,4 @@
-"""gRPC channel arguments that both ends share, and how a target is written."""
+"""gRPC channel arguments of both ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ SERVER = [
     # A client may ask "are you there" while nothing is generated.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # A router that is gone without a word, as with its machine or the cable between, is noticed
+    # too, and what it asked for ends.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.so_reuseport", 0),
 ]
 
@@ -27,6 +32,12 @@ CLIENT = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # Neither proxies nor service configuration have a say in a local socket.
+    # No proxy has a say between the two halves of a server.
     ("grpc.enable_http_proxy", 0),
 ]
+
+TCP_CLIENT = [
+    # The name is of what it bounds as well: the time that a connection and its TLS may take.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+]
+"""In place of the above, where the model server may be far away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -40,10 +41,10 @@ def claim(path: Path) -> None:
         )
     folder = path.parent
     try:
-        status = folder.stat()
+        private = is_private(folder)
     except OSError as error:
         raise _unusable(path, error) from error
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if not private:
         raise ConfigError(
             f"other users may enter the socket's folder {folder}",
             "use a folder of your own with mode 0700: who reaches the socket commands the model",
@@ -55,6 +56,19 @@ def claim(path: Path) -> None:
             f"a model server listens on {path} already", "stop it, or choose another --uds-path"
         )
     path.unlink(missing_ok=True)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this user alone may enter a folder. Raises OSError."""
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+
+
+def remove_stale(path: Path) -> None:
+    """Remove a socket that a killed server left behind, unless another listens there by now."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(path.lstat().st_mode) and not is_listening(path):
+            path.unlink(missing_ok=True)
 
 
 def is_listening(path: Path) -> bool:

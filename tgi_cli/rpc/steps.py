@@ -6,7 +6,7 @@ nine threads in the two processes, on cores that the model computes with.
 
 The client listens on a name in the folder of the model server's socket, which no other user may
 enter, and says the name when it opens the session; the server connects before it answers. Where
-it does not, for it is elsewhere or older, messages come by gRPC.
+it does not, for it is on another machine, or others may enter the folder, messages come by gRPC.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc import socket_path
 
 METADATA = "tgi-steps"
 """The name, of the call's metadata; in the answer's: that the server has connected."""
@@ -46,13 +47,12 @@ class Listener:
             raise
 
     @classmethod
-    def beside(cls, target: str) -> Listener | None:
-        """In the folder of a target ``unix:PATH``; None where there is no such folder."""
-        scheme, _, path = target.partition(":")
-        if scheme != "unix":
-            return None
+    def beside(cls, path: Path | None) -> Listener | None:
+        """In the folder of the model server's socket; None where others may enter, or on TCP."""
         try:
-            return cls(Path(path).parent)
+            if path is None or not socket_path.is_private(path.parent):
+                return None
+            return cls(path.parent)
         except OSError:
             return None
 

@@ -1,0 +1,181 @@
+"""TLS between router and model server: PEM files, checked before anything slow happens."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tgi_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+_ROUNDS = 8
+"""That a handshake in memory may take; three are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What one end brings to TLS.
+
+    Attributes:
+        certificate: its own, with the chain that leads to an authority.
+        key: of the certificate. None: it stands in the same file.
+        authority: certificates that sign what the other end has to bring. None: a server demands
+            nothing, a client trusts the authorities that its system trusts.
+        server_name: that a server's certificate must have; None: the host that is connected to.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    server_name: str | None = None
+
+    def check(self, server: bool) -> None:
+        """Whether a server (or a client) can use them.
+
+        Raises:
+            ConfigError: a file cannot be read, is not what it should be or does not fit the
+                others, other users may read the key, or the certificate has expired.
+        """
+        if self.key is not None and self.certificate is None:
+            raise ConfigError("--engine-tls-key has no certificate", "give --engine-tls-cert too")
+        context = self.context(server)
+        if self.certificate is not None:
+            _check_mode(self.key or self.certificate)
+            problem = self._refused_because(context, server)
+            if problem:
+                raise ConfigError(
+                    f"--engine-tls-cert {self.certificate}: {problem}", "have a new one issued"
+                )
+
+    def context(self, server: bool) -> ssl.SSLContext:
+        """The same for Python's own TLS, 1.2 and newer (RFC 8996). Raises ConfigError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.certificate is not None:
+            key = self.key or self.certificate
+            said = f"--engine-tls-cert {self.certificate}"
+            said += "" if self.key is None else f" --engine-tls-key {self.key}"
+            for flag, path in (("cert", self.certificate), ("key", key)):
+                _read(f"--engine-tls-{flag}", path)
+            try:
+                # A password, though an empty one: an encrypted key would ask on the terminal.
+                context.load_cert_chain(self.certificate, key, password="")
+            except ssl.SSLError as error:
+                raise ConfigError(
+                    f"{said}: {_words(error)}",
+                    "give a PEM file of the certificate and its chain, and its unencrypted key",
+                ) from error
+        if self.authority is not None:
+            flag = "--engine-tls-client-ca" if server else "--engine-tls-ca"
+            _read(flag, self.authority)
+            try:
+                context.load_verify_locations(self.authority)
+            except ssl.SSLError as error:
+                raise ConfigError(
+                    f"{flag} {self.authority}: {_words(error)}",
+                    "give a PEM file of the authority's certificate",
+                ) from error
+        elif not server:
+            context.load_default_certs()
+        return context
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For gRPC; ``authority`` demands a certificate of every client."""
+        import grpc
+
+        assert self.certificate is not None, "servers have one"
+        return grpc.ssl_server_credentials(
+            [((self.key or self.certificate).read_bytes(), self.certificate.read_bytes())],
+            root_certificates=self.authority and self.authority.read_bytes(),
+            require_client_auth=self.authority is not None,
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For gRPC."""
+        import grpc
+
+        own = self.certificate
+        return grpc.ssl_channel_credentials(
+            root_certificates=self.authority and self.authority.read_bytes(),
+            private_key=own and (self.key or own).read_bytes(),
+            certificate_chain=own and own.read_bytes(),
+        )
+
+    def _refused_because(self, own: ssl.SSLContext, server: bool) -> str:
+        """Why anybody would refuse the certificate who trusts it; empty: nobody would.
+
+        Found by a handshake in memory with somebody who trusts just this one.
+        """
+        other = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if server else ssl.PROTOCOL_TLS_SERVER)
+        assert self.certificate is not None
+        if server:
+            other.check_hostname = False
+        else:
+            other.load_cert_chain(self.certificate, self.key, password="")
+            own.check_hostname = False
+        own.verify_mode = ssl.CERT_NONE
+        other.verify_mode = ssl.CERT_REQUIRED
+        other.load_verify_locations(self.certificate)
+        other.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = (
+            own.wrap_bio(there, back, server_side=server),
+            other.wrap_bio(back, there, server_side=not server),
+        )
+        for end in ends * _ROUNDS:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return str(error.verify_message)
+            except ssl.SSLError as error:
+                return _words(error)
+        return ""
+
+
+def tls_files(
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    authority: Path | None = None,
+    server_name: str | None = None,
+) -> TlsFiles | None:
+    """Those that were named; None where none was."""
+    files = TlsFiles(certificate, key, authority, server_name)
+    return None if files == TlsFiles() else files
+
+
+def _read(flag: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
+
+
+def _check_mode(key: Path) -> None:
+    """A key is for its owner, and for a group that may read it. Raises ConfigError."""
+    mode = stat.S_IMODE(key.stat().st_mode)
+    if mode & 0o027:
+        raise ConfigError(
+            f"other users may {'write' if mode & 0o022 else 'read'} the key {key}, of mode "
+            f"{mode:04o}",
+            f"chmod 600 {key} (of a Kubernetes secret: defaultMode: 0400)",
+        )
+
+
+def _words(error: ssl.SSLError) -> str:
+    """OpenSSL's reason, for people."""
+    reason = error.reason or str(error)
+    return {
+        "KEY_VALUES_MISMATCH": "the key is of another certificate",
+        "BAD_DECRYPT": "the key is encrypted",
+        "NO_START_LINE": "it is no PEM file",
+        "PEM_LIB": "it is no PEM file, or the key is encrypted",
+        "NO_CERTIFICATE_OR_CRL_FOUND": "there is no certificate in it",
+    }.get(reason, reason.replace("_", " ").lower())
