@@ -17,7 +17,10 @@ from tgi_cli.errors import ConfigError
 if TYPE_CHECKING:
     from tgi_cli.bench.screen.app import BenchApp
 
-Emit = Callable[[Event], None]
+Emit = Callable[[Event | str], None]
+"""Tells the screen what has happened; a text says what goes on before the first step."""
+Url = str | Callable[[], str | None] | None
+"""A server's, where it is known; or who knows it later, once the server has been started."""
 ViewName = Literal["steps", "percentiles", "requests", "server", "compare"]
 VIEWS: tuple[ViewName, ...] = ("steps", "percentiles", "requests", "server", "compare")
 """In the order of their keys, 1 to 5."""
@@ -52,28 +55,39 @@ def run_screen(
     start: Callable[[Emit], Run],
     *,
     stop: Callable[[], None] | None = None,
-    url: str | None = None,
+    url: Url = None,
     headers: Mapping[str, str] | None = None,
     other: Run | None = None,
+    slo: Mapping[str, float] | None = None,
     svg: Path | None = None,
 ) -> Run | None:
     """Shows a run from its first event until the user quits.
 
     Args:
         start: does the run, in a thread of its own: calls ``emit`` (from any thread) with each
-            event and returns the whole run, also when ``stop`` has cut it short. What it raises
+            event, and with a line of text for what is waited for before the first one, and returns the whole run, also when ``stop`` has cut it short. What it raises
             is shown, and raised again here once the terminal is restored.
         stop: asks the run to end soon, with what there is; called from the screen's thread when
             the user quits. A second q leaves at once, without the run.
         url: of the server measured; the live view reads its ``/metrics``, with ``headers``.
-        other: a saved run to compare with.
+        other: a saved run to compare with; it is the earlier one.
+        slo: limits by metric in ms, as a run has them.
         svg: where a picture of the last screen is to be left.
 
     Returns: the run, or None where the user did not wait for it.
 
     Raises: ConfigError without a terminal or without Textual; whatever ``start`` raises.
     """
-    app = _app(title=title, start=start, stop=stop, url=url, headers=headers, other=other, svg=svg)
+    app = _app(
+        title=title,
+        start=start,
+        stop=stop,
+        url=url,
+        headers=headers,
+        other=other,
+        slo=slo,
+        svg=svg,
+    )
     return app.show()
 
 

@@ -1,0 +1,68 @@
+"""Pictures of every view of the dashboard, for the documentation and to be looked at.
+
+    python -m tests.tools.bench_screens docs/images            # bench-*.svg of written-down runs
+    python -m tests.tools.bench_screens FOLDER --run run.json  # of a saved run
+    python -m tests.tools.bench_screens --texts                # the texts that tests compare
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from tests.unit.bench.screen.test_screens import TEXTS
+from tests.unit.bench.screen.views import SIZES, drawn_views, opened
+from tgi_cli.bench.results import load
+from tgi_cli.bench.screen import VIEWS, picture
+
+
+async def texts() -> None:
+    """Write the texts anew; those of views that are no more go."""
+    TEXTS.mkdir(exist_ok=True)
+    for old in TEXTS.glob("*.txt"):
+        old.unlink()
+    for size in SIZES:
+        async for name, lines in drawn_views(size):
+            path = TEXTS / f"{name}-{size[0]}x{size[1]}.txt"
+            path.write_text("\n".join(lines) + "\n")
+
+
+async def pictures(folder: Path) -> None:
+    """Write a picture of every view of the written-down runs."""
+    for size in SIZES:
+        async for name, app in opened(size):
+            path = folder / f"bench-{name}-{size[0]}x{size[1]}.svg"
+            path.write_text(app.export_screenshot(), encoding="utf-8")
+
+
+def pictures_of(run: Path, other: Path | None, folder: Path) -> None:
+    """Write a picture of every view of a saved run."""
+    for name in VIEWS:
+        for width, height in SIZES:
+            before = load(other) if other else None
+            svg = picture(load(run), other=before, first=name, width=width, height=height)
+            path = folder / f"bench-{name}-{width}x{height}.svg"
+            path.write_text(svg, encoding="utf-8")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--other", type=Path)
+    parser.add_argument("--texts", action="store_true")
+    given = parser.parse_args()
+    if given.texts:
+        asyncio.run(texts())
+    if given.folder is not None:
+        given.folder.mkdir(parents=True, exist_ok=True)
+        if given.run is not None:
+            pictures_of(given.run, given.other, given.folder)
+        else:
+            asyncio.run(pictures(given.folder))
+
+
+if __name__ == "__main__":
+    main()

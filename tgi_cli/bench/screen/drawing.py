@@ -1,0 +1,174 @@
+"""The small widgets that all views are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual import events
+from textual.message import Message
+from textual.widget import Widget
+
+Draw = Callable[[int, int], Text]
+
+
+class Drawing(Widget):
+    """Text that is drawn for the size that there is: ``draw(width, height)``."""
+
+    DEFAULT_CSS = "Drawing { text-wrap: nowrap; text-overflow: clip; }"
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._draw: Draw = lambda width, height: Text()
+
+    def show(self, draw: Draw) -> None:
+        """Draw this from now on."""
+        self._draw = draw
+        self.refresh()
+
+    def render(self) -> Text:
+        """What Textual shows."""
+        size = self.content_size
+        return self._draw(size.width, size.height)
+
+
+class Gauge(Widget):
+    """How far something is: a name, a bar, and what it counts in the middle of the bar."""
+
+    DEFAULT_CSS = """
+    Gauge { text-wrap: nowrap; text-overflow: clip; }
+    Gauge > .gauge--done { background: $primary; color: auto; }
+    Gauge > .gauge--bad { background: $error; color: auto; }
+    Gauge > .gauge--left { background: $surface-lighten-2; color: auto; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"gauge--done", "gauge--bad", "gauge--left"}
+
+    def __init__(self, name: str, *, id: str) -> None:
+        super().__init__(id=id)
+        self._label = name
+        self._share: float | None = 0.0
+        self._count = ""
+        self._bad = False
+
+    def show(
+        self, share: float | None, count: str, *, bad: bool, label: str | None = None
+    ) -> None:
+        """``share`` of it is done, 0 to 1 (None: nobody knows); red where something is bad."""
+        new = (label or self._label, share, count, bad)
+        if new != (self._label, self._share, self._count, self._bad):
+            self._label, self._share, self._count, self._bad = new
+            self.refresh()
+
+    def render(self) -> Text:
+        """What Textual shows."""
+        width = self.content_size.width - cell_len(self._label) - 1
+        if width < 4:
+            return Text(self._label)
+        inside = Text(self._count[:width].center(width), no_wrap=True)
+        filled = round(width * (self._share or 0.0))
+        kind = "gauge--bad" if self._bad else "gauge--done"
+        inside.stylize(self.get_component_rich_style(kind), 0, filled)
+        inside.stylize(self.get_component_rich_style("gauge--left"), filled)
+        return Text.assemble(f"{self._label} ", inside, no_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """One place in a row of tabs; ``bad``: something in it failed."""
+
+    text: str
+    style: str = ""
+    bad: bool = False
+
+
+class TabRow(Widget):
+    """Tabs in one line, scrolled so that the active one is seen."""
+
+    DEFAULT_CSS = """
+    TabRow { height: 1; text-wrap: nowrap; text-overflow: clip; }
+    TabRow > .tab-row--bad { color: $text-error; text-style: bold; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"tab-row--bad"}
+
+    @dataclass
+    class Chosen(Message):
+        """A tab was clicked."""
+
+        row: TabRow
+        index: int
+
+        @property
+        def control(self) -> TabRow:
+            """The row, for ``@on(TabRow.Chosen, "#id")``."""
+            return self.row
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._tabs: list[Tab] = []
+        self._active = 0
+        self._first = 0
+        self._places: list[tuple[int, int, int]] = []
+
+    def show(self, tabs: Sequence[Tab], active: int) -> None:
+        """These tabs, from left to right."""
+        if list(tabs) != self._tabs or active != self._active:
+            self._tabs, self._active = list(tabs), active
+            self.refresh()
+
+    def render(self) -> Text:
+        """What Textual shows."""
+        width = self.content_size.width
+        widths = [cell_len(self._text(tab)) for tab in self._tabs]
+        self._first = _first_seen(widths, self._active, self._first, width)
+        text = Text(no_wrap=True)
+        self._places = []
+        if self._first > 0:
+            text.append("‹", style="dim")
+        for index in range(self._first, len(self._tabs)):
+            more = index + 1 < len(self._tabs)
+            if self._places and text.cell_len + widths[index] + more > width:
+                text.append("›", style="dim")
+                break
+            start = text.cell_len
+            text.append(self._text(self._tabs[index]), style=self._style(index))
+            self._places.append((start, text.cell_len, index))
+        text.truncate(width, overflow="crop")
+        return text
+
+    def on_click(self, event: events.Click) -> None:
+        """Choose the tab under the pointer; at an arrow the next one beyond it."""
+        if not self._places:
+            return
+        index: int | None = None
+        if event.x < self._places[0][0]:
+            index = self._places[0][2] - 1
+        for start, end, place in self._places:
+            if start <= event.x < end:
+                index = place
+        if event.x == self._places[-1][1] and self._places[-1][2] + 1 < len(self._tabs):
+            index = self._places[-1][2] + 1
+        if index is not None:
+            self.post_message(self.Chosen(self, index))
+
+    @staticmethod
+    def _text(tab: Tab) -> str:
+        return f" {tab.text}{'!' if tab.bad else ''} "
+
+    def _style(self, index: int) -> str:
+        tab = self._tabs[index]
+        style = str(self.get_component_rich_style("tab-row--bad")) if tab.bad else tab.style
+        return f"{style} bold reverse" if index == self._active else style
+
+
+def _first_seen(widths: list[int], active: int, first: int, room: int) -> int:
+    """The leftmost tab that is shown so that the active one is whole, moved as little as can be."""
+    if sum(widths) <= room:
+        return 0
+    first = min(first, active)
+    # Two cells are kept for the arrows that tell of tabs beyond the edges.
+    while first < active and sum(widths[first : active + 1]) + 2 > room:
+        first += 1
+    return first

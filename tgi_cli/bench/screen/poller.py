@@ -1,0 +1,180 @@
+"""A server's own figures over time, from its ``/metrics``."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+INTERVAL = 1.0
+"""Seconds between two questions."""
+TIMEOUT = 5.0
+KEPT = 900
+"""Samples: a quarter of an hour."""
+
+_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)")
+
+# What a server calls it: TGI's names and ours, then vLLM's. The first whose names are all there
+# is taken; several names are added up.
+_NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "queued": (("tgi_queue_size",), ("vllm:num_requests_waiting",)),
+    "running": (("tgi_batch_current_size",), ("vllm:num_requests_running",)),
+    "kv": (("tgi_kv_cache_usage",), ("vllm:kv_cache_usage_perc",), ("vllm:gpu_cache_usage_perc",)),
+    "hits": (("tgi_prefix_cache_hit_tokens",), ("vllm:prefix_cache_hits_total",)),
+    "looked_up": (("tgi_prefix_cache_query_tokens",), ("vllm:prefix_cache_queries_total",)),
+    "output": (
+        ("tgi_request_inter_token_duration_count", "tgi_request_time_to_first_token_duration_count"),
+        ("tgi_request_generated_tokens_sum",),
+        ("vllm:generation_tokens_total",),
+    ),
+    "input": (
+        ("tgi_engine_prompt_tokens",),
+        ("tgi_request_input_length_sum",),
+        ("vllm:prompt_tokens_total",),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a server said at one moment; what it does not say is None.
+
+    Attributes:
+        at: seconds, of the poller's clock.
+        queued, running: requests.
+        kv: share of the KV cache in use, 0 to 1.
+        hits: share of the prompt tokens looked up since the last sample that were in the prefix
+            cache, 0 to 1.
+        output, input: tokens per second since the last sample.
+    """
+
+    at: float
+    queued: float | None = None
+    running: float | None = None
+    kv: float | None = None
+    hits: float | None = None
+    output: float | None = None
+    input: float | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """What is known of the server.
+
+    Attributes:
+        error: why the newest question had no answer; empty where it had one.
+        since: when it began to have none.
+        version: grows with every answer, and with every failure.
+    """
+
+    url: str
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT))
+    error: str = ""
+    since: float = 0.0
+    version: int = 0
+
+
+class Poller:
+    """Asks one server.
+
+    Args:
+        url: its root; ``/metrics`` is appended.
+        transport: httpx's, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
+        self._client = httpx.AsyncClient(
+            headers=dict(headers or {}), timeout=TIMEOUT, transport=transport
+        )
+        self._before: tuple[float, dict[str, float | None]] | None = None
+        self.history = History(self._address)
+
+    async def ask(self) -> None:
+        """Take one sample, or note why there is none."""
+        history = self.history
+        history.version += 1
+        try:
+            response = await self._client.get(self._address)
+            response.raise_for_status()
+        except httpx.HTTPStatusError as error:
+            self._failed(f"HTTP {error.response.status_code}")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._failed(str(error) or type(error).__name__)
+        else:
+            now, totals = self._clock(), read(response.text)
+            history.samples.append(_sample(now, totals, self._before))
+            self._before = (now, totals)
+            known = any(value is not None for value in totals.values())
+            history.error = "" if known else "it has no metrics of TGI's or vLLM's names"
+
+    async def close(self) -> None:
+        """Give its connection back."""
+        await self._client.aclose()
+
+    def _failed(self, why: str) -> None:
+        if not self.history.error:
+            self.history.since = self._clock()
+        self.history.error = why
+        self._before = None
+
+
+def read(text: str) -> dict[str, float | None]:
+    """The totals that an exposition has, by our names; labels are added up."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _LINE.match(line)
+        if match is None:
+            continue
+        name, value = match.groups()
+        try:
+            found[name] = found.get(name, 0.0) + float(value)
+        except ValueError:  # not a number: not a line of an exposition
+            continue
+    totals: dict[str, float | None] = {}
+    for name, choices in _NAMES.items():
+        totals[name] = next(
+            (sum(found[n] for n in names) for names in choices if all(n in found for n in names)),
+            None,
+        )
+    return totals
+
+
+def _sample(
+    now: float,
+    totals: Mapping[str, float | None],
+    before: tuple[float, Mapping[str, float | None]] | None,
+) -> Sample:
+    def grown(name: str) -> float | None:
+        new = totals[name]
+        old = before[1][name] if before is not None else None
+        # A counter that shrank is that of a server that has been started again.
+        return None if new is None or old is None else (new - old if new >= old else new)
+
+    def rate(name: str) -> float | None:
+        more = grown(name)
+        return None if more is None or before is None else more / max(now - before[0], 1e-3)
+
+    looked_up = grown("looked_up")
+    hits = grown("hits")
+    return Sample(
+        at=now,
+        queued=totals["queued"],
+        running=totals["running"],
+        kv=totals["kv"],
+        hits=hits / looked_up if hits is not None and looked_up else None,
+        output=rate("output"),
+        input=rate("input"),
+    )

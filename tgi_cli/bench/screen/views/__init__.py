@@ -1,0 +1,1 @@
+"""The views, one module each; the application says when to paint them."""
