@@ -64,7 +64,7 @@ class EngineCore:
     Attributes:
         inbox: put messages here, from any thread.
         outbox: yields a StepOutputs per step with news, and None after the loop has ended.
-        steps: how many steps have run; grows while a healthy engine has work.
+        steps: how many steps have run.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class EngineCore:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.steps = 0
+        self._looks = 0
         self._worker = worker
         self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
         self._stepper = Stepper(self._scheduler, grammars)
@@ -88,6 +89,15 @@ class EngineCore:
         self._pending: deque[PendingResult] = deque()
         self._failures = 0
         self._stalled = False
+
+    @property
+    def progress(self) -> int:
+        """Grows while a healthy engine has work, if only by waiting for what others have to do.
+
+        Those are its steps, and its looks at the inbox while it waits for adapters to be read,
+        grammars to be compiled, or room that somebody else holds. May be read from any thread.
+        """
+        return self.steps + self._looks
 
     @property
     def live_requests(self) -> int:
@@ -130,6 +140,7 @@ class EngineCore:
         idle = not self._pending and (self._stalled or not self._scheduler.num_live)
         idle = idle and (self._stepper.deferred or not self._stepper.calls)
         patience = READING_SECONDS if idle and self._awaits_others else None
+        self._looks += patience is not None
         while running:
             try:
                 message = self.inbox.get(block=idle, timeout=patience)

@@ -310,7 +310,8 @@ class EngineInfo:
     """What a client must know of a warmed-up engine: its model and its effective limits.
 
     Token counts throughout. ``max_batch_total_tokens`` is blocks x block size, as measured.
-    ``grammar``: whether requests may have one.
+    ``grammar``: whether requests may have one. ``quantize``: what the weights are quantized with,
+    empty: they are plain. ``step_seconds``: what the worst step may take; 0: not known.
     """
 
     model_id: str
@@ -329,3 +330,6 @@ class EngineInfo:
     weight_bytes: int
     load_seconds: float
     grammar: bool = False
+    quantize: str = ""
+    num_shard: int = 1
+    step_seconds: float = 0.0

@@ -11,33 +11,24 @@ import asyncio
 import itertools
 import logging
 import socket
-import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from tgi_cli.engine.messages import (
-    EngineInfo,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    StepOutputs,
-)
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, probe, statistics, steps
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.address import Endpoint
-from tgi_cli.rpc.interface import Adapters, EngineLoad, EngineStatistics, TokenBatch
+from tgi_cli.rpc.engine_watch import EngineWatch
+from tgi_cli.rpc.interface import GONE, Adapters, EngineLoad, EngineStatistics
+from tgi_cli.rpc.streams import Stream, Streams
 from tgi_cli.rpc.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
-GONE = "the model server is gone"
-STOPPING = "the model server is shutting down"
 
 _PATIENCE_SECONDS = 10.0
 """Between two words about waiting."""
@@ -45,74 +36,28 @@ _LIST_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
-class _Stream:
-    """The tokens of one request, gathered until they are asked for."""
-
-    __slots__ = ("_batch", "_client", "_done", "_request_id", "_waiter")
-
-    def __init__(self, client: GrpcEngineClient, request_id: int) -> None:
-        self._client = client
-        self._request_id = request_id
-        self._batch: TokenBatch | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._done = False
-
-    def __aiter__(self) -> AsyncIterator[TokenBatch]:
-        return self
-
-    async def __anext__(self) -> TokenBatch:
-        while self._batch is None:
-            if self._done:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        batch, self._batch = self._batch, None
-        if batch.finished is not None:
-            self._done = True
-        return batch
-
-    def cancel(self) -> None:
-        self._batch = None
-        self._done = True
-        self._wake()
-        self._client._cancel(self._request_id, self)
-
-    def _gathered(self) -> TokenBatch:
-        """The batch that the reader of the session adds to."""
-        batch = self._batch
-        if batch is None:
-            batch = self._batch = TokenBatch()
-        return batch
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+class _Hung(Exception):
+    """The engine stands still; the text says for how long."""
 
 
 class GrpcEngineClient:
     """An :class:`tgi_cli.rpc.interface.EngineClient` over gRPC. Make it with :meth:`connect`."""
 
-    def __init__(self, endpoint: Endpoint, *, stall_seconds: float = 120.0) -> None:
+    def __init__(self, endpoint: Endpoint, *, stall_seconds: float = 60.0) -> None:
         self._endpoint = endpoint
         self._target = endpoint.url
-        self._stall_seconds = stall_seconds
         self._channel = endpoint.aio_channel()
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
+        self._watch = EngineWatch(self._stub, stall_seconds)
         self._info: EngineInfo | None = None
         self._load = EngineLoad()
         self._statistics = EngineStatistics()
         self._adapters = Adapters()
         self._connected = False
-        self._streams: dict[int, _Stream] = {}
+        self._streams = Streams(self._cancel)
         self._request_ids = itertools.count(1)
         self._outgoing: asyncio.Queue[pb.ClientMessage] = asyncio.Queue()
         self._keeper: asyncio.Task[None] | None = None
-        self._seen: tuple[int, float] | None = None
-        """The step counter while requests were live, and when it was first seen so."""
 
     @classmethod
     async def connect(
@@ -120,7 +65,7 @@ class GrpcEngineClient:
         target: str,
         timeout: float | None = None,  # noqa: ASYNC109 (its end has a meaning of its own)
         *,
-        stall_seconds: float = 120.0,
+        stall_seconds: float = 60.0,
         tls: TlsFiles | None = None,
     ) -> GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
@@ -128,7 +73,8 @@ class GrpcEngineClient:
         Args:
             target: as :meth:`tgi_cli.rpc.address.Endpoint.parse` takes it.
             timeout: seconds to wait for it to come up; None waits for ever.
-            stall_seconds: how long one step may take before :meth:`healthy` says no.
+            stall_seconds: how long the engine may stand still while requests are live, before the
+                session ends; one whose steps take longer gets longer, and 0 means for ever.
             tls: how it is spoken to on TCP; None: in the clear.
 
         Raises:
@@ -175,25 +121,8 @@ class GrpcEngineClient:
         return self._connected
 
     async def healthy(self) -> bool:
-        """Ask the engine, for two seconds at most.
-
-        False when it does not answer, or when requests are live and no step has ended for
-        ``stall_seconds`` of asking.
-        """
-        if not self._connected:
-            return False
-        try:
-            health = await self._stub.Health(pb.HealthRequest(), timeout=2.0)
-        except grpc.aio.AioRpcError:
-            return False
-        if not health.live_requests:
-            self._seen = None
-            return True
-        now = time.monotonic()
-        if self._seen is None or self._seen[0] != health.steps:
-            self._seen = (health.steps, now)
-            return True
-        return now - self._seen[1] < self._stall_seconds
+        """Ask the engine, for two seconds at most. False when it does not answer, or hangs."""
+        return self._connected and await self._watch.ask() is not None
 
     async def statistics(self) -> EngineStatistics:
         if self._connected:
@@ -225,12 +154,11 @@ class GrpcEngineClient:
         self._adapters = await adapter_calls.call(self._stub.UnloadAdapter, message)
         return self._adapters
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> _Stream:
+    def submit(self, request: GenerationRequest, adapter: str = "") -> Stream:
         if not self._connected:
             raise ShardError(GONE, "see its log")
         message = codec.encode_submit(request, adapter)
-        stream = _Stream(self, request.request_id)
-        self._streams[request.request_id] = stream
+        stream = self._streams.open(request.request_id)
         self._outgoing.put_nowait(message)
         return stream
 
@@ -251,6 +179,7 @@ class GrpcEngineClient:
         """Hold a session open; after a loss, look for the engine until there is one again."""
         attempt = 0
         while True:
+            cause = GONE
             try:
                 answer = await self._stub.Info(pb.InfoRequest(), wait_for_ready=True)
                 listener = steps.Listener.beside(self._endpoint.path)
@@ -268,7 +197,6 @@ class GrpcEngineClient:
                     self._info = codec.decode_info(answer)
                     self._adapters = codec.decode_adapters(answer.adapters)
                     self._outgoing = asyncio.Queue()
-                    self._seen = None
                     self._connected = True
                     attempt = 0
                     if not opened.done():
@@ -280,6 +208,8 @@ class GrpcEngineClient:
                     call.cancel()
             except grpc.aio.AioRpcError as error:
                 log.debug("session with %s: %s", self._target, error.details())
+            except _Hung as error:
+                cause = str(error)
             except Exception as error:
                 # A defect here must not leave streams that wait for ever; say so and end it.
                 log.error("the session with the model server failed", exc_info=error)
@@ -289,15 +219,35 @@ class GrpcEngineClient:
             finally:
                 lost = self._connected
                 self._connected = False
-                self._end_streams(GONE)
+                self._streams.end(cause)
             if lost:
-                log.error("lost the model server at %s", self._target)
+                log.error("%s (%s)", cause, self._target)
+            if cause is not GONE:
+                await self._watch.until_moved()
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
             attempt += 1
 
     async def _serve(self, call: Any, by_socket: socket.socket | None) -> None:
-        """Write and read until the session ends."""
-        writer = asyncio.create_task(self._write(call, self._outgoing), name="engine writer")
+        """Write and read until the session ends, or the engine hangs."""
+        tasks = [
+            asyncio.create_task(self._read(call, by_socket), name="engine reader"),
+            asyncio.create_task(self._watch.until_hung(self.info.step_seconds), name="watch"),
+            asyncio.create_task(self._write(call, self._outgoing), name="engine writer"),
+        ]
+        reading, hanging, _ = tasks
+        try:
+            await asyncio.wait((reading, hanging), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                seconds = hanging.result()
+                raise _Hung(f"the model server has not moved for {seconds:g} s")
+            reading.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _read(self, call: Any, by_socket: socket.socket | None) -> None:
+        """Take what the engine sends until the session ends."""
         reader = steps.Reader(self._take)
         transport: asyncio.BaseTransport | None = None
         try:
@@ -311,13 +261,10 @@ class GrpcEngineClient:
         finally:
             if transport is not None:
                 transport.close()
-            writer.cancel()
-            with suppress(asyncio.CancelledError):
-                await writer
 
     def _take(self, message: pb.StepMessage) -> None:
         self._load = codec.decode_load(message)
-        self._deliver(codec.decode_step(message))
+        self._streams.deliver(codec.decode_step(message))
 
     @staticmethod
     async def _write(call: Any, outgoing: asyncio.Queue[pb.ClientMessage]) -> None:
@@ -327,62 +274,10 @@ class GrpcEngineClient:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the session is over; the reader learns why
 
-    def _deliver(self, outputs: StepOutputs) -> None:
-        """Give each stream its tokens and wake those that wait."""
-        streams = self._streams
-        touched: set[_Stream] = set()
-        for started in outputs.started:
-            stream = streams.get(started.request_id)
-            if stream is not None:
-                stream._gathered().started = started
-                touched.add(stream)
-        for run in outputs.prompt_logprobs:
-            stream = streams.get(run.request_id)
-            if stream is not None:
-                stream._gathered().prompt_logprobs.append(run)
-                touched.add(stream)
-        for request_id, token_id, logprob, top_ids, top_logprobs in zip(
-            outputs.request_ids,
-            outputs.token_ids,
-            outputs.logprobs,
-            outputs.top_ids,
-            outputs.top_logprobs,
-            strict=True,
-        ):
-            stream = streams.get(request_id)
-            if stream is None:
-                continue
-            batch = stream._batch
-            if batch is None:
-                stream._batch = TokenBatch([token_id], [logprob], [top_ids], [top_logprobs])
-            else:
-                batch.token_ids.append(token_id)
-                batch.logprobs.append(logprob)
-                batch.top_ids.append(top_ids)
-                batch.top_logprobs.append(top_logprobs)
-            touched.add(stream)
-        for finished in outputs.finished:
-            stream = streams.pop(finished.request_id, None)
-            if stream is not None:
-                if finished.reason is FinishReason.CANCELLED:  # not by us: _cancel forgot those
-                    finished = replace(finished, reason=FinishReason.ERROR, error=STOPPING)
-                stream._gathered().finished = finished
-                touched.add(stream)
-        for stream in touched:
-            stream._wake()
-
-    def _end_streams(self, cause: str) -> None:
-        streams, self._streams = self._streams, {}
-        for request_id, stream in streams.items():
-            stream._gathered().finished = Finished(request_id, FinishReason.ERROR, cause)
-            stream._wake()
-
-    def _cancel(self, request_id: int, stream: _Stream) -> None:
-        """Forget the stream and tell the engine, unless the request has ended already."""
-        if self._streams.get(request_id) is stream:
-            del self._streams[request_id]
-            if self._connected:
-                self._outgoing.put_nowait(codec.encode_cancel(request_id))
+    def _cancel(self, request_id: int) -> None:
+        """Tell the engine of a stream that nobody reads any more."""
+        if self._connected:
+            self._outgoing.put_nowait(codec.encode_cancel(request_id))
 
 
 def fetch_info(target: str, timeout: float, tls: TlsFiles | None = None) -> EngineInfo:

@@ -21,6 +21,9 @@ from tgi_cli.engine.messages import (
 from tgi_cli.errors import ModelError
 from tgi_cli.rpc.distribution import Distribution
 
+GONE = "the model server is gone"
+"""Why a request ends, or cannot begin, where there is no engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:

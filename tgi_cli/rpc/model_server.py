@@ -26,6 +26,7 @@ from tgi_cli.rpc.limits import log_limits
 from tgi_cli.rpc.loss import ended_by_loss
 from tgi_cli.rpc.opening import Opening
 from tgi_cli.rpc.progress import LoadProgress
+from tgi_cli.rpc.pulse import Heart, Pulse, State
 from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.signals import delivered
 from tgi_cli.rpc.totals import Tally
@@ -47,12 +48,13 @@ def run_model_server(
     uds_path: Path,
     generate: GenerateOptions | None = None,
     listen: TcpListen | None = None,
+    pulse: Pulse | None = None,
 ) -> None:
     """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
 
     They get ``serve.graceful_termination_timeout`` seconds; a second signal ends them at once.
     Call it in the process's main thread. ``generate`` has TGI's own services served as well,
-    ``listen`` has all of them on TCP too.
+    ``listen`` has all of them on TCP too; ``pulse`` shows who watches that it moves.
 
     Raises:
         TgiError: the model cannot be loaded, does not fit, or an address cannot be bound.
@@ -62,12 +64,13 @@ def run_model_server(
     from tgi_cli.worker.worker import load_worker
 
     signal.signal(signal.SIGTERM, _leave)
-    with LoadProgress(serve.json_output) as progress:
-        worker, config = load_worker(serve, model_path, progress)
-    try:
-        _serve(serve, uds_path, worker, config.max_total_tokens, generate, listen)
-    finally:
-        worker.close()
+    with Heart(pulse).beating() as heart:
+        with LoadProgress(serve.json_output) as progress:
+            worker, config = load_worker(serve, model_path, progress)
+        try:
+            _serve(serve, uds_path, worker, config.max_total_tokens, generate, listen, heart)
+        finally:
+            worker.close()
 
 
 def _serve(
@@ -77,8 +80,10 @@ def _serve(
     context: int,
     generate: GenerateOptions | None,
     listen: TcpListen | None,
+    heart: Heart,
 ) -> None:
     """Warm up and serve; ``context`` is what a request may take if the memory allows."""
+    heart.enter(State.WARMING_UP)
     capacity = worker.warmup()
     log_limits(serve, context, capacity)
     config = capacity.config
@@ -108,7 +113,7 @@ def _serve(
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,
-        args=(signals, engine, server, serve.graceful_termination_timeout),
+        args=(signals, engine, server, serve.graceful_termination_timeout, heart),
         name="shutdown",
         daemon=True,
     ).start()
@@ -131,6 +136,7 @@ def _serve(
             server, serve.lora_adapters, uds_path, opened, lambda: engine.inbox.put(Shutdown())
         )
         try:
+            heart.watch(engine, capacity.step_seconds)
             with ended_by_loss(worker, engine, server):
                 engine.run()
         except ShardError as error:
@@ -163,10 +169,15 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def _shut_down(
-    signals: SimpleQueue[signal.Signals], engine: EngineCore, server: EngineServer, grace: float
+    signals: SimpleQueue[signal.Signals],
+    engine: EngineCore,
+    server: EngineServer,
+    grace: float,
+    heart: Heart,
 ) -> None:
     """After a signal: refuse what is new, let the rest finish in time, end the loop."""
     signals.get()
+    heart.enter(State.DRAINING)
     server.drain()
     end = time.monotonic() + grace
     while (live := _live(engine)) and signals.empty() and time.monotonic() < end:

@@ -56,7 +56,9 @@ class Engine(Protocol):
 
     inbox: SimpleQueue[Inbound]
     outbox: SimpleQueue[StepOutputs | None]
-    steps: int
+
+    @property
+    def progress(self) -> int: ...
 
     @property
     def live_requests(self) -> int: ...
@@ -162,7 +164,7 @@ class EngineServer(AdapterServicer):
 
     def Health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthResponse:
         engine = self._engine
-        return pb.HealthResponse(steps=engine.steps, live_requests=engine.live_requests)
+        return pb.HealthResponse(steps=engine.progress, live_requests=engine.live_requests)
 
     def Statistics(
         self, request: pb.StatisticsRequest, context: grpc.ServicerContext

@@ -37,7 +37,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
-        self.steps = 0
+        self.progress = 0
         self.live_requests = 0
 
     async def taken(self) -> Inbound:

@@ -26,10 +26,11 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import codec, engine_pb2_grpc
-from tgi_cli.rpc.client import GONE, STOPPING, GrpcEngineClient, fetch_info
-from tgi_cli.rpc.interface import TokenBatch, TokenStream
+from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
+from tgi_cli.rpc.interface import GONE, TokenBatch, TokenStream
 from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.session import ClientSession
+from tgi_cli.rpc.streams import STOPPING
 from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
@@ -358,17 +359,50 @@ async def test_draining_refuses_what_is_new_only(
     assert (await collect(old)).token_ids == [5]
 
 
-async def test_health_is_progress(
+async def test_health_is_an_answer(
+    server: EngineServer, engine: ScriptedEngine, socket_path: Path
+) -> None:
+    client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10)
+    assert await client.healthy()
+    engine.outbox.put(None)
+    await asyncio.to_thread(server.stop)
+    assert not await client.healthy()
+    await client.close()
+
+
+async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it_moves(
+    server: EngineServer, engine: ScriptedEngine, socket_path: Path
+) -> None:
+    client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=0.4)
+    await asyncio.sleep(1.0)
+    assert client.connected, "it is idle: it need not move"
+    engine.live_requests = 1
+    stream = client.submit(request(1))
+    for _ in range(10):
+        await asyncio.sleep(0.1)
+        engine.progress += 1
+    assert client.connected, "it moves, however long the request takes"
+    ended = (await collect(stream)).finished
+    assert ended is not None
+    assert ended.error == "the model server has not moved for 0.4 s"
+    assert not client.connected
+    assert not await client.healthy()
+    with pytest.raises(ShardError, match="gone"):
+        client.submit(request(2))
+    await asyncio.sleep(1.0)
+    assert not client.connected, "it answers, and stands still"
+    engine.progress += 1
+    await until(lambda: client.connected)
+    await client.close()
+
+
+async def test_a_stillness_of_zero_is_never_too_long(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
     client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=0.0)
-    assert await client.healthy(), "idle"
-    assert await client.healthy(), "still idle"
     engine.live_requests = 1
-    assert await client.healthy(), "the first look at this step"
-    assert not await client.healthy(), "no step since, and requests wait"
-    engine.steps += 1
-    assert await client.healthy()
+    await asyncio.sleep(0.5)
+    assert client.connected
     await client.close()
 
 
