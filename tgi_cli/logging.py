@@ -1,23 +1,30 @@
 """One log format for every process: human lines, or one JSON object a line.
 
 Logs go to stderr; stdout is for data. The level comes from ``--logger-level`` or LOG_LEVEL,
-colour follows the terminal and NO_COLOR (https://no-color.org).
+colour follows the terminal and NO_COLOR (https://no-color.org). Warnings and exceptions that
+nobody caught are log lines too.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import time
+from types import TracebackType
 from typing import Any
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 
-_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_log = logging.getLogger(__name__)
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "role"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
+_STDERR = 2
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -30,7 +37,7 @@ class _JsonFormatter(logging.Formatter):
 
     def __init__(self, role: str) -> None:
         super().__init__()
-        self._role = role
+        self.role = role
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -42,7 +49,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "fields": fields,
             "target": record.name,
-            "role": self._role,
+            "role": getattr(record, "role", self.role),
         }
         return _ENCODER.encode(line)
 
@@ -50,7 +57,7 @@ class _JsonFormatter(logging.Formatter):
 class _LineFormatter(logging.Formatter):
     def __init__(self, role: str, colour: bool) -> None:
         super().__init__()
-        self._role = role
+        self.role = role
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,7 +65,7 @@ class _LineFormatter(logging.Formatter):
         if self._colour:
             level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {level} {self._role}: {record.getMessage()}"
+        line = f"{clock} {level} {getattr(record, 'role', self.role)}: {record.getMessage()}"
         extras = _extras(record)
         if extras:
             line += " " + " ".join(f"{key}={value}" for key, value in extras.items())
@@ -88,3 +95,72 @@ def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("tgi_cli").setLevel(parse_level(level))
+    logging.captureWarnings(True)
+    # Hooks that somebody else has put there (a test runner, a debugger) stay.
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _uncaught
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _uncaught_in_thread
+
+
+def json_line(level: str, message: str, target: str = "tgi", **fields: object) -> str:
+    """One line as the JSON log has it, for words that do not go through a logger.
+
+    The role is that of the last :func:`setup`, else ``tgi``.
+    """
+    record = logging.LogRecord(target, getattr(logging, level), "", 0, message, None, None)
+    vars(record).update(fields)
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    roles = [f.role for f in formatters if isinstance(f, (_JsonFormatter, _LineFormatter))]
+    return _JsonFormatter(roles[0] if roles else "tgi").format(record)
+
+
+def pass_on(line: bytes, role: str) -> None:
+    """Write what another process wrote to its stderr: a line of its JSON log as it is, anything
+    else as a log line of ``role``."""
+    if not line.strip():
+        return
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    record = logging.LogRecord("stderr", logging.WARNING, "", 0, "%s", (text,), None)
+    record.role = role
+    for handler in logging.getLogger().handlers:
+        if not _is_log_line(line) or not isinstance(handler, logging.StreamHandler):
+            handler.handle(record)
+            continue
+        with handler.lock or threading.RLock():
+            handler.stream.write(text + "\n")
+            handler.stream.flush()
+
+
+def dump_on_signal() -> None:
+    """Have SIGUSR1, and whatever crashes the interpreter, write the stacks of all threads to
+    stderr: where a process hangs, even within a library.
+    https://docs.python.org/3/library/faulthandler.html
+    """
+    faulthandler.enable(_STDERR)
+    faulthandler.register(signal.SIGUSR1, _STDERR, all_threads=True)
+
+
+def _is_log_line(line: bytes) -> bool:
+    if not line.startswith(b'{"timestamp"'):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:  # the half of one, by a process that was killed
+        return False
+    return True
+
+
+def _uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    _log.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, traceback))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is SystemExit:
+        return
+    error = args.exc_value or args.exc_type()
+    name = args.thread.name if args.thread is not None else "a thread"
+    traceback = (args.exc_type, error, args.exc_traceback)
+    _log.critical("in thread %s: %s", name, error, exc_info=traceback)

@@ -10,8 +10,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tgi_cli.errors import ConfigError, ExitCode
+from tgi_cli.launcher.runtime import VARIABLE, remove_folder
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ def hold(fd: int, cleanup: Callable[[], None] | None = None) -> None:
 
     Args:
         fd: the reading end of the parent's pipe.
-        cleanup: what the parent would have cleared away.
+        cleanup: what the parent would have cleared away, beside the runtime folder.
 
     Raises:
         ConfigError: ``fd`` is not an open file descriptor.
@@ -46,6 +48,9 @@ def _watch(fd: int, cleanup: Callable[[], None] | None) -> None:
     while os.read(fd, 1):
         pass
     log.error("the launcher is gone; ending")
+    folder = os.environ.get(VARIABLE)
+    if folder:
+        remove_folder(Path(folder))
     if cleanup is not None:
         cleanup()
     os.kill(os.getpid(), signal.SIGTERM)

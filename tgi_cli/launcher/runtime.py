@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ _PREFIX = "tgi-"
 _LOCK = "lock"
 SOCKET = "engine.sock"
 """The model server's, in it."""
+
+VARIABLE = "TGI_RUNTIME_FOLDER"
+"""Tells the model server where what its shards share is to lie."""
+SHARDS_PREFIX = "tgi-shards-"
+"""Of a folder in it; see :mod:`tgi_cli.worker.shards`."""
 
 _MAX_BASE = 70
 """Bytes of the path above it: a socket's path may have about 100."""
@@ -41,10 +47,16 @@ def runtime_folder() -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a runtime folder; several processes may do so at once."""
+    """Remove a runtime folder and what its server has put there; several processes may do so.
+
+    Anything else in it stays, and so does the folder then.
+    """
     with contextlib.suppress(OSError):  # what is missing here, another of them removed
-        for name in (SOCKET, _LOCK):
-            (folder / name).unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if path.name in (_LOCK, SOCKET) or path.is_socket():
+                path.unlink(missing_ok=True)
+            elif path.name.startswith(SHARDS_PREFIX):
+                shutil.rmtree(path, ignore_errors=True)
         folder.rmdir()
 
 

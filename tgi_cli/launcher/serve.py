@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from tgi_cli.config import ServeConfig
+from tgi_cli.errors import RouterError, ShardError
 from tgi_cli.hub import LocalModel
 from tgi_cli.launcher import children, listener
-from tgi_cli.launcher.children import Child, RouterOptions
-from tgi_cli.launcher.runtime import SOCKET, runtime_folder
-from tgi_cli.launcher.supervisor import Supervisor
+from tgi_cli.launcher.child import TGI, Child, adopt_orphans
+from tgi_cli.launcher.children import RouterOptions
+from tgi_cli.launcher.probe import Probe
+from tgi_cli.launcher.ready import announce
+from tgi_cli.launcher.restarts import Restarts
+from tgi_cli.launcher.runtime import SOCKET, VARIABLE, runtime_folder
+from tgi_cli.launcher.supervisor import Parts, Supervisor
+from tgi_cli.rpc.pulse import Pulse
+from tgi_cli.rpc.socket_path import remove_stale
 
 log = logging.getLogger(__name__)
-
-_EXAMPLE_PROMPT = "def read_json(path):"
 
 
 def serve(config: ServeConfig, options: RouterOptions) -> int:
@@ -35,8 +38,10 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
         ended.
 
     Raises:
-        TgiError: the port is taken, the model cannot be had, a child died without a word.
+        TgiError: the port is taken, the model cannot be had, a child died without a word, or the
+            model server died too often.
     """
+    began = time.monotonic()
     with listener.bind(config.hostname, config.port) as sock:
         with _terminable():
             model = _resolve(config)
@@ -44,31 +49,57 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             config = with_adapters(config)
         host, port = listener.local_address(sock)
         tls = options.ssl_certfile is not None
-        supervisor = Supervisor(config.graceful_termination_timeout)
+        supervisor = Supervisor(
+            config.graceful_termination_timeout,
+            Restarts(config.max_restarts),
+            config.watchdog_timeout,
+        )
+        adopt_orphans()
         with (
+            _no_stale_socket(config.shard_uds_path),
             runtime_folder() as folder,
             _pipe() as lifeline,
             supervisor.handling_signals(),
         ):
             uds_path = folder / SOCKET
+            variables = {VARIABLE: str(folder)}
             server = children.model_server_command(config, model, uds_path, lifeline)
             router = children.router_command(
                 config, options, model, f"unix:{uds_path}", sock.fileno(), lifeline
             )
+            roles = ("model-server", "router") if config.json_output else (None, None)
+
+            def start_server() -> tuple[Child, Pulse]:
+                pulse = Pulse.make()
+                command = [*TGI, *server, f"--pulse-fd={pulse.fd}"]
+                fds = (lifeline, pulse.fd)
+                child = Child("model server", ShardError, command, fds, variables, roles[0])
+                return child, pulse
 
             def start_router() -> Child:
-                child = children.start_router(router, lifeline, sock.fileno(), options.api_key)
+                key = {} if options.api_key is None else {"API_KEY": options.api_key}
+                fds = (lifeline, sock.fileno())
+                command = [*TGI, *router]
+                child = Child("router", RouterError, command, fds, variables | key, roles[1])
                 sock.close()  # the router's alone from here on: it goes when the router goes
                 return child
 
+            def on_ready() -> None:
+                from tgi_cli.rpc.client import fetch_info
+
+                info = fetch_info(f"unix:{uds_path}", timeout=10.0)
+                url = listener.url(host, port, tls)
+                seconds = time.monotonic() - began
+                announce(config, info, url, seconds, key=options.api_key is not None)
+
             log.info("loading %s", model.model_id)
-            return supervisor.run(
-                partial(children.start_model_server, server, lifeline),
-                start_router,
-                (host, port),
-                partial(_announce, config, options, uds_path, listener.url(host, port, tls)),
-                tls,
+            parts = Parts(
+                start_server=start_server,
+                start_router=start_router,
+                probe=Probe(host, port, tls),
+                on_ready=on_ready,
             )
+            return supervisor.run(parts)
 
 
 def _resolve(config: ServeConfig) -> LocalModel:
@@ -116,31 +147,6 @@ def with_adapters(config: ServeConfig) -> ServeConfig:
     return replace(config, lora_adapters=tuple(map(str, adapters)))
 
 
-def _announce(config: ServeConfig, options: RouterOptions, uds_path: Path, url: str) -> None:
-    """The ready line; for people also a line to try."""
-    from tgi_cli.rpc.client import fetch_info
-
-    info = fetch_info(f"unix:{uds_path}", timeout=10.0)
-    log.info(
-        "ready: %s on %s (%s, %s; up to %d tokens a request, %d in the KV cache)",
-        info.model_id,
-        url,
-        info.device,
-        info.dtype,
-        info.max_total_tokens,
-        info.max_batch_total_tokens,
-    )
-    if not config.json_output:
-        body = {"inputs": _EXAMPLE_PROMPT, "parameters": {"max_new_tokens": 40}}
-        key = "" if options.api_key is None else '-H "Authorization: Bearer ${API_KEY%%,*}" '
-        print(
-            f"\n  curl {url}/generate {key}-H 'Content-Type: application/json' "
-            f"-d {shlex.quote(json.dumps(body))}\n",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 @contextmanager
 def _pipe() -> Iterator[int]:
     """The lifeline's reading end; the writing end is ours alone, and closes with this process."""
@@ -164,3 +170,13 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _no_stale_socket(prefix: Path | None) -> Iterator[None]:
+    """Afterwards, remove the socket of TGI's naming that a killed model server leaves behind."""
+    try:
+        yield
+    finally:
+        if prefix is not None:
+            remove_stale(prefix.with_name(f"{prefix.name}-0"))

@@ -1,23 +1,27 @@
 """Watches the children of one server: until it is ready, while it serves, and to its end.
 
-Everything that happens is an event in one queue; the main thread takes them one at a time.
+Everything that happens is an event in one queue; the main thread takes them one at a time. A
+model server that has served before is started again when it dies, while the router stays up; one
+that has never served, and a router, take everything down with them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import logging
 import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from tgi_cli.errors import ExitCode
-from tgi_cli.launcher.children import Child
+from tgi_cli.errors import ExitCode, ShardError
+from tgi_cli.launcher.child import Child
+from tgi_cli.launcher.probe import HEALTH, LIVE, Probe
+from tgi_cli.launcher.restarts import WINDOW_SECONDS, Restarts
+from tgi_cli.launcher.watchdog import Watchdog
+from tgi_cli.rpc.pulse import Pulse
 from tgi_cli.rpc.signals import delivered
 
 log = logging.getLogger(__name__)
@@ -41,17 +45,58 @@ class _Signalled:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    pass
+    server: Child
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """It is time to start the model server again."""
+
+
+_Event = _Ended | _Signalled | _Ready | _Due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a server is made of.
+
+    Attributes:
+        start_server: starts the model server, and says where its pulse is.
+        start_router: starts the router; they start side by side.
+        probe: asks the router; its health says when the server is ready.
+        on_ready: called once, then.
+    """
+
+    start_server: Callable[[], tuple[Child, Pulse]]
+    start_router: Callable[[], Child]
+    probe: Probe
+    on_ready: Callable[[], None]
 
 
 class Supervisor:
-    """Runs a model server and a router as one."""
+    """Runs a model server and a router as one.
 
-    def __init__(self, grace: float) -> None:
+    Args:
+        grace: seconds that requests in flight get after a signal.
+        restarts: when a model server that has died may start again.
+        watchdog_timeout: seconds without a movement after which a process hangs; 0: none does.
+    """
+
+    def __init__(self, grace: float, restarts: Restarts, watchdog_timeout: float) -> None:
         self._grace = grace
-        self._events: SimpleQueue[_Ended | _Signalled | _Ready] = SimpleQueue()
-        self._children: list[Child] = []
+        self._restarts = restarts
+        self._events: SimpleQueue[_Event] = SimpleQueue()
         self._quit = threading.Event()
+        self._stopping = threading.Event()
+        self._timeout = watchdog_timeout
+        self._children: list[Child] = []
+        self._server: Child | None = None
+        self._router: Child | None = None
+        self._served = False
+        self._due: float | None = None
+        """When the model server is to be started again."""
+        self._lost_at: float | None = None
+        """When it was there last, while it is not."""
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -63,49 +108,104 @@ class Supervisor:
             try:
                 yield
             finally:
+                self._stopping.set()
                 self._quit.set()
                 self._kill_all()
 
-    def run(
-        self,
-        start_server: Callable[[], Child],
-        start_router: Callable[[], Child],
-        health: tuple[str, int],
-        on_ready: Callable[[], None],
-        tls: bool = False,
-    ) -> int:
+    def run(self, parts: Parts) -> int:
         """Start both, serve until a signal or a death, stop both; returns the exit code.
 
-        Args:
-            start_server: starts the model server.
-            start_router: starts the router; they start side by side.
-            health: host and port whose GET /health says when the server is ready.
-            on_ready: called once, then.
-            tls: whether it speaks HTTPS.
-
         Raises:
-            ShardError, RouterError: a child died without a word of its own.
+            ShardError, RouterError: a child died without a word of its own, or too often.
         """
         # The router comes up faster if it starts while the model loads.
-        server, router = self._watch(start_server()), self._watch(start_router())
-        threading.Thread(target=self._probe, args=(*health, tls), name="probe", daemon=True).start()
-        ready = False
+        self._start_server(parts)
+        self._router = self._watch(parts.start_router())
         while True:
-            match self._events.get():
-                case _Ready():
-                    ready = True
-                    on_ready()
+            match self._next():
+                case _Ready(server):
+                    if server is self._server:
+                        self._on_ready(parts)
                 case _Signalled(number):
-                    what = "finishing what is in flight (again: stop now)" if ready else "stopping"
-                    log.info("%s: %s", number.name, what)
-                    in_time = self._stop(router, server)
-                    if not in_time or (number == signal.SIGINT and not ready):
-                        return ExitCode.INTERRUPTED
-                    log.info("stopped")
-                    return ExitCode.OK
-                case _Ended(child):
-                    self._stop(router, server, grace=0.0)
+                    return self._shut_down(number)
+                case _Due():
+                    self._start_server(parts)
+                case _Ended(child) if child is self._server and self._served:
+                    self._lose(child)
+                    if self._due is None:
+                        return self._give_up(child)
+                case _Ended(child) if child is self._server or child is self._router:
+                    self._stop(grace=0.0)
                     return child.failed()
+
+    # ------------------------------------------------------------------ the model server's lives
+
+    def _start_server(self, parts: Parts) -> None:
+        self._due = None
+        child, pulse = parts.start_server()
+        self._server = self._watch(child)
+        Watchdog(self._timeout, self._quit).watch_server(child, pulse)
+        threading.Thread(
+            target=self._await_health, args=(child, parts.probe), name="probe", daemon=True
+        ).start()
+
+    def _await_health(self, server: Child, probe: Probe) -> None:
+        """Ask for /health until it is well, or this model server is over."""
+        while not self._quit.is_set() and server.running:
+            if probe.ask(HEALTH) == 200:
+                self._events.put(_Ready(server))
+                return
+            self._quit.wait(_PROBE_SECONDS)
+
+    def _on_ready(self, parts: Parts) -> None:
+        if self._lost_at is not None:
+            log.info("serving again, after %.1f s", time.monotonic() - self._lost_at)
+            self._lost_at = None
+            return
+        self._served = True
+        assert self._router is not None
+        watchdog = Watchdog(self._timeout, self._stopping)
+        watchdog.watch_router(self._router, lambda: parts.probe.ask(LIVE) is not None)
+        parts.on_ready()
+
+    def _lose(self, server: Child) -> None:
+        """Plan the model server's return, if there may be one."""
+        now = time.monotonic()
+        if server in self._children:
+            self._children.remove(server)
+        if self._lost_at is None:
+            self._lost_at = now
+        self._server = None
+        wait = self._restarts.next(now)
+        if wait is not None:
+            self._due = now + wait
+            log.error(
+                "%s; starting it again in %.1f s (try %d of %d)",
+                server.end().cause,
+                wait,
+                self._restarts.tried,
+                self._restarts.most,
+            )
+
+    def _give_up(self, server: Child) -> int:
+        self._stop(grace=0.0)
+        if not self._restarts.most:
+            return server.failed()
+        raise ShardError(
+            f"{server.end().cause}, after {self._restarts.tried} restarts within "
+            f"{WINDOW_SECONDS / 60:g} minutes",
+            "see its log above; --max-restarts allows more",
+        )
+
+    # ------------------------------------------------------------------ events and ends
+
+    def _next(self) -> _Event:
+        if self._due is None:
+            return self._events.get()
+        try:
+            return self._events.get(timeout=max(0.0, self._due - time.monotonic()))
+        except Empty:
+            return _Due()
 
     def _watch(self, child: Child) -> Child:
         self._children.append(child)
@@ -117,33 +217,25 @@ class Supervisor:
         threading.Thread(target=wait, name=f"wait for {child.name}", daemon=True).start()
         return child
 
-    def _probe(self, host: str, port: int, tls: bool) -> None:
-        """Ask for /health until it is well."""
-        context = None
-        if tls:  # our own child, under an address that its certificate need not name
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        while not self._quit.is_set():
-            if context is None:
-                connection = http.client.HTTPConnection(host, port, timeout=5.0)
-            else:
-                connection = http.client.HTTPSConnection(host, port, timeout=5.0, context=context)
-            try:
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    self._events.put(_Ready())
-                    return
-            except (OSError, http.client.HTTPException):
-                pass  # not listening yet
-            finally:
-                connection.close()
-            self._quit.wait(_PROBE_SECONDS)
+    def _shut_down(self, number: signal.Signals) -> int:
+        what = "finishing what is in flight (again: stop now)" if self._served else "stopping"
+        log.info("%s: %s", number.name, what)
+        in_time = self._stop()
+        if not in_time or (number == signal.SIGINT and not self._served):
+            return ExitCode.INTERRUPTED
+        log.info("stopped")
+        return ExitCode.OK
 
-    def _stop(self, router: Child, server: Child, grace: float | None = None) -> bool:
+    def _stop(self, grace: float | None = None) -> bool:
         """End the router, which drains, then the model server. False: a second signal came."""
+        self._stopping.set()
         grace = self._grace if grace is None else grace
-        for child, seconds in ((router, grace + _ROUTER_MARGIN), (server, _SERVER_SECONDS)):
+        for child, seconds in (
+            (self._router, grace + _ROUTER_MARGIN),
+            (self._server, _SERVER_SECONDS),
+        ):
+            if child is None:
+                continue
             child.send(signal.SIGTERM)
             if not self._wait_for(child, seconds):
                 self._kill_all()
@@ -158,7 +250,7 @@ class Supervisor:
                 event = self._events.get(timeout=max(0.0, end - time.monotonic()))
             except Empty:
                 log.warning("the %s does not end; killing it", child.name)
-                child.send(signal.SIGKILL)
+                child.kill()
                 child.wait()
                 break
             if isinstance(event, _Signalled):
@@ -167,5 +259,6 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         for child in self._children:
-            child.send(signal.SIGKILL)
+            child.kill()
+        for child in self._children:
             child.wait()

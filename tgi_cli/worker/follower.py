@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tgi_cli.errors import ExitCode, TgiError
-from tgi_cli.logging import setup
+from tgi_cli.logging import dump_on_signal, setup
 from tgi_cli.worker import orders
 from tgi_cli.worker.channel import Channel
 
@@ -49,6 +49,7 @@ def main() -> NoReturn:
     assignment = orders.decode_assignment(first)
     serve = assignment.serve
     setup(f"shard {assignment.rank}", assignment.log_level, serve.json_output)
+    dump_on_signal()
     folder = Path(assignment.folder)
     threading.Thread(target=_answer, args=(news, folder), name="news", daemon=True).start()
     try:

@@ -10,6 +10,7 @@ stand in a step is not known any more.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import shutil
 import tempfile
@@ -58,6 +59,9 @@ _END_SECONDS = 5.0
 """That the shards may take to end before they are killed."""
 _SEE_LOG = "see its log above"
 
+FOLDER_VARIABLE = "TGI_RUNTIME_FOLDER"
+"""Where the folder is made in which the shards meet; not set: where temporary files go."""
+
 
 class Followers:
     """The other shards. To be used from one thread, but for :meth:`watch` and :meth:`close`.
@@ -89,7 +93,9 @@ class Followers:
         try:
             for rank in range(1, config.num_shard):
                 self._processes.append(ShardProcess(rank))
-            self._folder = Path(tempfile.mkdtemp(prefix="tgi-shards-"))
+            self._folder = Path(
+                tempfile.mkdtemp(prefix="tgi-shards-", dir=os.environ.get(FOLDER_VARIABLE))
+            )
             for process in self._processes:
                 order = orders.Assignment(
                     process.rank, serve, config, str(self._folder), _log_level()

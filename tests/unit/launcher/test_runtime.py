@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -10,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tgi_cli.launcher.runtime import SOCKET, default_uds_path, runtime_folder
+import tgi_cli
+from tgi_cli.launcher.runtime import (
+    SHARDS_PREFIX,
+    SOCKET,
+    VARIABLE,
+    default_uds_path,
+    runtime_folder,
+)
 from tgi_cli.rpc import socket_path
+
+PACKAGE = Path(tgi_cli.__file__).parent
 
 
 @pytest.fixture
@@ -61,3 +71,18 @@ def test_the_halves_meet_where_only_their_user_may_enter(base: Path) -> None:
     assert default_uds_path() == base / "tgi" / SOCKET
     base.chmod(0o755)
     assert str(os.geteuid()) in default_uds_path().parent.name
+
+
+def test_what_the_server_has_put_there_goes_with_it(base: Path) -> None:
+    with runtime_folder() as folder:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / "steps-0123"))  # of a router that was killed meanwhile
+        (folder / f"{SHARDS_PREFIX}x").mkdir()
+        (folder / f"{SHARDS_PREFIX}x" / "rendezvous").touch()
+    assert list(base.iterdir()) == []
+
+
+def test_the_worker_knows_the_same_names() -> None:
+    shards = (PACKAGE / "worker" / "shards.py").read_text(encoding="utf-8")
+    assert f'"{VARIABLE}"' in shards
+    assert f'prefix="{SHARDS_PREFIX}"' in shards

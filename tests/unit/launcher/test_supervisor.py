@@ -1,4 +1,4 @@
-"""Two small processes stand for the model server and the router."""
+"""Small processes stand for the model server and the router."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ import pytest
 
 from tests.tools.certificates import Files
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
-from tgi_cli.launcher import listener, supervisor
-from tgi_cli.launcher.children import Child
-from tgi_cli.launcher.supervisor import Supervisor
+from tgi_cli.launcher import listener, restarts, supervisor
+from tgi_cli.launcher.child import Child
+from tgi_cli.launcher.probe import Probe
+from tgi_cli.launcher.restarts import Restarts
+from tgi_cli.launcher.supervisor import Parts, Supervisor
+from tgi_cli.rpc.pulse import Pulse
 
 WAITS = """
     import signal, sys, time
@@ -39,7 +42,8 @@ ANSWERS = """
     import http.server, signal, ssl, sys
     class Healthy(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200 if self.path == "/health" else 404)
+            known = ("/health", "/v2/health/live")
+            self.send_response(200 if self.path in known else 404)
             self.end_headers()
         def log_message(self, *_): pass
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -50,50 +54,86 @@ ANSWERS = """
         server.socket = context.wrap_socket(server.socket, server_side=True)
     server.serve_forever()
 """
+LIVES = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from tgi_cli.rpc.pulse import Heart, Pulse
+    class Engine:
+        progress = live_requests = 0
+    open(UP, "a").write(NAME + "\\n")
+    life = len(open(UP).read().split())
+    with Heart(Pulse.of(FD)).beating() as heart:
+        heart.watch(Engine, 0.0)
+        if life == 2 and (code := False):
+            sys.exit(code)
+        while life == 1 and not Path(READY).exists():
+            time.sleep(0.02)
+        if life == 1:
+            FAULT
+        time.sleep(60)
+"""
+"""A model server that suffers a fault in its first life, once it is ready; the second may end with
+a code of its own."""
+DEAD = "os.kill(os.getpid(), signal.SIGKILL)"
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+STUCK = "Engine.live_requests = 1"
 
 
 class Stage:
     """What the tests start, and what was left of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.up, self.ended = folder / "up", folder / "ended"
+        self.up, self.ended, self.ready = folder / "up", folder / "ended", folder / "ready"
         self.children: list[Child] = []
         with listener.bind("127.0.0.1", 0) as sock:
             self.port = listener.local_address(sock)[1]
-        self.ready = threading.Event()
 
-    def child(self, name: str, failure: type[TgiError], script: str) -> Callable[[], Child]:
+    def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> Child:
         head = (
-            f"UP = {str(self.up)!r}; FILE = {str(self.ended)!r}; "
-            f"NAME = {name!r}; PORT = {self.port}\n"
+            f"UP = {str(self.up)!r}; FILE = {str(self.ended)!r}; READY = {str(self.ready)!r}\n"
+            f"NAME = {name!r}; PORT = {self.port}; FD = {fd}\n"
         )
         command = [sys.executable, "-c", head + textwrap.dedent(script)]
-
-        def start() -> Child:
-            child = Child(name, failure, command)
-            self.children.append(child)
-            return child
-
-        return start
+        child = Child(name, failure, command, [] if fd < 0 else [fd])
+        self.children.append(child)
+        return child
 
     def both_up(self) -> bool:
         """Whether both have set up their handling of signals."""
-        return self.up.exists() and len(self.up.read_text().split()) == 2
+        return self.lives() == 2
 
-    def run(self, server: str, router: str, grace: float = 20.0, tls: bool = False) -> int:
-        both = Supervisor(grace)
+    def lives(self) -> int:
+        """How many children have come up."""
+        return len(self.up.read_text().split()) if self.up.exists() else 0
+
+    def run(
+        self,
+        server: str,
+        router: str,
+        grace: float = 20.0,
+        tls: bool = False,
+        most: int = 0,
+        timeout: float = 0.0,
+    ) -> int:
+        def start_server() -> tuple[Child, Pulse]:
+            pulse = Pulse.make()
+            return self.child("server", ShardError, server, pulse.fd), pulse
+
+        both = Supervisor(grace, Restarts(most, draw=lambda: 0.0), timeout)
         with both.handling_signals():
             return both.run(
-                self.child("server", ShardError, server),
-                self.child("router", RouterError, router),
-                ("127.0.0.1", self.port),
-                self.ready.set,
-                tls,
+                Parts(
+                    start_server=start_server,
+                    start_router=lambda: self.child("router", RouterError, router),
+                    probe=Probe("127.0.0.1", self.port, tls, timeout=0.5),
+                    on_ready=self.ready.touch,
+                )
             )
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(restarts, "FIRST_SECONDS", 0.1)
     stage = Stage(tmp_path)
     yield stage
     assert not any(child.running for child in stage.children), "a child was left"
@@ -142,27 +182,27 @@ def test_a_child_that_ends_in_silence_is_named(stage: Stage) -> None:
 
 
 def test_it_is_ready_when_health_says_so(stage: Stage) -> None:
-    signal_when(stage.ready.is_set, signal.SIGTERM)
+    signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS) == ExitCode.OK
-    assert stage.ready.is_set()
+    assert stage.ready.exists()
 
 
 def test_health_is_asked_over_tls_where_that_is_spoken(stage: Stage, tmp_path: Path) -> None:
     both = Files.make(tmp_path).both
-    signal_when(stage.ready.is_set, signal.SIGTERM)
+    signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS.replace("False", f"{str(both)!r}"), tls=True) == ExitCode.OK
-    assert stage.ready.is_set()
+    assert stage.ready.exists()
 
 
 def test_ctrl_c_after_it_was_ready_is_success(stage: Stage) -> None:
-    signal_when(stage.ready.is_set, signal.SIGINT)
+    signal_when(stage.ready.exists, signal.SIGINT)
     assert stage.run(WAITS, ANSWERS) == ExitCode.OK
 
 
 def test_ctrl_c_before_it_was_ready_is_an_interruption(stage: Stage) -> None:
     signal_when(stage.both_up, signal.SIGINT)
     assert stage.run(WAITS, WAITS) == ExitCode.INTERRUPTED
-    assert not stage.ready.is_set()
+    assert not stage.ready.exists()
 
 
 def test_the_router_drains_before_the_server_is_told(stage: Stage) -> None:
@@ -199,4 +239,92 @@ def test_the_probe_wants_health_not_just_a_port(stage: Stage) -> None:
 
     signal_when(probed, signal.SIGTERM)
     assert stage.run(WAITS, unwell) == ExitCode.OK
-    assert not stage.ready.is_set()
+    assert not stage.ready.exists()
+
+
+@pytest.mark.parametrize("fault", [DEAD, STOPPED, STUCK], ids=["dead", "stopped", "stuck"])
+def test_a_server_that_is_lost_while_it_serves_is_started_again(
+    stage: Stage, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    signal_when(lambda: "serving again" in caplog.text, signal.SIGTERM)
+    with caplog.at_level("INFO", "tgi_cli.launcher"):
+        status = stage.run(LIVES.replace("FAULT", fault), ANSWERS, most=1, timeout=0.8)
+    assert status == ExitCode.OK
+    assert [child.name for child in stage.children] == ["server", "router", "server"]
+    why = {
+        DEAD: "the server was killed by SIGKILL",
+        STOPPED: "the model server has not run for 0.8 s",
+        STUCK: "no step of the engine has ended for 0.8 s while requests wait",
+    }[fault]
+    assert why in caplog.text
+    assert "(try 1 of 1)" in caplog.text
+
+
+def test_one_that_cannot_come_back_at_once_is_tried_again(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it says itself: it has served before."""
+    script = LIVES.replace("FAULT", DEAD).replace("False", str(int(ExitCode.OUT_OF_MEMORY)))
+    signal_when(lambda: "serving again" in caplog.text and stage.lives() == 3, signal.SIGTERM)
+    with caplog.at_level("INFO", "tgi_cli.launcher"):
+        assert stage.run(script, ANSWERS, most=5) == ExitCode.OK
+    assert "ended with code 6; starting it again" in caplog.text
+
+
+def test_one_that_dies_too_often_ends_all(stage: Stage) -> None:
+    script = LIVES.replace("life == 1", "True").replace("FAULT", DEAD)
+    with pytest.raises(ShardError, match=r"killed by SIGKILL, after 2 restarts within 10 min"):
+        stage.run(script, ANSWERS, most=2)
+    assert stage.lives() == 3
+
+
+def test_without_restarts_the_first_death_is_the_last(stage: Stage) -> None:
+    with pytest.raises(ShardError, match=r"the server was killed by SIGKILL$"):
+        stage.run(LIVES.replace("FAULT", DEAD), ANSWERS)
+    assert stage.lives() == 1
+
+
+def test_a_signal_between_two_lives_ends_it_in_order(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_SECONDS", 250.0)
+    monkeypatch.setattr(restarts, "LONGEST_SECONDS", 250.0)
+    signal_when(lambda: stage.ready.exists() and not stage.children[0].running, signal.SIGTERM)
+    assert stage.run(LIVES.replace("FAULT", DEAD), ANSWERS, most=1) == ExitCode.OK
+    assert stage.lives() == 1
+
+
+def test_a_router_that_does_not_answer_any_more_is_killed(stage: Stage) -> None:
+    stop = "if pathlib.Path(READY).exists(): os.kill(os.getpid(), signal.SIGSTOP)"
+    stops = "import pathlib, signal, os\n" + textwrap.dedent(ANSWERS).replace(
+        "def do_GET(self):", f"def do_GET(self):\n        {stop}"
+    )
+    with pytest.raises(RouterError, match=r"the router has not answered for 0\.8 s"):
+        stage.run(LIVES.replace("FAULT", "pass"), stops, most=1, timeout=0.8)
+
+
+def test_what_a_child_has_started_ends_with_it(stage: Stage) -> None:
+    """Even what is stopped, or deaf."""
+    script = """
+        import os, signal, subprocess, sys, time
+        code = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", code])
+        open(FILE, "w").write(str(child.pid))
+        os.kill(child.pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with pytest.raises(ShardError):
+        stage.run(script, WAITS)
+    pid = int(stage.ended.read_text().split()[0].removesuffix("router"))
+    end = time.monotonic() + 10
+    while not is_gone(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; its remains may wait for an init that does not collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,81 @@
+"""With JSON logs whatever a child writes becomes JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tgi_cli import logging as logs
+from tgi_cli.errors import ShardError
+from tgi_cli.launcher.child import Child
+
+KEYS = {"timestamp", "level", "fields", "target", "role"}
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("tgi_cli")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+
+
+def said_by(script: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    logs.setup("launcher", json_output=True)
+    child = Child("model server", ShardError, [sys.executable, "-c", script], role="model-server")
+    child.wait()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert all(set(line) == KEYS for line in lines)
+    return lines
+
+
+def test_log_lines_pass_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    script = """
+import logging, warnings
+from tgi_cli import logging as logs
+logs.setup("shard 1", json_output=True)
+logging.getLogger("tgi_cli.worker").info("loaded", extra={"bytes": 7})
+warnings.warn("old", DeprecationWarning)
+"""
+    loaded, warned = said_by(script, capsys)
+    assert loaded["role"] == "shard 1"
+    assert loaded["fields"] == {"message": "loaded", "bytes": 7}
+    assert warned["role"] == "shard 1"
+    assert "DeprecationWarning: old" in warned["fields"]["message"]
+    assert warned["target"] == "py.warnings"
+
+
+def test_anything_else_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    script = r"""
+import os
+os.write(2, b'[W123 gloo.cpp:1] \xff odd\n\n{"timestamp": "half a li')
+"""
+    odd, half = said_by(script, capsys)
+    assert (odd["role"], odd["level"], odd["target"]) == ("model-server", "WARNING", "stderr")
+    assert odd["fields"]["message"] == "[W123 gloo.cpp:1] � odd"
+    assert half["fields"]["message"] == '{"timestamp": "half a li'
+
+
+def test_so_do_crashes(capsys: pytest.CaptureFixture[str]) -> None:
+    script = """
+import ctypes, threading
+from tgi_cli import logging as logs
+logs.setup("model-server", json_output=True)
+logs.dump_on_signal()
+thread = threading.Thread(target=lambda: 1 / 0, name="worker")
+thread.start()
+thread.join()
+ctypes.string_at(0)
+"""
+    thread, *stacks = said_by(script, capsys)
+    assert thread["level"] == "CRITICAL"
+    assert thread["fields"]["message"] == "in thread worker: division by zero"
+    assert "ZeroDivisionError" in thread["fields"]["exception"]
+    assert any("Segmentation fault" in line["fields"]["message"] for line in stacks)

@@ -1,0 +1,44 @@
+"""Asks a router of our own how it is."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from dataclasses import dataclass, field
+
+HEALTH = "/health"
+"""Whether requests would be answered."""
+LIVE = "/v2/health/live"
+"""Whether it answers at all, whatever the model server does (KServe's liveness)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Where a router of this machine listens, and how it speaks."""
+
+    host: str
+    port: int
+    tls: bool = False
+    timeout: float = field(default=5.0, kw_only=True)
+
+    def ask(self, path: str) -> int | None:
+        """The status of GET ``path``; None: no answer in time, or nobody there."""
+        connection = self._connection()
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+        # Our own child, under an address that its certificate need not name.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return http.client.HTTPSConnection(
+            self.host, self.port, timeout=self.timeout, context=context
+        )

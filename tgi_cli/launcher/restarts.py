@@ -1,0 +1,57 @@
+"""When a model server that has died is started again: soon, then ever later, and not for ever."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+WINDOW_SECONDS = 600.0
+"""Restarts are counted within so much time: a server that has run for longer starts anew."""
+
+FIRST_SECONDS = 0.5
+LONGEST_SECONDS = 30.0
+
+
+class Restarts:
+    """Exponential back-off with jitter, and a bound on the tries within a window of time.
+
+    Half of each wait is fixed and half random, so that servers that died together, of one cause,
+    do not come back together (M. Brooker, "Exponential Backoff And Jitter",
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
+
+    Args:
+        most: tries within ``window`` seconds; 0: none.
+        window: see there.
+        draw: a random number below 1.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        window: float = WINDOW_SECONDS,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.most = most
+        self._window = window
+        self._draw = draw
+        self._tries: deque[float] = deque()
+
+    @property
+    def tried(self) -> int:
+        """Tries within the window, as of the last :meth:`next`."""
+        return len(self._tries)
+
+    def next(self, now: float) -> float | None:
+        """Seconds to wait before another try, which then counts; None: there were enough.
+
+        Args:
+            now: a clock's seconds.
+        """
+        while self._tries and now - self._tries[0] > self._window:
+            self._tries.popleft()
+        if len(self._tries) >= self.most:
+            return None
+        wait = min(FIRST_SECONDS * 2.0 ** len(self._tries), LONGEST_SECONDS)
+        self._tries.append(now)
+        return wait * (1.0 + self._draw()) / 2.0
