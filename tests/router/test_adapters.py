@@ -158,7 +158,7 @@ async def test_an_engine_that_is_gone_is_said_by_the_request(
     engine.load_names("one")
     engine.connected = False
     clock.now += 60
-    assert (await client.post("/generate", json=native("one"))).status_code == 424
+    assert (await client.post("/generate", json=native("one"))).status_code == 503
 
 
 async def test_models_and_info_list_them(client: httpx.AsyncClient, engine: FakeEngine) -> None:

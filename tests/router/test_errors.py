@@ -244,14 +244,16 @@ class TestEngine:
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.connected = False
-        text = "Request failed during generation: the model server is gone"
+        text = "the model server is gone"
         answer = await client.post("/generate", json=NATIVE)
-        assert answer.status_code == 424
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
         assert answer.json() == {"error": text, "error_type": "generation"}
         streamed = await client.post("/generate_stream", json=NATIVE)
         assert events(streamed.text) == [answer.json()]
         found = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
-        assert found.status_code == 424
+        assert found.status_code == 503
+        assert int(found.headers["retry-after"]) > 0
         assert found.json()["error"]["message"] == text
         assert (await client.get("/health")).status_code == 503
         assert state.admission.in_flight == 0

@@ -239,7 +239,7 @@ class TestOperations:
     ) -> None:
         engine.connected = False
         answer = await client.post(route, json=CHAT | {"stream": True})
-        assert answer.status_code == 424
+        assert answer.status_code == 503
 
     async def test_an_error_in_a_stream_says_what_it_is(
         self, client: httpx.AsyncClient, engine: FakeEngine

@@ -222,7 +222,7 @@ class TestFailures:
 
         monkeypatch.setattr(engine, "submit", second_fails)
         answer = await client.post(CHAT, json={"messages": USER, "n": 4})
-        assert answer.status_code == 424
+        assert answer.status_code == 503
         assert engine.cancelled == [1]
         assert state.admission.in_flight == 0
         counts = state.metrics.failures.counts

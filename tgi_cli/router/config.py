@@ -17,6 +17,8 @@ class RouterConfig:
         engine_url: where the engine listens; see :meth:`tgi_cli.rpc.address.Endpoint.parse`.
         engine_tls: how it is spoken to on TCP; None: in the clear.
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
+        max_input_tokens, max_total_tokens: limits of a request below the engine's; None: the
+            engine's.
         validation_workers: threads for tokenizing long prompts off the event loop.
         payload_limit: bytes of a request body.
         watermark_gamma, watermark_delta: of requests that ask for a watermark.
@@ -35,6 +37,8 @@ class RouterConfig:
         otlp_service_name: what the traces call this server.
         vllm_metrics: show what gateways read under vLLM's names too.
         graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
+        watchdog_timeout: seconds for which the engine may stand still while requests wait, before
+            it counts as gone; 0: for ever.
     """
 
     model_path: Path
@@ -46,6 +50,8 @@ class RouterConfig:
     hostname: str = "0.0.0.0"
     port: int = 3000
     max_concurrent_requests: int = 128
+    max_input_tokens: int | None = None
+    max_total_tokens: int | None = None
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
@@ -55,6 +61,7 @@ class RouterConfig:
     json_output: bool = False
     logger_level: str = "INFO"
     graceful_termination_timeout: int = 90
+    watchdog_timeout: float = 60.0
     payload_limit: int = 2_000_000
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0

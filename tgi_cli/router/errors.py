@@ -119,8 +119,10 @@ def forbidden(message: str) -> ApiError:
 
 
 def engine_gone(cause: str) -> ApiError:
-    """No engine to ask."""
-    return ApiError(503, cause, "generation", headers={"retry-after": "5"})
+    """No engine to ask, at this moment: it may be starting again."""
+    return ApiError(
+        503, cause, "generation", code="service_unavailable", headers={"retry-after": "5"}
+    )
 
 
 def template(message: str) -> ApiError:

@@ -124,7 +124,7 @@ class Generation:
         try:
             self._stream = generator.client.submit(request, spec.adapter)
         except ShardError as error:
-            raise errors.generation_failed(error.cause) from error
+            raise errors.engine_gone(error.cause) from error
         self._batches = aiter(self._stream)
         generator.live.add(self)
         self._record = access_log.record()

@@ -11,7 +11,7 @@ from tgi_cli.router.generation import Generation, Prompt
 from tgi_cli.router.metrics import Metrics
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.validation import fit_length
-from tgi_cli.rpc.interface import EngineClient
+from tgi_cli.rpc.interface import GONE, EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar import Grammar, GrammarError
 from tgi_cli.text.grammar_check import CheckerBusy, GrammarChecker
@@ -68,6 +68,8 @@ class Generator:
         self.metrics.requests.add(count)
         try:
             self._fit(count)
+            if not self.client.connected:
+                raise errors.engine_gone(GONE)
             self.admission.enter(count)
         except errors.ApiError as error:
             self.metrics.failures.add(count, error.failure_label)

@@ -90,7 +90,12 @@ class _Router:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )
-        client = await GrpcEngineClient.connect(config.engine_url, None, tls=config.engine_tls)
+        client = await GrpcEngineClient.connect(
+            config.engine_url,
+            None,
+            stall_seconds=config.watchdog_timeout,
+            tls=config.engine_tls,
+        )
         try:
             app = create_app(client, text, config)
             self._state = app.state.router
