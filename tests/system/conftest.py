@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-READY = re.compile(r"ready: (\S+) on (https?://\S+) ")
+READY = re.compile(r'ready: (\S+) on (https?://[^\s"]+)')
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 

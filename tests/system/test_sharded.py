@@ -22,7 +22,7 @@ from tgi_cli.errors import ExitCode
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 400}}
-FLAGS = ("--dtype", "float32", "--max-batch-size", "8")
+FLAGS = ("--dtype", "float32", "--max-batch-size", "8", "--max-restarts", "0")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,291 @@
+"""What a fault costs: how soon clients are told, the load balancer is, and all is well again.
+
+``python -m tests.benchmarks.faults [--model PATH] [--rounds 3] [--output X.json]``
+
+Each round starts from a healthy server with streams in flight, of which one part is killed (-9),
+stopped (SIGSTOP) or told to end (SIGTERM). Times are seconds since the signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+import httpx
+
+from tests.tools.crowd import Crowd
+from tests.tools.processes import command_of, descendants_of, follower_of, is_gone
+
+_START_SECONDS = 600.0
+_LIMIT_SECONDS = 300.0
+"""After which what has not happened counts as never."""
+_POLL_SECONDS = 0.01
+FINISH_TOKENS = 300
+"""Of each stream that is to finish after SIGTERM."""
+
+
+class Server:
+    """``tgi serve`` on a free port, its log in a file."""
+
+    def __init__(self, options: argparse.Namespace, shards: int, folder: Path) -> None:
+        folder.mkdir()
+        self.runtime = folder / "run"
+        self.runtime.mkdir(mode=0o700)
+        self._log = folder / "log"
+        command = [sys.executable, "-m", "tgi_cli", "serve", *options.model]
+        command += ["--hostname", "127.0.0.1", "--port", "0", "--json-output", "--num-shard"]
+        command += [str(shards), "--watchdog-timeout", str(options.watchdog_timeout)]
+        command += ["--max-restarts", "100", "--max-concurrent-requests", "256"]
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(self.runtime)}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.url = self._ready()
+
+    def child(self, command: str) -> int:
+        """The process id of ``model-server`` or ``router``."""
+        pids = descendants_of(self.process.pid)
+        return next(pid for pid in pids if f" {command} " in command_of(pid))
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def health(self) -> int | None:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=10).status_code
+        except httpx.HTTPError:
+            return None
+
+    def stop(self) -> None:
+        if self.running:
+            self.process.terminate()
+            self.process.wait(120)
+
+    def _ready(self) -> str:
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end and self.running:
+            for line in self._log.read_text(encoding="utf-8").splitlines():
+                fields = json.loads(line)["fields"] if line.endswith("}") else {}
+                if "url" in fields:
+                    return str(fields["url"])
+            time.sleep(0.1)
+        raise SystemExit(f"the server did not start:\n{self._log.read_text(encoding='utf-8')}")
+
+
+@dataclass(slots=True)
+class Round:
+    """One fault. Times are seconds since the signal; None: never, or not asked for.
+
+    Attributes:
+        told: of each stream that ended with an error.
+        unwell: until /health said something else than 200.
+        healthy: until it said 200 again.
+        over: until the command had ended, and nothing was left of it.
+        well, error, torn, hanging: streams that ended so, or did not.
+        left: processes and files that were left when the command had ended.
+    """
+
+    told: list[float] = field(default_factory=list)
+    unwell: float | None = None
+    healthy: float | None = None
+    over: float | None = None
+    well: int = 0
+    error: int = 0
+    torn: int = 0
+    hanging: int = 0
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done to whom.
+
+    Attributes:
+        victim: the process that gets the signal.
+        returns: the server is healthy again afterwards; else the command ends.
+    """
+
+    name: str
+    number: signal.Signals
+    victim: Callable[[Server], int]
+    shards: int = 1
+    returns: bool = True
+    new_tokens: int | None = None
+
+
+def _shard(server: Server) -> int:
+    return server.child("model-server")
+
+
+def _second(server: Server) -> int:
+    return follower_of(_shard(server))
+
+
+FAULTS = (
+    Fault("model server killed", signal.SIGKILL, _shard),
+    Fault("model server stopped", signal.SIGSTOP, _shard),
+    Fault("shard 1 of 2 killed", signal.SIGKILL, _second, shards=2),
+    Fault("shard 1 of 2 stopped", signal.SIGSTOP, _second, shards=2),
+    Fault("router killed", signal.SIGKILL, lambda server: server.child("router"), returns=False),
+    Fault("launcher killed", signal.SIGKILL, lambda server: server.process.pid, returns=False),
+    Fault(
+        "SIGTERM",
+        signal.SIGTERM,
+        lambda server: server.process.pid,
+        returns=False,
+        new_tokens=FINISH_TOKENS,
+    ),
+)
+
+
+def measure(server: Server, fault: Fault, streams: int, tokens: int) -> Round:
+    """Do it once, under load."""
+    crowd = Crowd(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
+    crowd.wait_until_started()
+    processes = [server.process.pid, *descendants_of(server.process.pid)]
+    watch = _Health(server)
+    victim = fault.victim(server)
+    began = time.monotonic()
+    os.kill(victim, fault.number)
+    result = Round()
+    if not fault.returns:
+        _until(lambda: not server.running)
+        _until(lambda: all(is_gone(pid) for pid in processes) and not _files(server))
+        result.over = time.monotonic() - began
+        result.left = sum(not is_gone(pid) for pid in processes) + len(_files(server))
+    outcomes = crowd.outcomes(_LIMIT_SECONDS)
+    for outcome in outcomes:
+        setattr(result, outcome.kind, getattr(result, outcome.kind) + 1)
+        if outcome.kind == "error":
+            result.told.append(outcome.at - began)
+    result.hanging = crowd.size - len(outcomes)
+    if fault.returns:
+        _until(lambda: watch.healthy is not None)
+    watch.end()
+    if watch.unwell is not None:
+        result.unwell = watch.unwell - began
+    if watch.healthy is not None:
+        result.healthy = watch.healthy - began
+    return result
+
+
+class _Health:
+    """Asks for /health, again and again, in a thread."""
+
+    def __init__(self, server: Server) -> None:
+        self.unwell: float | None = None
+        self.healthy: float | None = None
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(_POLL_SECONDS):
+            status = self._server.health()
+            if self.unwell is None and status != 200:
+                self.unwell = time.monotonic()
+            elif self.unwell is not None and self.healthy is None and status == 200:
+                self.healthy = time.monotonic()
+
+
+def _files(server: Server) -> list[Path]:
+    return list(server.runtime.iterdir())
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _LIMIT_SECONDS
+    while not condition() and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+
+
+def _row(fault: Fault, rounds: list[Round]) -> list[str]:
+    told = [at for each in rounds for at in each.told]
+
+    def middle(name: str) -> str:
+        values = [value for each in rounds if (value := getattr(each, name)) is not None]
+        return f"{median(values):.2f}" if values else "-"
+
+    def total(name: str) -> str:
+        return str(sum(getattr(each, name) for each in rounds))
+
+    return [
+        fault.name,
+        f"{median(told):.2f}" if told else "-",
+        f"{max(told):.2f}" if told else "-",
+        middle("unwell"),
+        middle("healthy"),
+        middle("over"),
+        *map(total, ("well", "error", "torn", "hanging", "left")),
+    ]
+
+
+_HEAD = ["fault", "told", "last", "503", "healthy", "over"]
+_HEAD += ["well", "error", "torn", "hang", "left"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs=1, default=[], help="left open: the bundled one")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=1900, help="of a stream that is not to end")
+    parser.add_argument("--watchdog-timeout", type=float, default=10.0)
+    parser.add_argument("--only", help="faults whose names contain this")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    results: dict[str, list[Round]] = {}
+    server: Server | None = None
+    shards = 0
+    with tempfile.TemporaryDirectory(prefix="tgi-") as base:
+        try:
+            for fault in FAULTS:
+                if options.only and options.only not in fault.name:
+                    continue
+                for turn in range(options.rounds):
+                    if server is not None and (not server.running or shards != fault.shards):
+                        server.stop()
+                        server = None
+                    if server is None:
+                        server = Server(
+                            options, fault.shards, Path(base) / f"{len(results)}-{turn}"
+                        )
+                        shards = fault.shards
+                    done = measure(server, fault, options.streams, options.tokens)
+                    results.setdefault(fault.name, []).append(done)
+                    print(f"{fault.name}, round {turn + 1}: {done}", file=sys.stderr, flush=True)
+        finally:
+            if server is not None:
+                server.stop()
+    table = [_HEAD] + [
+        _row(fault, results[fault.name]) for fault in FAULTS if fault.name in results
+    ]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
+    for row in table:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        print(row[0].ljust(widths[0]), *cells, sep="  ")
+    if options.output is not None:
+        found = {name: [asdict(each) for each in rounds] for name, rounds in results.items()}
+        told = {key: getattr(options, key) for key in ("streams", "watchdog_timeout", "model")}
+        options.output.write_text(json.dumps({"options": told, "faults": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

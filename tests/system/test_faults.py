@@ -1,0 +1,219 @@
+"""``tgi serve`` whose parts are killed or stopped: what clients see, and that it comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from tests.system.conftest import ServerProcess, StartServer, kill, poll
+from tests.tools.checkpoints import make_llama
+from tests.tools.crowd import ROUTES, Crowd, Outcome, body_of
+from tests.tools.processes import descendants_of, follower_of, is_gone
+from tgi_cli import demo
+from tgi_cli.errors import ExitCode
+
+pytestmark = pytest.mark.system
+
+FORMS = [*ROUTES] * 8
+ENDLESS = 8000
+"""Tokens: nothing ends by itself while a test lasts."""
+TIMEOUT = 3
+FLAGS = ("--dtype", "float32", "--watchdog-timeout", str(TIMEOUT), "--max-restarts", "9")
+KEYS = {"timestamp", "level", "fields", "target", "role"}
+
+Start = Callable[[int], "Server"]
+
+
+class Server:
+    """A server that is going to suffer."""
+
+    def __init__(self, process: ServerProcess, temporary: Path) -> None:
+        self.process = process
+        self.temporary = temporary
+        self.url = process.url
+
+    @property
+    def shard(self) -> int:
+        return self.process.child("model-server")
+
+    @property
+    def running(self) -> bool:
+        return self.process.process.poll() is None
+
+    def health(self) -> int:
+        return httpx.get(f"{self.url}/health", timeout=30).status_code
+
+    def answer(self) -> str:
+        """To a short question."""
+        answer = httpx.post(f"{self.url}/generate", json=body_of("whole", 20), timeout=60)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["generated_text"])
+
+    def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> Crowd:
+        crowd = Crowd(self.url, forms, new_tokens)
+        crowd.wait_until_started()
+        return crowd
+
+    def everything(self) -> list[int]:
+        """Processes that must be gone when it is."""
+        return descendants_of(self.process.process.pid)
+
+    def assert_nothing_is_left(self, processes: list[int]) -> None:
+        poll(lambda: all(is_gone(pid) for pid in processes), 30, "the processes end")
+        assert list(self.process.runtime.iterdir()) == []
+        assert list(self.temporary.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(
+        tmp_path_factory.mktemp("model"),
+        dtype=torch.float32,
+        vocab_size=4096,
+        max_position_embeddings=ENDLESS + 200,
+        eos_token_id=[],
+        tokenizer=demo.model_path(),
+    )
+
+
+@pytest.fixture(scope="module")
+def start(
+    start_server: StartServer, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:
+    """A server of so many shards: the one that a test before has left, or another."""
+    started: dict[int, Server] = {}
+
+    def get(shards: int) -> Server:
+        if shards not in started or not started[shards].running:
+            folder = tmp_path_factory.mktemp("temporary")
+            arguments = (str(model), *FLAGS, "--json-output", "--num-shard", str(shards))
+            process = start_server(*arguments, TMPDIR=str(folder))
+            process.wait_ready()
+            started[shards] = Server(process, folder)
+        return started[shards]
+
+    yield get
+    for server in started.values():
+        if server.running:
+            processes = server.everything()
+            server.process.end()
+            for pid in processes:
+                kill(pid)
+
+
+def assert_told(outcomes: list[Outcome], count: int, *causes: str) -> None:
+    """All have ended with an error, in their own form, that says why."""
+    assert len(outcomes) == count, "some hang"
+    for outcome in outcomes:
+        assert outcome.kind == "error", outcome
+        assert any(cause in outcome.text for cause in causes), outcome
+        if not outcome.form.endswith("stream"):
+            assert outcome.text.startswith(("424 ", "503 ")), outcome
+
+
+def assert_unwell(server: Server) -> None:
+    """New requests are sent elsewhere meanwhile."""
+    poll(lambda: server.health() == 503, 20, "/health says 503")
+    for form in ("whole", "openai whole", "openai stream"):
+        url = server.url + ROUTES[form]
+        refused = httpx.post(url, json=body_of(form, 5), timeout=30)
+        assert refused.status_code == 503, refused.text
+        assert int(refused.headers["retry-after"]) > 0
+
+
+def assert_returns(server: Server, lost: int, right: str) -> None:
+    """With another model server, the same router, and the same answers."""
+    poll(lambda: server.health() == 200, 90, "it is healthy again")
+    assert server.shard != lost
+    assert is_gone(lost)
+    assert server.answer() == right
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_model_server_lost_under_load_ends_its_streams_and_comes_back(
+    start: Start, fault: signal.Signals
+) -> None:
+    server = start(1)
+    right = server.answer()
+    shard, router = server.shard, server.process.child("router")
+    crowd = server.crowd(FORMS)
+    os.kill(shard, fault)
+    causes = ("the model server is gone", f"has not moved for {TIMEOUT} s")
+    assert_told(crowd.outcomes(), len(FORMS), *causes)
+    assert_unwell(server)
+    assert_returns(server, shard, right)
+    assert server.process.child("router") == router
+    if fault is signal.SIGSTOP:
+        assert f"the model server has not run for {TIMEOUT} s" in server.process.log
+
+
+def test_one_that_is_stopped_while_it_is_idle_is_found(start: Start) -> None:
+    server = start(1)
+    right, shard = server.answer(), server.shard
+    os.kill(shard, signal.SIGSTOP)
+    poll(lambda: is_gone(shard), 30, "it is found")
+    assert_returns(server, shard, right)
+
+
+def test_sigterm_under_load_lets_all_finish_and_all_of_its_life_is_json(start: Start) -> None:
+    """After what it went through in the tests above, if they ran."""
+    server = start(1)
+    processes = server.everything()
+    crowd = server.crowd(FORMS, new_tokens=300)
+    server.process.process.send_signal(signal.SIGTERM)
+    outcomes = crowd.outcomes()
+    assert [outcome.kind for outcome in outcomes] == ["well"] * len(FORMS)
+    assert server.process.wait() == ExitCode.OK
+    server.assert_nothing_is_left(processes)
+    lines = [json.loads(line) for line in server.process.log.splitlines()]
+    assert all(set(line) == KEYS for line in lines)
+    assert {line["role"] for line in lines} == {"launcher", "model-server", "router"}
+    (ready,) = [line["fields"] for line in lines if "kv_blocks" in line["fields"]]
+    assert (ready["url"], ready["num_shard"], ready["dtype"]) == (server.url, 1, "float32")
+
+
+def test_a_second_shard_lost_under_load_takes_the_first_along_and_both_come_back(
+    start: Start,
+) -> None:
+    server = start(2)
+    right, shard = server.answer(), server.shard
+    follower = follower_of(shard)
+    crowd = server.crowd(["stream", "openai whole"] * 4)
+    os.kill(follower, signal.SIGKILL)
+    assert_told(crowd.outcomes(), crowd.size, "shard 1 was killed by SIGKILL")
+    assert_unwell(server)
+    assert_returns(server, shard, right)
+    assert follower_of(server.shard) != follower
+
+
+def test_a_killed_router_takes_all_shards_along(start: Start) -> None:
+    server = start(2)
+    processes = server.everything()
+    assert follower_of(server.shard) in processes
+    os.kill(server.process.child("router"), signal.SIGKILL)
+    assert server.process.wait() == ExitCode.ROUTER_FAILED
+    server.assert_nothing_is_left(processes)
+    lines = [json.loads(line) for line in server.process.log.splitlines()]
+    assert all(set(line) == KEYS for line in lines)
+    assert "shard 1" in {line["role"] for line in lines}
+    assert lines[-1]["level"] == "ERROR"
+    assert lines[-1]["fields"]["message"] == "the router was killed by SIGKILL"
+
+
+def test_a_launcher_killed_while_it_waits_to_start_again_leaves_nothing(start: Start) -> None:
+    """Of its children only the router is there then."""
+    server = start(1)
+    processes = server.everything()
+    os.kill(server.shard, signal.SIGKILL)
+    poll(lambda: "starting it again" in server.process.log, 30, "it is lost")
+    processes += server.everything()
+    server.process.process.kill()
+    server.process.process.wait()
+    server.assert_nothing_is_left(processes)
