@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PORT ?= 3000
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
-.PHONY: serve test lint completions proto clean
+.PHONY: serve test lint completions reference proto clean
 
 serve: $(VENV)/.installed
 	$(BIN)/tgi serve --port $(PORT)
@@ -22,6 +22,10 @@ lint: $(VENV)/.installed-test
 # The scripts that make a shell complete `tgi`'s commands and flags.
 completions: $(VENV)/.installed
 	$(BIN)/python -m tgi_cli.cli.completions completions
+
+# The tables of docs/configuration.md.
+reference: $(VENV)/.installed
+	$(BIN)/python -m tgi_cli.cli.reference docs/configuration.md
 
 # The Python side of the model server's wires: its router's, and TGI's. Generated code asks for
 # a protobuf at least as new as its generator's, so the generator is the oldest that serves.

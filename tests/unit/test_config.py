@@ -300,3 +300,24 @@ def test_what_computes_attention(device: DeviceFacts, asked: str, backend: str |
 def test_attention_is_for_the_device(device: DeviceFacts, asked: str) -> None:
     with pytest.raises(ConfigError, match=f"--attention {asked} is not for {device.kind}"):
         resolved(device=device, attention=asked)
+
+
+def test_kernels_that_were_switched_off_are_not_asked_for() -> None:
+    assert resolved(disable_custom_kernels=True).attention is None
+    with pytest.raises(ConfigError, match="--attention native is a kernel"):
+        resolved(disable_custom_kernels=True, attention="native")
+
+
+def test_the_share_of_a_gpus_memory(caplog: pytest.LogCaptureFixture) -> None:
+    assert resolved(device=CUDA, cuda_memory_fraction=0.5).cuda_memory_fraction == 0.5
+    assert not caplog.records
+    with caplog.at_level("WARNING", logger="tgi_cli"):
+        resolved(device=CPU, cuda_memory_fraction=0.5)
+    assert "--cuda-memory-fraction is for GPUs" in caplog.text
+    with pytest.raises(ConfigError, match="--cuda-memory-fraction"):
+        resolved(device=CUDA, cuda_memory_fraction=0.0)
+
+
+def test_a_stretched_model_is_not_cross_checked() -> None:
+    with pytest.raises(ConfigError, match="--cross-check .* without --rope-scaling"):
+        resolved(cross_check=True, rope_factor=2.0)

@@ -18,6 +18,12 @@ FOUR = replace(CUDA, count=4)
     [
         ({}, CPU, 1),
         ({}, FOUR, 1),
+        ({}, replace(FOUR, chosen=3), 3),
+        ({}, replace(FOUR, chosen=9), 4),
+        ({}, replace(CPU, chosen=3), 1),
+        ({"sharded": False}, replace(FOUR, chosen=3), 1),
+        ({"num_shard": 2}, replace(FOUR, chosen=3), 2),
+        ({"sharded": True}, replace(FOUR, chosen=3), 4),
         ({"sharded": False}, FOUR, 1),
         ({"sharded": False, "num_shard": 1}, FOUR, 1),
         ({"sharded": True}, FOUR, 4),

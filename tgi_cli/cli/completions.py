@@ -42,8 +42,10 @@ def completion(
 
 def script(shell: str) -> str:
     """The completion script for ``shell``, one of FILES."""
-    from tgi_cli.cli.main import app
+    from tgi_cli.cli.commands import COMMANDS
+    from tgi_cli.cli.main import application
 
+    app = application(*(entry.name for entry in COMMANDS))
     commands = tuple(
         _described(info.name or callback.__name__.replace("_", "-"), callback)
         for info in app.registered_commands

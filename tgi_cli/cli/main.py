@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 import typer
 
 import tgi_cli
-from tgi_cli.cli.completions import completion
-from tgi_cli.cli.download_weights import download_weights
-from tgi_cli.cli.model_server import model_server
-from tgi_cli.cli.options import ENVIRONMENT, from_environment
-from tgi_cli.cli.router import router
-from tgi_cli.cli.serve import serve
-from tgi_cli.cli.warmup import warmup
+from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.errors import ExitCode, TgiError
 
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
-_PARTS = "Parts"
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(epilog=ENVIRONMENT)(serve)
-app.command()(download_weights)
-app.command()(warmup)
-app.command(rich_help_panel=_PARTS, epilog=ENVIRONMENT)(model_server)
-app.command(rich_help_panel=_PARTS, epilog=ENVIRONMENT)(router)
-app.command(rich_help_panel=_PARTS)(completion)
+_ENVIRONMENT = "Every flag has an environment variable: MAX_INPUT_TOKENS is --max-input-tokens, \
+and so on. A flag beats its variable, a variable beats the file of --config."
+"""What the help of a command says once instead of at every flag."""
 
 
-@app.callback(invoke_without_command=True)
+def application(*names: str) -> typer.Typer:
+    """All commands; those that are named with their flags, the others for the list alone."""
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(tgi)
+    for entry in COMMANDS:
+        function, kind = entry.load() if entry.name in names else (_listed, None)
+        text = None if entry.name in names else entry.help
+        app.command(
+            entry.name,
+            cls=kind,
+            help=text,
+            epilog=_ENVIRONMENT if entry.settings else None,
+            rich_help_panel=entry.panel,
+        )(function)
+    return app
+
+
 def tgi(
     context: typer.Context,
     version: Annotated[
@@ -59,17 +63,28 @@ def tgi(
         print(context.get_help())
 
 
+def _listed() -> None:
+    """Of a command that is not run."""
+
+
 # Typer brings click along under changing names; its errors are found through one that it exports.
 _ClickError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command line; returns its exit code."""
-    command = typer.main.get_command(app)
+def run(arguments: list[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> int:
+    """Run one command line; returns its exit code.
+
+    ``defaults`` are settings by command, as words, that count where nothing else is said.
+    """
+    words = _switches(arguments)
+    wanted = next((word for word in words if not word.startswith("-")), "")
+    command = typer.main.get_command(application(wanted))
     try:
-        status = command.main(args=arguments, prog_name="tgi", standalone_mode=False)
+        status = command.main(
+            args=words, prog_name="tgi", standalone_mode=False, default_map=defaults
+        )
     except TgiError as error:
-        _report(error.cause, error.remedy, arguments)
+        _report(error.cause, error.remedy, words)
         return int(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
@@ -78,11 +93,11 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
     except _ClickError as error:
-        _report(*_usage(error), arguments)
+        _report(*_usage(error), words)
         return ExitCode.USAGE
     except Exception as error:  # a defect of ours: one line too, and how to see more
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        _report(cause, "this is a defect of tgi; `tgi --traceback ...` shows where", arguments)
+        _report(cause, "this is a defect of tgi; `tgi --traceback ...` shows where", words)
         return ExitCode.FAILURE
     return status if isinstance(status, int) else ExitCode.OK
 
@@ -92,14 +107,33 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
+def _switches(arguments: list[str]) -> list[str]:
+    """TGI's ``--sharded true`` and ``--sharded=false`` as the switches that they are."""
+    words: list[str] = []
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if equals and flag == "--sharded" and value.lower() in ("true", "false"):
+            words.append("--sharded" if value.lower() == "true" else "--no-sharded")
+        elif word.lower() in ("true", "false") and words and words[-1] == "--sharded":
+            words[-1] = "--sharded" if word.lower() == "true" else "--no-sharded"
+        else:
+            words.append(word)
+    return words
+
+
 def _usage(error: Any) -> tuple[str, str]:
     """Cause and remedy of a command line that cannot be, one line each."""
     text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     context = getattr(error, "ctx", None)
     remedy = f"see {context.command_path if context else 'tgi'} --help"
     parameter = getattr(error, "param", None)
-    if context and parameter and from_environment(context, parameter.name):
-        remedy = f"it comes from the environment variable {parameter.envvar}; {remedy}"
+    if context and parameter:
+        source = context.get_parameter_source(parameter.name)
+        variables = parameter.envvar or ()
+        names = [variables] if isinstance(variables, str) else variables
+        if source is not None and source.name == "ENVIRONMENT":
+            name = next(name for name in names if os.environ.get(name))
+            remedy = f"it comes from the environment variable {name}; {remedy}"
     return text, remedy
 
 
@@ -108,8 +142,9 @@ def _report(cause: str, remedy: str, arguments: list[str]) -> None:
     if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
         traceback.print_exc()
     if "--json-output" in arguments or os.environ.get("JSON_OUTPUT", "").lower() in ("1", "true"):
-        line = {"level": "ERROR", "fields": {"message": cause, "remedy": remedy}, "target": "tgi"}
-        print(json.dumps(line, ensure_ascii=False), file=sys.stderr, flush=True)
+        from tgi_cli.logging import json_line
+
+        print(json_line("ERROR", cause, remedy=remedy), file=sys.stderr, flush=True)
         return
     label = "error:"
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:

@@ -2,116 +2,74 @@
 
 from __future__ import annotations
 
-from functools import partial
+import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from tgi_cli.cli import options
+from tgi_cli.cli.declare import takes
+from tgi_cli.cli.given import Given
+from tgi_cli.config.settings import SERVER
 
-from tgi_cli.cli import engine_options as e
-from tgi_cli.cli import options as o
+if TYPE_CHECKING:
+    from tgi_cli.engine.messages import EngineInfo
+    from tgi_cli.rpc.generate_front import GenerateOptions
+    from tgi_cli.rpc.generate_texts import Texts
 
 
-def model_server(
-    context: typer.Context,
-    model: o.Model = None,
-    model_id: o.ModelId = None,
-    model_path: o.ModelPath = None,
-    revision: o.Revision = None,
-    dtype: o.Dtype = None,
-    quantize: e.Quantize = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    uds_path: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="The unix socket to listen on, in a folder that only you may enter. Left open: "
-            "tgi/engine.sock in XDG_RUNTIME_DIR.",
-            rich_help_panel="Network",
-        ),
-    ] = None,
-    graceful_termination_timeout: o.GracefulTerminationTimeout = 90,
-    max_concurrent_requests: e.MaxConcurrentRequests = 128,
-    max_input_tokens: e.MaxInputTokens = None,
-    max_input_length: e.MaxInputLength = None,
-    max_total_tokens: e.MaxTotalTokens = None,
-    max_batch_prefill_tokens: e.MaxBatchPrefillTokens = None,
-    max_batch_total_tokens: e.MaxBatchTotalTokens = None,
-    max_batch_size: e.MaxBatchSize = None,
-    max_queued_requests: e.MaxQueuedRequests = None,
-    max_queued_tokens: e.MaxQueuedTokens = None,
-    batching: e.Batching = "fused",
-    capacity_policy: e.CapacityPolicy = "max_utilization",
-    waiting_served_ratio: e.WaitingServedRatio = None,
-    max_waiting_tokens: e.MaxWaitingTokens = None,
-    prefix_caching: e.PrefixCaching = True,
-    disable_grammar_support: e.DisableGrammarSupport = False,
-    kv_cache_dtype: e.KvCacheDtype = "auto",
-    attention: e.Attention = "auto",
-    cuda_graphs: e.CudaGraphs = None,
-    load_format: e.LoadFormat = "auto",
-    cross_check: e.CrossCheck = False,
-    sharded: e.Sharded = None,
-    num_shard: e.NumShard = None,
-    lora_adapters: e.LoraAdapters = None,
-    max_loras: e.MaxLoras = None,
-    max_cpu_loras: e.MaxCpuLoras = None,
-    max_lora_rank: e.MaxLoraRank = None,
-    logger_level: o.LoggerLevel = "INFO",
-    json_output: o.JsonOutput = False,
-    lifeline_fd: o.LifelineFd = None,
-) -> None:
+@takes(SERVER)
+def model_server(given: Given) -> None:
     """Run a model behind a unix socket, for a router to connect to.
 
-    `tgi serve` starts one of these and a `tgi router`; alone it is for trying things out.
+    `tgi serve` starts one of these and a `tgi router`; alone it is for two machines, and for
+    trying things out.
     """
+    from tgi_cli import logging
     from tgi_cli.config import ServeConfig
     from tgi_cli.launcher import lifeline, serve
-    from tgi_cli.launcher.runtime import default_uds_path, remove_folder
+    from tgi_cli.launcher.runtime import SOCKET, default_uds_path, runtime_folder
+    from tgi_cli.rpc.listening import tcp_listen
     from tgi_cli.rpc.model_server import run_model_server
+    from tgi_cli.rpc.pulse import Pulse
     from tgi_cli.rpc.socket_path import make_folder
 
-    o.set_up_logs("model-server", logger_level, json_output)
-    uds_path = uds_path or default_uds_path()
-    if lifeline_fd is None:
-        make_folder(uds_path)
-    else:
-        lifeline.hold(lifeline_fd, cleanup=partial(remove_folder, uds_path.parent))
-    config = ServeConfig(
-        model_id=o.chosen_model(context, model, model_id),
-        revision=revision,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        max_concurrent_requests=max_concurrent_requests,
-        max_input_tokens=o.input_limit(max_input_tokens, max_input_length),
-        max_total_tokens=max_total_tokens,
-        max_batch_prefill_tokens=max_batch_prefill_tokens,
-        max_batch_total_tokens=max_batch_total_tokens,
-        max_batch_size=max_batch_size,
-        max_queued_requests=max_queued_requests,
-        max_queued_tokens=max_queued_tokens,
-        batching=batching,
-        capacity_policy=capacity_policy,
-        waiting_served_ratio=waiting_served_ratio,
-        max_waiting_tokens=max_waiting_tokens,
-        prefix_caching=prefix_caching,
-        disable_grammar_support=disable_grammar_support,
-        kv_cache_dtype=kv_cache_dtype,
-        attention=attention,
-        cuda_graphs=cuda_graphs,
-        quantize=quantize,
-        load_format=load_format,
-        cross_check=cross_check,
-        sharded=sharded,
-        num_shard=num_shard,
-        lora_adapters=e.adapter_list(lora_adapters),
-        max_loras=max_loras,
-        max_cpu_loras=max_cpu_loras,
-        max_lora_rank=max_lora_rank,
-        logger_level=logger_level,
-        json_output=json_output,
-        graceful_termination_timeout=graceful_termination_timeout,
-    )
-    config, path = serve.located(config, model_path)
-    config = serve.with_adapters(config)
-    run_model_server(config, path, uds_path)
+    options.prepare(given, "model-server")
+    logging.dump_on_signal()
+    pulse = None if given["pulse_fd"] is None else Pulse.of(given["pulse_fd"])
+    with contextlib.ExitStack() as stack:
+        uds_path = given["uds_path"]
+        if uds_path is None and given["shard_uds_path"] is not None:
+            # Several of them may run beside each other, as TGI's do.
+            uds_path = stack.enter_context(runtime_folder()) / SOCKET
+        uds_path = uds_path or default_uds_path()
+        if given["lifeline_fd"] is None:
+            make_folder(uds_path)
+        else:
+            lifeline.hold(given["lifeline_fd"])
+        listen = tcp_listen(
+            given["engine_listen"],
+            certificate=given["engine_tls_cert"],
+            key=given["engine_tls_key"],
+            client_ca=given["engine_tls_client_ca"],
+            insecure=given["insecure_tcp"],
+        )
+        own = {"model_id": given["model_id"] or ""}
+        config = ServeConfig(**given.fields_of(ServeConfig) | own)
+        config, path = serve.located(config, given["model_path"])
+        config = serve.with_adapters(config)
+        generate = _generate(given, path)
+        run_model_server(config, path, uds_path, generate, listen=listen, pulse=pulse)
+
+
+def _generate(given: Given, path: Path) -> GenerateOptions:
+    """TGI's own services, which read the tokenizer when they are first wanted."""
+    from tgi_cli.rpc.generate_front import GenerateOptions
+    from tgi_cli.rpc.generate_requests import Watermark
+
+    def texts(info: EngineInfo) -> Texts:
+        from tgi_cli.text.generate_texts import load_texts
+
+        return load_texts(path, given["trust_remote_code"], info)
+
+    watermark = Watermark(given["watermark_gamma"], given["watermark_delta"])
+    return GenerateOptions(texts, given["shard_uds_path"], watermark)

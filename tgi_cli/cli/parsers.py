@@ -1,49 +1,37 @@
-"""Parsers of flags' values that say what is wrong in one line."""
+"""Parsers of flags' values for Typer, which say what is wrong in one line."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any
 
 import typer
 
+from tgi_cli.config.settings import values
 
-def whole(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A parser of whole numbers from ``low`` to ``high``."""
 
-    def parse(value: str) -> int:
+def parser(read: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Typer's form of a function that reads a word and raises ValueError."""
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value  # a default
         try:
-            number = int(value)
-        except ValueError:
-            raise typer.BadParameter(f"{value!r} is not a whole number") from None
-        if number < low or (high is not None and number > high):
-            limits = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise typer.BadParameter(f"{number} is not {limits}")
-        return number
+            return read(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
     return parse
 
 
-def share(value: str) -> float:
-    """A number between 0 and 1, neither of them."""
-    number = ratio(value)
-    if not 0 < number < 1:
-        raise typer.BadParameter(f"{value} is not between 0 and 1")
-    return number
+def whole(low: int, high: int | None = None) -> Callable[[Any], Any]:
+    """A parser of whole numbers from ``low`` to ``high``."""
+    return parser(values.whole(low, high).read)
 
 
-def ratio(value: str) -> float:
-    """A finite number of at least 0."""
-    try:
-        number = float(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is not a number") from None
-    if not (math.isfinite(number) and number >= 0):
-        raise typer.BadParameter(f"{value} is not at least 0")
-    return number
-
-
-def sizes(value: str) -> tuple[int, ...]:
-    """Whole numbers between commas."""
-    number = whole(0)
-    return tuple(number(part.strip()) for part in value.split(","))
+ratio = parser(values.RATIO.read)
+"""A finite number of at least 0."""
+share = parser(values.SHARE.read)
+"""A number between 0 and 1, neither of them."""
+sizes = parser(values.SIZES.read)
+"""Whole numbers between commas."""

@@ -91,6 +91,11 @@ class ServeConfig:
     cuda_graphs: tuple[int, ...] | None = None
     """Batch sizes to record CUDA graphs for; 0 among them: none."""
     quantize: str | None = None
+    cuda_memory_fraction: float = 1.0
+    rope_scaling: str | None = None
+    rope_factor: float | None = None
+    disable_custom_kernels: bool = False
+    measured_limits: bool = True
     sharded: bool | None = None
     num_shard: int | None = None
     load_format: str = "auto"
@@ -100,9 +105,22 @@ class ServeConfig:
     max_loras: int | None = None
     max_cpu_loras: int | None = None
     max_lora_rank: int | None = None
+    shard_uds_path: Path | None = None
+    """Where TGI's own clients look for the first shard, less its ``-0``."""
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
+    max_restarts: int = 5
+    watchdog_timeout: float = 60.0
     logger_level: str = "INFO"
     json_output: bool = False
     graceful_termination_timeout: int = 90
+
+    @property
+    def rope(self) -> tuple[str, float] | None:
+        """Kind and factor of the scaling that was asked for, as TGI fills in the missing one."""
+        if self.rope_scaling is None and self.rope_factor is None:
+            return None
+        return self.rope_scaling or "linear", self.rope_factor or 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +153,8 @@ class DeviceFacts:
     """Whether bf16 matrix products run in hardware; else fp32 is the better default."""
     count: int = 1
     """Devices of this kind that there are."""
+    chosen: int | None = None
+    """Devices that the environment chose for this program; None: it says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,3 +203,5 @@ class EngineConfig:
     cuda_graphs: tuple[int, ...] | None = None
     """Numbers of rows to capture CUDA graphs of decode steps for; empty: no graphs; ``None``:
     what suits ``max_batch_size``."""
+    cuda_memory_fraction: float = 1.0
+    """Of a GPU's memory, what is ours to use."""

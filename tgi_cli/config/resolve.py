@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,8 @@ from tgi_cli.config.kinds import (
 )
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 
+log = logging.getLogger(__name__)
+
 _DTYPES = {
     "float16": "float16",
     "half": "float16",
@@ -55,12 +58,18 @@ def _resolve_kv_cache_dtype(asked: str, dtype: str) -> str:
     return KV_CACHE_DTYPES[asked] or dtype
 
 
-def _resolve_attention(asked: str, device: DeviceFacts) -> str | None:
+def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:
+    asked = serve.attention
     _one_of("attention", asked, ATTENTIONS)
     wants = ATTENTIONS[asked]
     if wants not in (None, device.kind):
         here = ", ".join(name for name, kind in ATTENTIONS.items() if kind in (None, device.kind))
         raise ConfigError(f"--attention {asked} is not for {device.kind}", f"one of: {here}")
+    if serve.disable_custom_kernels and asked in ("native", "triton"):
+        raise ConfigError(
+            f"--attention {asked} is a kernel, and --disable-custom-kernels wants none",
+            "leave one of them off",
+        )
     return asked if wants or asked == "torch" else None
 
 
@@ -127,7 +136,7 @@ def _resolve_num_shard(serve: ServeConfig, device: DeviceFacts) -> int:
         raise ConfigError(
             "--sharded spreads the model over all GPUs, and there is one alone", "leave it off"
         )
-    shards = asked or (device.count if sharded else 1)
+    shards = asked or (device.count if sharded else min(device.chosen or 1, device.count))
     if shards > device.count:
         raise ConfigError(
             f"--num-shard {shards} is more than the GPUs that there are ({device.count})",
@@ -243,6 +252,18 @@ def resolve(
             f"--max-loras {loras} leaves no room for adapters",
             "make it 1 or more, or leave it open",
         )
+    if not 0 < serve.cuda_memory_fraction <= 1:
+        raise ConfigError("--cuda-memory-fraction must be above 0 and at most 1")
+    if serve.cuda_memory_fraction < 1 and device.kind != "cuda":
+        log.warning(
+            "--cuda-memory-fraction is for GPUs: on a CPU the cache takes half of what is free, or "
+            "--max-batch-total-tokens"
+        )
+    if serve.cross_check and serve.rope is not None:
+        raise ConfigError(
+            "--cross-check compares with transformers' model as it is, without --rope-scaling",
+            "leave one of them off",
+        )
     dtype = _resolve_dtype(serve.dtype, model, device)
     return EngineConfig(
         model_path=model_path,
@@ -264,11 +285,12 @@ def resolve(
         max_queued_requests=serve.max_queued_requests,
         max_queued_tokens=serve.max_queued_tokens,
         kv_cache_dtype=_resolve_kv_cache_dtype(serve.kv_cache_dtype, dtype),
-        attention=_resolve_attention(serve.attention, device),
+        attention=_resolve_attention(serve, device),
         cuda_graphs=_resolve_cuda_graphs(serve.cuda_graphs),
         quantize=_resolve_quantize(serve.quantize, model, device),
         max_loras=loras,
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, device),
+        cuda_memory_fraction=serve.cuda_memory_fraction,
     )

@@ -1,0 +1,312 @@
+"""Settings of what runs the model: limits, scheduling, cache, loading."""
+
+from __future__ import annotations
+
+from tgi_cli.config.settings.setting import (
+    CACHE,
+    COMMANDS,
+    DEVICES,
+    LIMITS,
+    LOADING,
+    ROUTER,
+    SCHEDULING,
+    SERVE,
+    SERVER,
+    WARMUP,
+    Setting,
+)
+from tgi_cli.config.settings.values import (
+    FACTOR,
+    PART,
+    RATIO,
+    SIZES,
+    SWITCH,
+    one_of,
+    path,
+    whole,
+)
+
+_ENGINE = (SERVE, SERVER, WARMUP)
+_SHARDS = (SERVE, SERVER)
+_ALL = (SERVE, SERVER, ROUTER, WARMUP)
+_SCHEDULED = "the model server decides that: give it to `tgi model-server`"
+
+ENGINE_SETTINGS = (
+    Setting(
+        "max_concurrent_requests",
+        whole(1),
+        128,
+        "Requests in flight; more are answered with 429.",
+        LIMITS,
+        _ALL,
+    ),
+    Setting(
+        "max_input_tokens",
+        whole(1),
+        None,
+        "Tokens of a prompt. Left open: max-total-tokens less one.",
+        LIMITS,
+        _ALL,
+    ),
+    Setting(
+        "max_input_length",
+        whole(1),
+        None,
+        "The old name of --max-input-tokens.",
+        LIMITS,
+        _ALL,
+    ),
+    Setting(
+        "max_total_tokens",
+        whole(2),
+        None,
+        "Tokens of a prompt and its answer. Left open: the model's context, or what fits.",
+        LIMITS,
+        _ALL,
+    ),
+    Setting(
+        "max_batch_prefill_tokens",
+        whole(1),
+        None,
+        "Prompt tokens computed in one step; longer prompts take several. Left open: 4096, on a "
+        "CPU 512.",
+        LIMITS,
+        _ALL,
+        note=_SCHEDULED,
+        note_on=(ROUTER,),
+    ),
+    Setting(
+        "max_batch_total_tokens",
+        whole(1),
+        None,
+        "Tokens that the KV cache holds. Left open: what fits, measured at the start.",
+        LIMITS,
+        _ALL,
+        note=_SCHEDULED,
+        note_on=(ROUTER,),
+    ),
+    Setting(
+        "max_batch_size",
+        whole(1),
+        None,
+        "Sequences that run at once. Left open: max-concurrent-requests.",
+        LIMITS,
+        _ALL,
+        note=_SCHEDULED,
+        note_on=(ROUTER,),
+    ),
+    Setting(
+        "max_queued_requests",
+        whole(1),
+        None,
+        "Requests that may wait; more are answered with 429. Left open: no bound.",
+        LIMITS,
+        _ENGINE,
+    ),
+    Setting(
+        "max_queued_tokens",
+        whole(1),
+        None,
+        "Prompt tokens that may wait, likewise.",
+        LIMITS,
+        _ENGINE,
+    ),
+    Setting(
+        "disable_grammar_support",
+        SWITCH,
+        False,
+        "Refuse requests that say what form their text must have (grammars, tools, response "
+        "formats).",
+        LIMITS,
+        _ALL,
+    ),
+    Setting(
+        "batching",
+        one_of("RULE", "fused", "inflight", "static"),
+        "fused",
+        "Who may join the running batch: fused (anyone at any step), inflight (TGI's rule: "
+        "prompts run alone and whole), static (nobody until it has ended).",
+        SCHEDULING,
+        _ENGINE,
+    ),
+    Setting(
+        "capacity_policy",
+        one_of("POLICY", "max_utilization", "guaranteed_no_evict"),
+        "max_utilization",
+        "KV cache of a request: max_utilization (as it grows; the newest is recomputed when "
+        "it runs out) or guaranteed_no_evict (all it may need, at once).",
+        SCHEDULING,
+        _ENGINE,
+    ),
+    Setting(
+        "waiting_served_ratio",
+        RATIO,
+        None,
+        "With inflight: prompts interrupt the batch once they are this share of it. "
+        "Left open: 0.3.",
+        SCHEDULING,
+        _ALL,
+        note=_SCHEDULED,
+        note_on=(ROUTER,),
+    ),
+    Setting(
+        "max_waiting_tokens",
+        whole(0),
+        None,
+        "With inflight: decode steps after which they do so anyway. Left open: 20.",
+        SCHEDULING,
+        _ALL,
+        note=_SCHEDULED,
+        note_on=(ROUTER,),
+    ),
+    Setting(
+        "prefix_caching",
+        SWITCH,
+        True,
+        "Compute a beginning that requests share once.",
+        CACHE,
+        _ENGINE,
+        negative=True,
+    ),
+    Setting(
+        "kv_cache_dtype",
+        one_of("TYPE", "auto", "fp8_e4m3fn", "fp8_e5m2"),
+        "auto",
+        "Of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",
+        CACHE,
+        _ENGINE,
+    ),
+    Setting(
+        "attention",
+        one_of(
+            "NAME",
+            "auto",
+            "triton",
+            "flashinfer",
+            "native",
+            "cpu",
+            "torch",
+            "paged",
+            "flashdecoding",
+        ),
+        "auto",
+        "What computes attention: auto, triton or flashinfer (CUDA), native or cpu (CPU), "
+        "torch (anywhere, slow). TGI's paged and flashdecoding mean auto.",
+        CACHE,
+        _ENGINE,
+    ),
+    Setting(
+        "cuda_graphs",
+        SIZES,
+        None,
+        "Batch sizes to record CUDA graphs for, as 1,2,4,8; 0: no graphs. Left open: sizes "
+        "up to the largest batch.",
+        CACHE,
+        _ENGINE,
+    ),
+    Setting(
+        "cuda_memory_fraction",
+        PART,
+        1.0,
+        "Share of a GPU's memory that is ours; the KV cache is made smaller by the rest.",
+        DEVICES,
+        _ENGINE,
+    ),
+    Setting(
+        "quantize",
+        one_of(
+            "METHOD",
+            "gptq",
+            "awq",
+            "compressed-tensors",
+            "marlin",
+            "fp8",
+            "int8",
+            "eetq",
+            "bitsandbytes",
+            "bitsandbytes-nf4",
+            "bitsandbytes-fp4",
+            "exl2",
+        ),
+        None,
+        "Quantize plain weights as they are loaded: int8, eetq, bitsandbytes (8 bits), "
+        "bitsandbytes-nf4, bitsandbytes-fp4, fp8. A quantized checkpoint (gptq, awq, "
+        "compressed-tensors, ...) says itself how it is: there it only confirms.",
+        LOADING,
+        _ENGINE,
+        variables=("QUANTIZE", "HF_MODEL_QUANTIZE"),
+    ),
+    Setting(
+        "load_format",
+        one_of("FORMAT", "auto", "dummy"),
+        "auto",
+        "auto: the weights of the checkpoint; dummy: random ones of the same shapes, from "
+        "config.json alone, for benchmarks.",
+        LOADING,
+        _ENGINE,
+    ),
+    Setting(
+        "cross_check",
+        SWITCH,
+        False,
+        "Compare greedy tokens with transformers' own before serving. Takes the memory of "
+        "a second copy of the model while it does.",
+        LOADING,
+        _ENGINE,
+    ),
+    Setting(
+        "measured_limits",
+        SWITCH,
+        True,
+        "Start with the limits that `tgi warmup` measured for this model, device and settings, if "
+        "they still hold.",
+        CACHE,
+        _SHARDS,
+        negative=True,
+    ),
+    Setting(
+        "rope_scaling",
+        one_of("KIND", "linear", "dynamic"),
+        None,
+        "Stretch the positions of a model with rotary embedding, and its context by "
+        "--rope-factor: linear or dynamic (NTK, for the context that is served).",
+        LOADING,
+        _ENGINE,
+    ),
+    Setting(
+        "rope_factor",
+        FACTOR,
+        None,
+        "How far. Alone it means linear; --rope-scaling alone means 1.",
+        LOADING,
+        _ENGINE,
+    ),
+    Setting(
+        "disable_custom_kernels",
+        SWITCH,
+        False,
+        "Compute with torch's operations alone: none of the kernels in C++ or Triton. Several "
+        "times slower.",
+        LOADING,
+        _ENGINE,
+    ),
+    Setting(
+        "huggingface_hub_cache",
+        path("FOLDER"),
+        None,
+        "Where downloads are kept, in place of HF_HUB_CACHE.",
+        LOADING,
+        COMMANDS,
+        inherited=True,
+    ),
+    Setting(
+        "weights_cache_override",
+        path("FOLDER"),
+        None,
+        "Take the safetensors of this folder as the model's weights; of the model itself "
+        "only configuration and tokenizer are fetched.",
+        LOADING,
+        _ENGINE,
+        inherited=True,
+    ),
+)

@@ -1,0 +1,171 @@
+"""Settings of how the parts of a server find and watch each other, and of other commands."""
+
+from __future__ import annotations
+
+from tgi_cli.config.settings.setting import (
+    DOWNLOAD,
+    FILES,
+    HALVES,
+    LOADING,
+    LOGS,
+    ROUTER,
+    SERVE,
+    SERVER,
+    SUPERVISION,
+    WARMUP,
+    Setting,
+)
+from tgi_cli.config.settings.values import RATIO, SIZES, SWITCH, path, text, whole
+
+HALVES_SETTINGS = (
+    Setting(
+        "engine_url",
+        text("URL"),
+        None,
+        "Where the model server listens: unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT (TLS). "
+        "Left open: where a model server of yours listens by itself.",
+        HALVES,
+        (ROUTER,),
+    ),
+    Setting(
+        "master_shard_uds_path",
+        path(),
+        None,
+        "The same, as TGI's router has it: the socket of the first shard.",
+        HALVES,
+        (ROUTER,),
+    ),
+    Setting(
+        "engine_listen",
+        text("URL"),
+        None,
+        "Listen on TCP as well: tcp://HOST:PORT. For a router on another machine; see the TLS "
+        "flags.",
+        HALVES,
+        (SERVER,),
+    ),
+    Setting(
+        "insecure_tcp",
+        SWITCH,
+        False,
+        "Let --engine-listen answer addresses beyond this machine without asking for client "
+        "certificates. Whoever reaches the port commands the model.",
+        HALVES,
+        (SERVER,),
+    ),
+    Setting(
+        "engine_tls_cert",
+        path("PEM"),
+        None,
+        "TLS between router and model server: this end's certificate and its chain.",
+        HALVES,
+        (SERVER, ROUTER),
+    ),
+    Setting(
+        "engine_tls_key",
+        path("PEM"),
+        None,
+        "The key of that certificate.",
+        HALVES,
+        (SERVER, ROUTER),
+    ),
+    Setting(
+        "engine_tls_client_ca",
+        path("PEM"),
+        None,
+        "Demand a client certificate that one of these authorities has signed.",
+        HALVES,
+        (SERVER,),
+    ),
+    Setting(
+        "engine_tls_ca",
+        path("PEM"),
+        None,
+        "Trust model servers whose certificate one of these authorities has signed. Left open, "
+        "with a grpcs:// URL: the system's.",
+        HALVES,
+        (ROUTER,),
+    ),
+    Setting(
+        "engine_tls_server_name",
+        text("NAME"),
+        None,
+        "The name that the model server's certificate must have. Left open: the URL's host.",
+        HALVES,
+        (ROUTER,),
+    ),
+    Setting(
+        "max_restarts",
+        whole(0),
+        5,
+        "Times that a model server that died or hangs is started again within ten minutes; then "
+        "the command ends with code 7. 0: never.",
+        SUPERVISION,
+        (SERVE,),
+    ),
+    Setting(
+        "watchdog_timeout",
+        RATIO,
+        60.0,
+        "Seconds without a step while requests wait, after which a model server counts as hung "
+        "(one that computes longer steps gets longer). 0: never.",
+        SUPERVISION,
+        (SERVE, ROUTER),
+    ),
+    Setting(
+        "extension",
+        text("SUFFIX"),
+        ".safetensors",
+        "The weight files to take.",
+        FILES,
+        (DOWNLOAD,),
+        variables=(),
+    ),
+    Setting(
+        "auto_convert",
+        SWITCH,
+        True,
+        "Convert weights that come as .bin only to safetensors.",
+        FILES,
+        (DOWNLOAD,),
+        negative=True,
+        variables=(),
+    ),
+    Setting(
+        "merge_lora",
+        SWITCH,
+        False,
+        "Of a PEFT adapter: merge it into its base model.",
+        FILES,
+        (DOWNLOAD,),
+        negative=True,
+        variables=(),
+    ),
+    Setting(
+        "quiet",
+        SWITCH,
+        False,
+        "No progress; only warnings and errors.",
+        LOGS,
+        (DOWNLOAD,),
+        variables=(),
+    ),
+    Setting(
+        "url",
+        text("URL"),
+        None,
+        "Of a running server, to be warmed up instead.",
+        LOADING,
+        (WARMUP,),
+        variables=(),
+    ),
+    Setting(
+        "batch_sizes",
+        SIZES,
+        None,
+        "Of the batches to warm up with, as 1,2,4.",
+        LOADING,
+        (WARMUP,),
+        variables=(),
+    ),
+)
