@@ -79,6 +79,10 @@ def _has_native(
 @cache
 def _has_triton() -> bool:
     """Asked once, as it takes a while."""
+    from tgi_cli.kernels import wanted
+
+    if not wanted():
+        return False
     try:
         from tgi_cli.attention.triton import probe
 

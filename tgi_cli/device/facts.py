@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -45,8 +46,20 @@ def describe(kind: str | None) -> DeviceFacts:
             total_memory=total_memory(torch.device("cuda")),
             native_bfloat16=torch.cuda.is_bf16_supported(including_emulation=False),
             count=torch.cuda.device_count(),
+            chosen=_chosen(torch.cuda.device_count()),
         )
     raise ConfigError(f"device {kind!r} is not known", "one of: cpu, cuda")
+
+
+def _chosen(count: int) -> int | None:
+    """How many devices the environment names, as TGI counts them; None: it names none."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        named = os.environ.get(variable, "").strip()
+        if named in ("all", "void"):
+            return count
+        if named:
+            return len([device for device in named.split(",") if device.strip()])
+    return None
 
 
 def _cpu() -> tuple[str, frozenset[str]]:

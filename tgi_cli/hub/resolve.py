@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,9 @@ from tgi_cli.hub.retry import offline_by_choice
 logger = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
+
+OVERRIDE = "WEIGHTS_CACHE_OVERRIDE"
+"""TGI's variable: a folder whose weights are taken in place of the model's."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,23 @@ def resolve_model(
     unless ``auto_convert`` is off; a PEFT adapter is added to its base with ``merge_lora``, and
     else returned as the adapter it is. Without ``weights`` the configuration and the tokenizer
     are enough. When the hub cannot be reached, a snapshot that is complete in the cache is used.
+    Where :data:`OVERRIDE` names a folder, the weights are those in it.
 
     Raises:
         HubError: it cannot be had (ModelNotFoundError, GatedModelError, OfflineError,
             DiskFullError, CorruptFileError).
         ModelError: it is there and cannot be served.
     """
+    override = os.environ.get(OVERRIDE, "")
+    if override and weights:
+        model = resolve_model(
+            model_id,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            weights=False,
+            progress=progress,
+        )
+        return replace(model, path=_combined(model.path, Path(override).expanduser()))
     wishes = _Wishes(
         trust_remote_code,
         extension if extension.startswith(".") else f".{extension}",
@@ -214,9 +228,7 @@ def _convert_folder(folder: Path) -> Path:
         return folder
     # Files that change get a new name here, so that no stale conversion is served.
     sources = [folder / name for name in local.names_in(folder)]
-    stamp = "".join(f"{path}{path.stat().st_size}{path.stat().st_mtime_ns}" for path in sources)
-    key = hashlib.sha256(stamp.encode()).hexdigest()[:12]
-    target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{key}"
+    target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{_key(sources)}"
 
     def fill(scratch: Path) -> None:
         for name in files.select(local.names_in(folder), ".bin", True).small:
@@ -224,6 +236,32 @@ def _convert_folder(folder: Path) -> Path:
         _convert(folder, scratch)
 
     return _made_once(target, fill)
+
+
+def _combined(folder: Path, weights: Path) -> Path:
+    """A folder of links: the weights of one folder, all else of another."""
+    if not weights.is_dir():
+        raise ModelNotFoundError(
+            f"{OVERRIDE} names {weights}, which is no folder",
+            "name the folder that holds the safetensors, or leave it off",
+        )
+    ends = (SAFETENSORS, f"{SAFETENSORS}.index.json")
+    own = [name for name in local.names_in(weights) if name.endswith(ends)]
+    rest = [name for name in local.names_in(folder) if not name.endswith((*ends, ".bin"))]
+    sources = [*(folder / name for name in rest), *(weights / name for name in own)]
+    target = _beside_cache("tgi-combined") / f"{folder.name}-{_key(sources)}"
+
+    def fill(scratch: Path) -> None:
+        for source in sources:
+            (scratch / source.name).symlink_to(source.resolve())
+
+    return _made_once(target, fill)
+
+
+def _key(sources: Sequence[Path]) -> str:
+    """A name for what is made of files, another one when they change."""
+    stamp = "".join(f"{path}{path.stat().st_size}{path.stat().st_mtime_ns}" for path in sources)
+    return hashlib.sha256(stamp.encode()).hexdigest()[:12]
 
 
 def _convert(source: Path, target: Path) -> None:

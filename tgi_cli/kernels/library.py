@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,7 +18,10 @@ log = logging.getLogger(__name__)
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-_switched_off = False
+_TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
+
+_wanted = os.environ.get("DISABLE_CUSTOM_KERNELS", "").strip().lower() not in _TRUE
+_switched_off = not _wanted
 _threads: int | None = None
 
 
@@ -28,6 +32,11 @@ def native() -> ctypes.CDLL | None:
     compiles anything: see :func:`tgi_cli.kernels.build.build`.
     """
     return None if _switched_off else _load()
+
+
+def wanted() -> bool:
+    """Whether kernels of our own may compute: not where DISABLE_CUSTOM_KERNELS says no."""
+    return _wanted
 
 
 def best_level() -> str | None:

@@ -86,8 +86,22 @@ _Scaled = tuple[Tensor, float]
 
 
 def _default(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
-    """Also "dynamic" (NTK): its base grows only beyond the context, which no request passes."""
     return frequencies, 1.0
+
+
+def _dynamic(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
+    """NTK-aware (https://arxiv.org/abs/2309.00071, appendix A.1): a base that grows with the text.
+
+    It grows beyond the original context only, and with what is served rather than with each text,
+    whose first tokens are cached before its length is known.
+    """
+    original = float(parameters["original_max_position_embeddings"])
+    served, dims = float(parameters["served_positions"]), 2 * len(frequencies)
+    if served <= original or dims <= 2:
+        return frequencies, 1.0
+    factor = float(parameters["factor"])
+    grown = base * (factor * served / original - (factor - 1)) ** (dims / (dims - 2))
+    return 1.0 / grown ** (torch.arange(0, dims, 2).float() / dims), 1.0
 
 
 def _linear(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
@@ -162,7 +176,7 @@ def _longrope(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -
 
 _KINDS: dict[str, Callable[[Tensor, float, Mapping[str, Any]], _Scaled]] = {
     "default": _default,
-    "dynamic": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "longrope": _longrope,

@@ -6,11 +6,12 @@ transformers' own classes would be one import away, and cost 100 MB and seconds 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tgi_cli.errors import CheckpointError, ModelError
+from tgi_cli.errors import CheckpointError, ConfigError, ModelError
 
 T = TypeVar("T")
 
@@ -117,11 +118,16 @@ class ModelConfig:
         raise CheckpointError(f"{self.path} has no safetensors file with floating-point weights")
 
 
-def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
+def read_config(
+    path: Path, trust_remote_code: bool = False, rope: tuple[str, float] | None = None
+) -> ModelConfig:
     """Read the configuration of the checkpoint in folder ``path``.
+
+    With ``rope`` its positions are stretched: ``linear`` or ``dynamic``, and by what factor.
 
     Raises:
         ModelError: no folder, no config.json, or one that is not a JSON object.
+        ConfigError: its positions do not stretch.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -136,7 +142,8 @@ def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
         raise ModelError(f"{file} names no architecture")
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.is_file() else {}
-    return ModelConfig(path, str(architectures[0]), raw, generation, trust_remote_code)
+    config = ModelConfig(path, str(architectures[0]), raw, generation, trust_remote_code)
+    return config if rope is None else _scaled(config, *rope)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -147,3 +154,45 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{file} is not a JSON object", "download the model again")
     return value
+
+
+def _scaled(config: ModelConfig, kind: str, factor: float) -> ModelConfig:
+    """``config`` with its positions stretched: what it says of its own scaling is replaced.
+
+    The context grows by the factor.
+    """
+    from tgi_cli.models.registry import decoder_spec, is_native
+
+    if not is_native(config) or not decoder_spec(config).ropes:
+        raise ConfigError(
+            f"--rope-scaling is not for {config.architecture}: it is not run with rotary embedding "
+            "of our own",
+            "leave --rope-scaling and --rope-factor off",
+        )
+    context = decoder_spec(config).max_position_embeddings
+    raw = dict(config.raw)
+    raw["rope_parameters"] = _unscaled(config.get("rope_parameters", dict, {}))
+    raw["rope_scaling"] = {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": context,
+    }
+    raw.pop("original_max_position_embeddings", None)
+    raw["max_position_embeddings"] = math.floor(context * factor)
+    stretched = replace(config, raw=raw)
+    if decoder_spec(stretched).max_position_embeddings != raw["max_position_embeddings"]:
+        raise ConfigError(
+            f"--rope-scaling is not for {config.architecture}: its context is not to be stretched",
+            "leave --rope-scaling and --rope-factor off",
+        )
+    return stretched
+
+
+def _unscaled(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters without a scaling; they may stand below each kind of layer."""
+    kept = ("rope_theta", "partial_rotary_factor")
+    return {
+        key: _unscaled(value) if isinstance(value, dict) else value
+        for key, value in parameters.items()
+        if isinstance(value, dict) or key in kept
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from tgi_cli.router import access_log, errors
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.router import access_log, errors, openapi
 from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.auth import KeyGuard
@@ -77,10 +80,8 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
     generator = Generator(client, text, workers, measured, admission, grammars)
-    routes: list[BaseRoute] = [
-        *vertex.environment_routes(os.environ),
-        *(route for module in _MODULES for route in module.ROUTES),
-    ]
+    generator.info = _bounded(client.info, config)
+    routes = _routes()
     tracing = None
     if config.otlp_endpoint is not None:
         tracing = Tracing(config.otlp_endpoint, config.otlp_service_name)
@@ -105,6 +106,25 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         config, client, text, workers, measured, admission, generator, names, defaults, tracing
     )
     return app
+
+
+def _bounded(info: EngineInfo, config: RouterConfig) -> EngineInfo:
+    """What the engine says of itself, with limits that the router was told to keep to below it."""
+    total = min(config.max_total_tokens or info.max_total_tokens, info.max_total_tokens)
+    most = min(config.max_input_tokens or info.max_input_tokens, info.max_input_tokens)
+    return replace(info, max_total_tokens=total, max_input_tokens=min(most, total - 1))
+
+
+def schema() -> str:
+    """The document of the API as JSON, of a server that asks for no key."""
+    return json.dumps(openapi.document(_routes(), guarded=False), indent=2)
+
+
+def _routes() -> list[BaseRoute]:
+    return [
+        *vertex.environment_routes(os.environ),
+        *(route for module in _MODULES for route in module.ROUTES),
+    ]
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

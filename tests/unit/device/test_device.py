@@ -214,3 +214,24 @@ def test_torch_computes_with_the_threads_that_are_set() -> None:
         assert set_threads() == default_threads() == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("variables", "chosen"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, 1),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, 3),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "all"}, 1),
+    ],
+)
+def test_devices_that_the_environment_names(
+    variables: dict[str, str], chosen: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert facts._chosen(4) == chosen

@@ -99,3 +99,25 @@ def test_a_header_without_tensors_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", 2) + b"{}")
     check_safetensors(path)
+
+
+def test_weights_may_lie_elsewhere(
+    folder: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
+    path = folder(model())
+    other = tmp_path / "weights"
+    other.mkdir()
+    (other / "model.safetensors").write_bytes(weights(size=64))
+    monkeypatch.setenv("WEIGHTS_CACHE_OVERRIDE", str(other))
+    found = resolve_model(str(path))
+    assert found.model_id == str(path)
+    assert (found.path / "model.safetensors").read_bytes() == weights(size=64)
+    assert (found.path / "config.json").read_bytes() == CONFIG
+    assert resolve_model(str(path)) == found, "made once"
+    assert resolve_model(str(path), weights=False).path == path
+    (other / "model.safetensors").write_bytes(weights(size=128))
+    assert resolve_model(str(path)).path != found.path, "and anew when the files change"
+    monkeypatch.setenv("WEIGHTS_CACHE_OVERRIDE", str(tmp_path / "none"))
+    with pytest.raises(ModelNotFoundError, match="which is no folder"):
+        resolve_model(str(path))

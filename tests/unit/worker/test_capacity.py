@@ -96,3 +96,12 @@ def test_the_budget_leaves_room():
     cuda = replace(CONFIG, device="cuda")
     assert cache_budget(cuda, 60 * gib, gib, 80 * gib) == 55 * gib
     assert cache_budget(cuda, gib, 2 * gib, 80 * gib) == 0
+
+
+def test_a_share_of_a_gpus_memory_is_left_to_others():
+    gpu = replace(CONFIG, device="cuda")
+    budget = cache_budget(gpu, 900, 100, 1000)
+    assert budget == 900 - 100 - 50
+    assert cache_budget(replace(gpu, cuda_memory_fraction=0.99), 900, 100, 1000) == budget
+    assert cache_budget(replace(gpu, cuda_memory_fraction=0.6), 900, 100, 1000) == 400
+    assert cache_budget(replace(gpu, cuda_memory_fraction=0.1), 900, 100, 1000) == 0

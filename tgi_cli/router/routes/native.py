@@ -145,7 +145,7 @@ async def native_request(
     body: GenerateRequest, state: RouterState, stream: bool = False
 ) -> GenerationSpec:
     """What a native body asks for, its adapter found. Raises ApiError."""
-    spec = native_spec(body, state.config, state.client.info, stream)
+    spec = native_spec(body, state.config, state.generator.info, stream)
     return replace(spec, adapter=await state.adapters.native(body.parameters.adapter_id))
 
 
