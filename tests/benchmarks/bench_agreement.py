@@ -1,0 +1,226 @@
+"""``tgi bench`` beside other load generators: ``python -m tests.benchmarks.bench_agreement``.
+
+Three questions, each answered by a table on stdout:
+
+- agreement: one server, measured in turns by ``tgi bench``, by a script of forty lines
+  (tests/tools/httpx_load.py) and by guidellm if ``--guidellm PYTHON`` names an interpreter that
+  has it. Without ``--url`` the bundled model is served.
+- repetition: the same server compared with itself, ``--rounds`` times: nothing may be called.
+- regression: the same server behind a proxy that makes every answer 10 % slower: must be called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tgi_cli.bench import results
+from tgi_cli.bench.compare import compare
+from tgi_cli.bench.own_server import own_server
+from tgi_cli.bench.records import Run
+from tgi_cli.bench.reports.markdown import comparison, verdict
+from tgi_cli.bench.reports.tables import table
+from tgi_cli.bench.statistics import step_figures
+
+Figures = dict[str, float]
+NAMES = ("requests", "ttft_p50", "itl_p50", "e2e_p50", "requests_per_second", "tokens_per_second")
+
+
+class SlowProxy:
+    """Passes on what a server streams, each part as much later as ``factor`` makes of its time."""
+
+    def __init__(self, url: str, factor: float) -> None:
+        self._client = httpx.AsyncClient(base_url=url, timeout=600)
+        self._factor = factor
+
+    async def pass_on(self, request: Request) -> Response:
+        """Any route, any method."""
+        began = time.monotonic()
+        made = self._client.build_request(
+            request.method,
+            request.url.path,
+            content=await request.body(),
+            headers={"content-type": request.headers.get("content-type", "application/json")},
+        )
+        answer = await self._client.send(made, stream=True)
+
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                async for part in answer.aiter_raw():
+                    due = began + (time.monotonic() - began) * self._factor
+                    await asyncio.sleep(due - time.monotonic())
+                    yield part
+            finally:
+                await answer.aclose()
+
+        kind = answer.headers.get("content-type")
+        return StreamingResponse(parts(), answer.status_code, media_type=kind)
+
+
+@contextlib.contextmanager
+def slowed(url: str, factor: float) -> Iterator[str]:
+    """The URL of a slower server."""
+    proxy = SlowProxy(url, factor)
+    routes = [Route("/{path:path}", proxy.pass_on, methods=["GET", "POST"])]
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> Run:
+    """What ``tgi bench`` measures."""
+    path = folder / f"{name}.json"
+    command = [sys.executable, "-m", "tgi_cli", "bench", "--url", url, "--ui", "none"]
+    command += ["--concurrency", str(asked.clients), "--requests", str(asked.requests)]
+    command += ["--input-tokens", str(asked.input), "--output-tokens", str(asked.output)]
+    command += ["--route", "completions", "--ignore-eos", "--output", str(path)]
+    subprocess.run(command, check=True)
+    return results.load(path)
+
+
+def of_ours(run: Run) -> Figures:
+    figures = step_figures(run.steps[0], intervals=False)
+    return {
+        "requests": figures.succeeded,
+        **{f"{name}_p50": figures.latencies[name].p50 for name in ("ttft", "itl", "e2e")},
+        "requests_per_second": figures.rates["requests_per_second"],
+        "tokens_per_second": figures.rates["output_tokens_per_second"],
+    }
+
+
+def of_script(url: str, asked: argparse.Namespace) -> Figures:
+    """What the forty lines measure, in a process of their own."""
+    numbers = [asked.clients, asked.requests, asked.input, asked.output]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tools.httpx_load", url, *map(str, numbers)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout)
+    # It knows events only; of a server that sends a token in each these are the tokens.
+    return {**found, "tokens_per_second": found["events_per_second"]}
+
+
+def of_guidellm(url: str, asked: argparse.Namespace, folder: Path, tokenizer: str) -> Figures:
+    """What guidellm measures."""
+    path = folder / "guidellm.json"
+    lengths = {"prompt_tokens": asked.input, "output_tokens": asked.output}
+    command = [asked.guidellm, "-m", "guidellm", "benchmark", "run", "--target", url]
+    command += ["--profile", "concurrent", "--rate", str(asked.clients)]
+    command += ["--max-requests", str(asked.requests), "--data", json.dumps(lengths)]
+    command += ["--processor", tokenizer, "--output-path", str(path), "--disable-console"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (benchmark,) = json.loads(path.read_text())["benchmarks"]
+    metrics = benchmark["metrics"]
+
+    def of(name: str, statistic: str = "median") -> float:
+        found = metrics[name]["successful"]
+        return float(found["percentiles"]["p50"] if statistic == "p50" else found[statistic])
+
+    return {
+        "requests": float(metrics["request_totals"]["successful"]),
+        "ttft_p50": of("time_to_first_token_ms"),
+        "itl_p50": of("inter_token_latency_ms"),
+        "e2e_p50": of("request_latency") * 1000,
+        "requests_per_second": of("requests_per_second", "mean"),
+        "tokens_per_second": of("output_tokens_per_second", "mean"),
+    }
+
+
+def agreement(sides: dict[str, list[Figures]]) -> str:
+    """A row for each figure: each side's median, and over ours."""
+    middle = {
+        side: {name: statistics.median(each[name] for each in rounds) for name in NAMES}
+        for side, rounds in sides.items()
+    }
+    first = next(iter(middle))
+    rows = []
+    for name in NAMES:
+        row = [name]
+        for side, found in middle.items():
+            ratio = found[name] / middle[first][name]
+            row.append(f"{found[name]:.2f}" + ("" if side == first else f" ({ratio:.3f})"))
+        rows.append(row)
+    return table(["median of the rounds", *middle], rows)
+
+
+async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
+    """All three tables."""
+    sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
+    if asked.guidellm:
+        sides["guidellm"] = []
+    runs: list[Run] = []
+    for number in range(asked.rounds):
+        runs.append(await asyncio.to_thread(ours, url, asked, folder, f"run-{number}"))
+        sides["tgi bench"].append(of_ours(runs[-1]))
+        sides["script"].append(await asyncio.to_thread(of_script, url, asked))
+        if asked.guidellm:
+            found = await asyncio.to_thread(of_guidellm, url, asked, folder, asked.tokenizer)
+            sides["guidellm"].append(found)
+    print(f"## Agreement, {asked.clients} clients, {asked.rounds} rounds in turns\n")
+    print(agreement(sides), end="\n\n")
+    print("## The same server again\n")
+    for number, again in enumerate(runs[1:], start=1):
+        print(f"- first run and run {number + 1}: {verdict(compare(runs[0], again))}")
+    with slowed(url, 1 + asked.slower / 100) as slow, slowed(url, 1.0) as plain:
+        first = await asyncio.to_thread(ours, plain, asked, folder, "plain")
+        second = await asyncio.to_thread(ours, slow, asked, folder, "slow")
+    print(f"\n## Through a proxy, and through one that makes it {asked.slower:g} % slower\n")
+    print(comparison(compare(first, second)))
+
+
+async def run(asked: argparse.Namespace) -> None:
+    """With a server of its own, unless one is given."""
+    context: Any = contextlib.nullcontext()
+    if not asked.url:
+        context = own_server("", say=lambda line: None)
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
+        async with context as server:
+            await measured(asked.url or server.url, asked, Path(folder))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--input", type=int, default=64)
+    parser.add_argument("--output", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slower", type=float, default=10.0)
+    parser.add_argument("--guidellm", metavar="PYTHON", default="")
+    parser.add_argument("--tokenizer", default="", help="for guidellm: a folder or an id")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

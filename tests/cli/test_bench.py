@@ -1,0 +1,332 @@
+"""``tgi bench``: which flags mean what, what is left behind, how a run ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.bench.results.simulation import Server, request, saved
+from tgi_cli.bench import job, results, sweeps
+from tgi_cli.bench.job import Job, Measurement
+from tgi_cli.bench.records import Run, RunEnded, StepEnded, StepStarted
+from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.cli import main
+from tgi_cli.errors import ExitCode
+
+STEP = sweeps.client_step(2, Bounds(requests=10))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+    """What a command line asks for; instead of being done it answers with a run."""
+    seen: list[Measurement] = []
+
+    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+        seen.append(self._request)
+        made = saved([Server().answer(STEP)])
+        on_event(StepStarted(0, 1, STEP))
+        on_event(StepEnded(0, made.steps[0]))
+        on_event(RunEnded(made))
+        return made
+
+    monkeypatch.setattr(Job, "run", run)
+    return seen
+
+
+def options(asked: list[Measurement], *arguments: str) -> Any:
+    assert main.run(["bench", *arguments]) == ExitCode.OK
+    return asked[-1].options
+
+
+def test_a_model_alone_is_measured_as_tgi_does(asked: list[Measurement]) -> None:
+    found = options(asked, "a/model")
+    assert (found.load, found.values, found.requests, found.warmups) == ("batch", (), 10, 1)
+    assert (found.input_tokens, found.output_tokens) == ("10", "8")
+    (made,) = asked
+    assert (made.address, made.model, made.tokenizer_name) == ("", "a/model", "a/model")
+    assert made.settings.ignore_eos
+    plan = Job(made).plan
+    assert plan.total == 6
+
+
+def test_text_generation_benchmark_s_flags(asked: list[Measurement]) -> None:
+    found = options(
+        asked,
+        *("--tokenizer-name", "a/model", "--revision", "main", "-b", "1", "-b", "8"),
+        *("-s", "20", "-d", "4", "-r", "3", "-w", "2", "-m", "/tmp/a-socket"),
+        *("--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--typical-p", "0.8"),
+        *("--repetition-penalty", "1.1", "--frequency-penalty", "0.1", "--watermark"),
+        *("--do-sample", "--top-n-tokens", "2"),
+    )
+    assert found.values == (1, 8)
+    assert (found.input_tokens, found.output_tokens) == ("20", "4")
+    assert (found.requests, found.warmups) == (3, 2)
+    (made,) = asked
+    assert (made.address, made.tokenizer_name, made.revision) == (
+        "/tmp/a-socket",
+        "a/model",
+        "main",
+    )
+    sampling = msgspec.structs.asdict(made.settings.sampling)
+    del sampling["seed"]
+    assert sampling == {
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "typical_p": 0.8,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.1,
+        "top_n_tokens": 2,
+        "watermark": True,
+        "do_sample": True,
+    }
+
+
+def test_its_socket_is_where_tgi_puts_it(asked: list[Measurement]) -> None:
+    options(asked, "-t", "a/model")
+    assert asked[-1].address == "/tmp/text-generation-server-0"
+    options(asked, "a/model", "-t", "another")
+    assert asked[-1].address == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "load", "values"),
+    [
+        ("--url http://h", "concurrency", ()),
+        ("--url http://h -b 4", "batch", (4,)),
+        ("--url http://h -c 1,2", "concurrency", (1, 2)),
+        ("--url http://h --rate 0.5,2", "rate", (0.5, 2)),
+        ("--url http://h --ramp 1:9", "ramp", (1, 9)),
+        ("--url http://h --sweep", "sweep", ()),
+        ("--url http://h --slo ttft:200", "peak", ()),
+        ("--url http://h --slo ttft:200 --sweep", "sweep", ()),
+        ("--url http://h --trace t.jsonl", "trace", ()),
+        ("a/model --concurrency 4", "concurrency", (4,)),
+        ("a/model --duration 5", "concurrency", ()),
+        ("a/model", "batch", ()),
+    ],
+)
+def test_which_load(
+    asked: list[Measurement], arguments: str, load: str, values: tuple[float, ...]
+) -> None:
+    found = options(asked, *arguments.split())
+    assert (found.load, found.values) == (load, values)
+    Job(asked[-1])
+
+
+def test_what_a_load_is_made_of(asked: list[Measurement]) -> None:
+    found = options(
+        asked,
+        *("a-model", "--url", "http://h", "-c", "2", "--slo", "ttft:200,tpot:50"),
+        *("--input-tokens", "normal:100,10", "-d", "16", "--prefix", "512:0.5:4", "--seed", "7"),
+        *("--conversations", "3", "--think", "1.5", "--duration", "9", "-n", "20"),
+        *("--route", "chat", "--ignore-eos", "--api-key", "secret", "-H", "X-Team: a"),
+        *("--extra-body", '{"min_tokens": 2}', "--timeout", "30"),
+    )
+    assert found.slo == {"ttft": 200.0, "tpot": 50.0}
+    assert (found.input_tokens, found.output_tokens) == ("normal:100,10", "16")
+    assert msgspec.structs.astuple(found.prefix) == (512, 0.5, 4)
+    assert (found.turns, found.think, found.seconds, found.requests) == ("3", 1.5, 9, 20)
+    assert found.chat
+    settings = asked[-1].settings
+    assert (settings.model, settings.api_key, settings.route) == ("a-model", "secret", "chat")
+    assert settings.headers == {"X-Team": "a"}
+    assert settings.extra_body == {"min_tokens": 2}
+    assert settings.ignore_eos
+    assert settings.timeout == 30
+    assert "secret" not in json.dumps(job.described(found, settings, "t"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--url http://h -m /s", "two targets"),
+        ("--url ftp://h", "is no URL"),
+        ("-m /s -c 4", "behind a shard's socket"),
+        ("--url http://h -c 4 --rate 1", "--concurrency and --rate are two loads"),
+        ("--url http://h -c x", "--concurrency: 'x' is not numbers"),
+        ("--url http://h -c 0", "cannot be"),
+        ("--url http://h --rate -1", "cannot be"),
+        ("--url http://h --ramp 3", "is not FROM:TO"),
+        ("--url http://h --slo speed:3", "--slo:"),
+        ("--url http://h -b 4 --requests 3", "--requests has no meaning for closed batches"),
+        ("--url http://h -c 4 -r 3", "--runs is for closed batches only"),
+        ("--url http://h --input-tokens 5 -s 5", "say the same"),
+        ("--url http://h --input-tokens much", "says no lengths"),
+        ("--url http://h --arrival never --rate 1", "says no arrivals"),
+        ("--url http://h --prefix 0", "--prefix"),
+        ("--url http://h --header nothing", "is not NAME:VALUE"),
+        ("--url http://h --extra-body [1]", "no JSON object"),
+        ("--url http://h --serve-args x", "started here"),
+        ("--url http://h --output no/such/run.json", "does not exist"),
+        ("--url http://h --svg a.svg --ui plain", "picture of the dashboard"),
+        ("--url http://h --ui tui", "--ui tui"),
+        ("--url http://h --batch-size 0", "is not at least 1"),
+        ("compare a.json", "Missing argument"),
+        ("view none.json", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(
+    asked: list[Measurement], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench", *arguments.split()]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("error: ")
+    assert asked == []
+
+
+def test_what_a_run_leaves_behind(
+    asked: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("run.json", "run.csv", "run.html", "run.md")
+    flags = [f"--{flag}={tmp_path / name}" for flag, name in
+             zip(("output", "csv", "html", "markdown"), names, strict=True)]  # fmt: skip
+    assert main.run(["bench", "--url", "http://h", *flags]) == ExitCode.OK
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "run-requests.csv"}
+    out, err = capsys.readouterr()
+    assert out == (tmp_path / "run.md").read_text()
+    assert out.startswith("| Load ")
+    assert err.startswith("[1/1] 2 clients: 10 answers, TTFT ")
+    assert results.load(tmp_path / "run.json").steps
+
+
+def test_none_is_silent(
+    asked: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run.json"
+    arguments = ["bench", "--url", "http://h", "--ui", "none", "--output", str(output)]
+    assert main.run(arguments) == ExitCode.OK
+    assert capsys.readouterr() == ("", "")
+    assert output.exists()
+
+
+def test_nothing_measured_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = saved(
+        [
+            msgspec.structs.replace(
+                Server().answer(STEP),
+                requests=[request(0, error="connect", detail="connection refused")],
+            )
+        ]
+    )
+
+    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+        on_event(RunEnded(made))
+        return made
+
+    monkeypatch.setattr(Job, "run", run)
+    output = tmp_path / "run.json"
+    arguments = ["bench", "--url", "http://h", "--output", str(output)]
+    assert main.run(arguments) == ExitCode.FAILURE
+    assert "error: nothing was measured: connection refused" in capsys.readouterr().err
+    assert output.exists()
+
+
+def test_an_interrupted_run_leaves_its_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = saved([Server().answer(STEP)], notes=["the run was interrupted before its end"])
+
+    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+        assert signals
+        on_event(RunEnded(made))
+        self._stopped = job.INTERRUPTED
+        return made
+
+    monkeypatch.setattr(Job, "run", run)
+    output = tmp_path / "run.json"
+    arguments = ["bench", "--url", "http://h", "--output", str(output)]
+    assert main.run(arguments) == ExitCode.INTERRUPTED
+    assert results.load(output) == made
+
+
+def test_without_the_extra_lines_are_written_and_said_why(
+    asked: list[Measurement], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        return None if name == "textual" else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    assert main.run(["bench", "--url", "http://h"]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "no dashboard: pip install 'tgi-cli[bench]' brings it"
+    )
+    assert main.run(["bench", "--url", "http://h", "--ui", "tui"]) == ExitCode.USAGE
+    assert "pip install 'tgi-cli[bench]'" in capsys.readouterr().err
+
+
+def two(tmp_path: Path, **second: Any) -> tuple[str, str]:
+    step = sweeps.client_step(2, Bounds(seconds=30))
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    for path, server in zip(paths, (Server(), Server(seed=1, **second)), strict=True):
+        results.save(saved([server.answer(step)]), path)
+    return str(paths[0]), str(paths[1])
+
+
+def test_compare_exits_with_1_on_a_regression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, slower = two(tmp_path, slowed=1.1)
+    note = tmp_path / "note.md"
+    assert main.run(["bench", "compare", first, slower, "--markdown", str(note)]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("REGRESSION: ")
+    assert note.read_text() == out
+    assert err == ""
+    for tolerance in ("20%", "never"):
+        assert main.run(["bench", "compare", first, slower, "--fail-on", tolerance]) == ExitCode.OK
+    assert main.run(["bench", "compare", slower, first]) == ExitCode.OK
+    assert main.run(["bench", "compare", first, slower, "--fail-on", "much"]) == ExitCode.USAGE
+
+
+def test_compare_of_the_same_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "compare", *two(tmp_path)]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines()[-1].startswith("no regression: ")
+
+
+def test_view_prints_where_there_is_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = two(tmp_path)
+    page = tmp_path / "run.html"
+    assert main.run(["bench", "view", first, "--html", str(page)]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("| Load ")
+    assert page.read_text().startswith("<!doctype html>")
+    assert main.run(["bench", "view", first, second]) == ExitCode.OK
+    assert "no regression: " in capsys.readouterr().out
+
+
+def test_a_model_named_as_a_command_is_given_as_a_path(asked: list[Measurement]) -> None:
+    options(asked, "./view")
+    assert asked[-1].model == "./view"
+
+
+def test_secrets_are_not_kept() -> None:
+    from tgi_cli.cli.bench_request import without_secrets
+
+    words = ["/bin/tgi", "bench", "--api-key", "a", "--api-key=b", "-H", "c: d", "-Hx:e", "-n", "3"]
+    assert without_secrets(words) == [
+        *("tgi", "bench", "--api-key", "***", "--api-key=***", "-H", "***", "-H***", "-n", "3"),
+    ]
+
+
+def test_help_names_the_inner_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--help"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "tgi bench view" in out
+    assert "tgi bench compare" in out
+    assert main.run(["bench", "compare", "--help"]) == ExitCode.OK
+    assert "--fail-on" in capsys.readouterr().out

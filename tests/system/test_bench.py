@@ -1,0 +1,182 @@
+"""``tgi bench`` as people run it: against our server, another one, and a shard of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.conftest import ServerProcess, poll
+from tests.tools.httpx_load import load
+from tests.tools.openai_stub import MODEL, Stub
+from tgi_cli.bench import results
+from tgi_cli.bench.compare import compare
+from tgi_cli.bench.records import Run
+from tgi_cli.bench.statistics import step_figures
+from tgi_cli.errors import ExitCode
+
+pytestmark = pytest.mark.system
+
+
+def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tgi_cli", "bench", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **more,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def bench(folder: Path, *arguments: str, **more: Any) -> tuple[Run, str, str]:
+    path = folder / "run.json"
+    code, out, err = finished(start(*arguments, "--output", str(path), **more))
+    assert code == ExitCode.OK, err
+    return results.load(path), out, err
+
+
+def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_path: Path) -> None:
+    run, out, err = bench(
+        tmp_path,
+        *("--url", server.url, "--concurrency", "1,4", "--requests", "16"),
+        *("--input-tokens", "24", "--output-tokens", "12", "--ignore-eos"),
+        *("--html", str(tmp_path / "run.html"), "--jsonl", str(tmp_path / "run.jsonl")),
+    )
+    assert run.target.kind == "tgi"
+    assert run.notes == []
+    figures = [step_figures(record, intervals=False) for record in run.steps]
+    assert [(step.succeeded, step.failed) for step in figures] == [(16, 0), (16, 0)]
+    assert [step.input_tokens for step in figures] == [16 * 24] * 2, "exact, by its tokenizer"
+    assert [step.output_tokens for step in figures] == [16 * 12] * 2
+    assert figures[0].concurrency == pytest.approx(1, abs=0.1)
+    theirs = asyncio.run(load(server.url, 4, 16, 24, 12))
+    assert theirs["requests"] == figures[1].succeeded
+    # The machine is shared with other tests: the two agree within a wide factor.
+    for name, other in (("ttft", "ttft_p50"), ("e2e", "e2e_p50")):
+        assert 1 / 5 < figures[1].latencies[name].p50 / theirs[other] < 5, (name, theirs)
+    ratio = figures[1].rates["requests_per_second"] / theirs["requests_per_second"]
+    assert 1 / 5 < ratio < 5
+    assert out.startswith("| Load ")
+    assert [line.split("]")[0] for line in err.splitlines() if line[0] == "["] == ["[1/2", "[2/2"]
+    assert compare(run, run).regressions == []
+    assert results.load(tmp_path / "run.jsonl").steps == run.steps
+    assert "</html>" in (tmp_path / "run.html").read_text()
+
+
+def test_another_server_of_openai_s_routes(tmp_path: Path) -> None:
+    with Stub(prefill=0.05, token=0.01, failing=10).serving() as stub:
+        run, _, err = bench(
+            tmp_path,
+            *("--url", f"{stub.url}/v1", "-c", "4", "-n", "36", "-w", "1"),
+            *("--output-tokens", "8", "--input-tokens", "16"),
+        )
+        assert stub.requests == 40
+    assert (run.target.kind, run.target.model) == ("openai", MODEL)
+    (figures,) = (step_figures(record) for record in run.steps)
+    assert figures.requests == 36
+    assert figures.errors == {"http 503": 4}, "every tenth of 40; the warm-ups are four"
+    assert figures.input_tokens == figures.succeeded * 7, "as the server counts"
+    assert figures.output_tokens == figures.succeeded * 8
+    assert figures.counted_by == {"usage": figures.succeeded}
+    assert figures.latencies["ttft"].p50 >= 50
+    assert figures.latencies["itl"].p50 == pytest.approx(10, rel=0.5)
+    assert "http 503" in err
+
+
+def test_the_peak_rate_of_a_server_is_found(tmp_path: Path) -> None:
+    with Stub(prefill=0.04, token=0.01, places=2).serving() as stub:
+        run, _, err = bench(
+            tmp_path,
+            *("--url", stub.url, "--slo", "ttft:250", "-n", "30", "--output-tokens", "8"),
+            *("--input-tokens", "16"),
+        )
+    # Two places of 0.11 s each: 18 requests a second at most.
+    rates = [record.step.value for record in run.steps if record.step.kind == "rate"]
+    assert rates
+    assert any("peak rate within the limits: " in note for note in run.notes), err
+    assert max(rates) < 80
+
+
+def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    with Stub(prefill=0.01, token=0.01).serving() as stub:
+        process = start(
+            *("--url", stub.url, "-c", "2", "--duration", "60", "--output", str(output)),
+            *("--output-tokens", "4"),
+        )
+        poll(lambda: stub.requests > 20, 60, "requests come")
+        began = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        code, out, _ = finished(process)
+        assert time.monotonic() - began < 30
+    assert code == ExitCode.INTERRUPTED
+    run = results.load(output)
+    assert run.notes == ["the run was interrupted before its end"]
+    assert step_figures(run.steps[0]).succeeded > 10
+    assert "the run was interrupted before its end" in out
+
+
+def test_batches_on_a_shard_of_its_own(tmp_path: Path) -> None:
+    run, out, err = bench(
+        tmp_path,
+        *("-b", "1", "-b", "4", "-s", "16", "-d", "6", "-r", "3"),
+        env={**os.environ, "XDG_RUNTIME_DIR": str(_private(tmp_path))},
+    )
+    assert run.target.kind == "shard-v3"
+    assert run.target.started_here
+    assert [len(record.batches) for record in run.steps] == [4, 4]
+    for record in run.steps:
+        for batch in record.batches:
+            assert batch.batch_size == record.step.value
+            assert (batch.sequence_length, batch.decode_length) == (16, 6)
+            assert len(batch.decodes) == 5
+    tables = out.split("\n\n")
+    assert tables[0].splitlines()[0].split("|")[1].strip() == "Parameter"
+    assert "Decode (token)" in tables[1]
+    assert "tokens/secs" in tables[2]
+    assert "[2/2] batch size 4: 3 runs" in err
+
+
+def _private(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    code, _, err = finished(start("--url", "http://127.0.0.1:9", "-c", "1"))
+    assert code == ExitCode.ROUTER_FAILED
+    assert "cannot be reached" in err.splitlines()[0]
+
+
+def test_a_server_that_dies_ends_the_run_with_what_there_is(tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    with Stub(prefill=0.01, token=0.02).serving() as stub:
+        process = start(
+            *("--url", stub.url, "-c", "2,4,8", "--duration", "3", "--output", str(output)),
+            *("--output-tokens", "4"),
+        )
+        poll(lambda: stub.requests > 20, 60, "requests come")
+    code, _, err = finished(process)
+    assert code == ExitCode.OK, err
+    run = json.loads(output.read_text())
+    assert len(run["steps"]) == 2
+    assert run["notes"][-1] == "the run ended at concurrency 4: nothing answers there"

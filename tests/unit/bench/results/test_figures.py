@@ -1,0 +1,105 @@
+"""All figures of a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.bench.results.simulation import Server, request
+from tgi_cli.bench.records import Client, Step, StepRecord
+from tgi_cli.bench.statistics import step_figures
+from tgi_cli.bench.sweeps import Bounds, client_step, rate_step
+
+STEP = Step(kind="concurrency", value=2, label="2")
+
+
+def record(*requests: object, **fields: object) -> StepRecord:
+    about = {"began": 0.0, "duration": 10.0, **fields}
+    return StepRecord(step=STEP, requests=list(requests), **about)  # type: ignore[arg-type]
+
+
+def test_by_hand() -> None:
+    figures = step_figures(
+        record(
+            request(0),
+            request(1, arrivals=(1.0, 3.0), counts=(1, 3)),
+            request(2, error="http 429"),
+            request(3, error="http 429"),
+            request(4, error="timeout"),
+            request(5, warmup=True),
+        ),
+        {"ttft": 2000, "tpot": 1000},
+    )
+    assert (figures.requests, figures.succeeded, figures.failed) == (5, 2, 3)
+    assert figures.errors == {"http 429": 2, "timeout": 1}
+    assert (figures.input_tokens, figures.output_tokens) == (20, 7)
+    assert figures.rates["requests_per_second"] == pytest.approx(0.2)
+    assert figures.rates["output_tokens_per_second"] == pytest.approx(0.7)
+    assert figures.rates["total_tokens_per_second"] == pytest.approx(2.7)
+    assert figures.rates["goodput"] == pytest.approx(0.1), "the second alone has a TPOT below 1 s"
+    assert figures.attainment == pytest.approx(1 / 5)
+    assert figures.tokens_per_event == pytest.approx(7 / 5)
+    assert figures.concurrency == pytest.approx((4.5 + 3.5 + 3 * 4.5) / 10)
+    assert figures.latencies["ttft"].count == 2
+    assert figures.counted_by == {"usage": 2}
+
+
+def test_without_limits_there_is_no_goodput() -> None:
+    figures = step_figures(record(request(0)))
+    assert figures.attainment is None
+    assert "goodput" not in figures.rates
+
+
+def test_the_rates_have_intervals_around_them() -> None:
+    figures = step_figures(Server().answer(client_step(4, Bounds(seconds=20))))
+    for name, value in figures.rates.items():
+        low, high = figures.rate_intervals[name]
+        assert low < value < high
+        assert high - low < value
+    bare = step_figures(Server().answer(client_step(4, Bounds(seconds=20))), intervals=False)
+    assert bare.rate_intervals == {}
+    assert bare.rates == figures.rates
+    assert bare.latencies["itl"].intervals == {}
+
+
+def test_as_many_are_in_flight_as_there_are_clients() -> None:
+    figures = step_figures(Server(places=4).answer(client_step(8, Bounds(seconds=40))))
+    assert figures.concurrency == pytest.approx(8, rel=0.05)
+
+
+def test_a_queue_is_seen_by_who_was_due() -> None:
+    server = Server(places=1)
+    late = server.answer(rate_step(server.capacity * 2, Bounds(requests=50)))
+    figures = step_figures(late)
+    assert figures.latencies["ttft_scheduled"].p99 > 10 * server.prefill * 1000
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (record(request(0)), "1 requests: p95 and above are hardly more than the maximum"),
+        (record(request(0, error="connect")), "every request failed: there are no latencies"),
+        (
+            record(*(request(n) for n in range(99)), request(99, error="connect")),
+            "1 of 100 requests failed (1.0%)",
+        ),
+        (
+            record(request(0), client=Client(behind=True, reason="it used all of its core")),
+            "the client was the bottleneck: it used all of its core",
+        ),
+        (
+            record(request(0, counted_by="events")),
+            "the server does not say how many tokens it sent: events are counted",
+        ),
+        (record(request(0), stopped="the user stopped it"), "the user stopped it"),
+    ],
+)
+def test_it_warns(made: StepRecord, said: str) -> None:
+    assert said in step_figures(made).warnings
+
+
+def test_nothing_at_all() -> None:
+    figures = step_figures(record())
+    assert (figures.requests, figures.rates, figures.latencies) == (0, {}, {})
+    assert figures.runs == 0
+    figures = step_figures(record(duration=0.0))
+    assert figures.concurrency == 0.0

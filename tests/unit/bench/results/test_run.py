@@ -1,0 +1,226 @@
+"""A run from its first step to its end, whichever way it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.bench.results.simulation import Server, saved
+from tgi_cli.bench import sweeps
+from tgi_cli.bench.plain import PlainScreen, title
+from tgi_cli.bench.records import (
+    Event,
+    Progress,
+    Request,
+    RequestDone,
+    Run,
+    RunEnded,
+    Step,
+    StepEnded,
+    StepFailed,
+    StepRecord,
+    StepStarted,
+)
+from tgi_cli.bench.run import Runner, both
+from tgi_cli.bench.sweeps import Bounds, Plan
+
+TARGET = saved([]).target
+
+
+class FakeDriver:
+    """Answers each step at once; ``hangs`` makes a step wait until it is stopped."""
+
+    def __init__(self, server: Server | None = None, **how: Any) -> None:
+        self.notes: list[str] = []
+        self.sent: list[str] = []
+        self.closed = 0
+        self._server = server or Server()
+        self._how = how
+        self._stop = asyncio.Event()
+        self._why = ""
+        self.hanging = asyncio.Event()
+
+    def stop(self, reason: str = "stopped") -> None:
+        self._why = reason
+        self._stop.set()
+
+    async def drive(
+        self, step: Step, requests: Iterable[Request], index: int = 0, total: int = 0
+    ) -> AsyncGenerator[Event, None]:
+        try:
+            yield StepStarted(index, total, step)
+            self.sent += [request.prompt for request in islice(requests, 2)]
+            record = self._record(step)
+            for done in record.requests[:3]:
+                yield RequestDone(index, done)
+            yield Progress(index, 3, 0, 11.0, int(step.value), 0, 12.5)
+            if self._how.get("hangs") == step.label:
+                self.hanging.set()
+                await self._stop.wait()
+                record = msgspec.structs.replace(record, stopped=self._why)
+            if self._how.get("fails") == step.label:
+                yield StepFailed(index, "the shard said no", "look", fatal=False)
+            if self._how.get("dies") == step.label:
+                yield StepFailed(index, "the load generator died", fatal=True)
+            yield StepEnded(index, record)
+        finally:
+            self.closed += 1
+
+    def _record(self, step: Step) -> StepRecord:
+        record = self._server.answer(step)
+        if self._how.get("gone") != step.label:
+            return record
+        failed = [
+            msgspec.structs.replace(request, error="connect", detail="refused")
+            for request in record.requests
+        ]
+        return msgspec.structs.replace(record, requests=failed)
+
+
+def requests(step: Step, index: int) -> Iterator[Request]:
+    number = 0
+    while True:
+        yield Request(prompt=f"{step.label} {number}", prompt_tokens=1, max_tokens=1)
+        number += 1
+
+
+def plan() -> Plan:
+    return sweeps.clients([1, 2, 3], Bounds(requests=5, warmups=0))
+
+
+def runner(driver: FakeDriver, plan: Plan) -> Runner:
+    return Runner(plan, TARGET, driver, requests, {"slo": {"ttft": 100.0}, "notes": ["known"]})
+
+
+async def test_all_steps_run_and_all_is_told() -> None:
+    driver = FakeDriver()
+    driver.notes.append("the server says no usage")
+    events: list[Event] = []
+    run = await runner(driver, plan()).run(events.append)
+    assert [record.step.label for record in run.steps] == ["1", "2", "3"]
+    assert run.notes == ["known", "the server says no usage"]
+    assert run.slo == {"ttft": 100.0}
+    assert driver.sent == ["1 0", "1 1", "2 0", "2 1", "3 0", "3 1"]
+    assert driver.closed == 3
+    assert events[-1] == RunEnded(run)
+    started = [event for event in events if isinstance(event, StepStarted)]
+    assert [(event.index, event.total) for event in started] == [(0, 3), (1, 3), (2, 3)]
+
+
+async def test_a_search_is_told_what_it_found() -> None:
+    driver = FakeDriver(Server(places=2))
+    run = await runner(driver, sweeps.to_saturation(Bounds(seconds=20))).run(lambda event: None)
+    assert run.notes[1].startswith("knee at 2 clients")
+
+
+async def test_a_step_that_fails_does_not_end_the_run() -> None:
+    run = await runner(FakeDriver(fails="2"), plan()).run(lambda event: None)
+    assert len(run.steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "note"),
+    [
+        ({"dies": "2"}, "the run ended at concurrency 2: the load generator died"),
+        ({"gone": "2"}, "the run ended at concurrency 2: nothing answers there"),
+    ],
+)
+async def test_what_ends_a_run_is_noted(how: dict[str, str], note: str) -> None:
+    run = await runner(FakeDriver(**how), plan()).run(lambda event: None)
+    assert [record.step.label for record in run.steps] == ["1", "2"]
+    assert run.notes == ["known", note]
+
+
+async def test_stopping_keeps_what_there_is() -> None:
+    made = runner(FakeDriver(hangs="2"), plan())
+    task = asyncio.create_task(made.run(lambda event: None))
+    await asyncio.sleep(0)
+    while not task.done():
+        made.stop("interrupted")
+        await asyncio.sleep(0)
+    run = await task
+    assert run.notes == ["known", "the run was interrupted before its end"]
+    assert len(run.steps) < 3
+
+
+async def test_cancelling_tells_the_run_and_closes_the_step() -> None:
+    driver = FakeDriver(hangs="2")
+    events: list[Event] = []
+    task = asyncio.create_task(runner(driver, plan()).run(events.append))
+    async with asyncio.timeout(10):
+        await driver.hanging.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (ended,) = [event for event in events if isinstance(event, RunEnded)]
+    assert [record.step.label for record in ended.run.steps] == ["1", "2"]
+    assert len(ended.run.steps[1].requests) == 3
+    assert ended.run.steps[1].stopped == "the run was cancelled"
+    assert ended.run.notes == ["known", "the run was cancelled"]
+    assert driver.closed == 2
+
+
+def test_several_can_listen() -> None:
+    heard: list[tuple[int, Event]] = []
+    event = StepFailed(0, "why")
+    both(lambda e: heard.append((1, e)), None, lambda e: heard.append((2, e)))(event)
+    assert heard == [(1, event), (2, event)]
+
+
+async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
+    out = io.StringIO()
+    run = await runner(FakeDriver(fails="2"), plan()).run(PlainScreen(out, {"ttft": 100.0}))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "[1/3] 1 client: 11 s, 3 done, 1 in flight, 12.5 tokens/s"
+    assert lines[1].startswith("[1/3] 1 client: 5 answers, TTFT ")
+    assert "100.0% within limits" in lines[1]
+    assert "[2/3] 2 clients: error: the shard said no (look)" in lines
+    assert lines[-1] == "note: known"
+    assert len(run.steps) == 3
+
+
+def test_batches_and_errors_in_the_plain_screen() -> None:
+    out = io.StringIO()
+    screen = PlainScreen(out)
+    step = sweeps.batch_step(4, 10, 1)
+    screen(StepStarted(0, 0, step))
+    screen(StepEnded(0, Server(spread=0).batch(step)))
+    gone = FakeDriver(gone="2")._record(sweeps.client_step(2, Bounds(requests=5, warmups=0)))
+    screen(StepStarted(1, 0, gone.step))
+    screen(StepEnded(1, gone))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == (
+        "[1] batch size 4: 10 runs, prefill 200.00 ms, 200.0 tokens/s, "
+        "decode 10.00 ms a token, 400.0 tokens/s"
+    )
+    assert lines[1].endswith("errors: 5 connect")
+    assert lines[2].strip() == "warning: every request failed: there are no latencies"
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (sweeps.batch_step(8, 1, 0), "batch size 8"),
+        (sweeps.client_step(1, Bounds()), "1 client"),
+        (sweeps.client_step(2, Bounds()), "2 clients"),
+        (sweeps.rate_step(2.5, Bounds()), "2.5 requests/s"),
+        (sweeps.rate_step(1, Bounds(), "1 to 9/s"), "1 to 9 requests/s"),
+        (sweeps.rate_step(1, Bounds(), "trace x2"), "trace x2"),
+    ],
+)
+def test_titles(step: Step, said: str) -> None:
+    assert title(step) == said
+
+
+def test_a_run_begins_with_what_is_known() -> None:
+    begun = runner(FakeDriver(), plan()).begun
+    assert isinstance(begun, Run)
+    assert begun.steps == []
+    assert begun.target == TARGET
+    assert begun.tgi

@@ -1,0 +1,6 @@
+"""Runs for people to read: markdown (TGI's tables and ours), and a page of HTML with plots."""
+
+from tgi_cli.bench.reports.html import html
+from tgi_cli.bench.reports.markdown import comparison, markdown, tgi_tables
+
+__all__ = ["comparison", "html", "markdown", "tgi_tables"]

@@ -1,0 +1,238 @@
+"""A run as markdown: TGI's three tables for batches, a table of figures for requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tgi_cli.bench.compare import ANSWERED, Comparison, Row
+from tgi_cli.bench.plain import title
+from tgi_cli.bench.records import Run
+from tgi_cli.bench.reports.tables import table
+from tgi_cli.bench.statistics import (
+    METRICS,
+    StepFigures,
+    Summary,
+    batch_values,
+    step_figures,
+    summarize,
+)
+from tgi_cli.bench.sweeps import explain_knee
+
+# TGI's parameters by our names of them, in its order.
+_PARAMETERS = (
+    ("Sequence Length", "sequence_length"),
+    ("Decode Length", "decode_length"),
+    ("Top N Tokens", "top_n_tokens"),
+    ("N Runs", "runs"),
+    ("Warmups", "warmups"),
+    ("Temperature", "temperature"),
+    ("Top K", "top_k"),
+    ("Top P", "top_p"),
+    ("Typical P", "typical_p"),
+    ("Repetition Penalty", "repetition_penalty"),
+    ("Frequency Penalty", "frequency_penalty"),
+    ("Watermark", "watermark"),
+    ("Do Sample", "do_sample"),
+)
+_OPTIONAL = {
+    *("top_n_tokens", "temperature", "top_k", "top_p", "typical_p"),
+    *("repetition_penalty", "frequency_penalty"),
+}
+
+
+def tgi_tables(run: Run) -> str:
+    """What text-generation-benchmark prints on exit: parameters, latency, throughput.
+
+    Its form to the letter (github.com/huggingface/text-generation-inference,
+    benchmark/src/table.rs); percentiles are of sorted values, which its are not always.
+    """
+    workload = run.workload
+    parameters = [["Model", str(workload.get("tokenizer_name") or run.target.model)]]
+    parameters += [[label, _as_rust(name, workload.get(name))] for label, name in _PARAMETERS]
+    steps = [record for record in run.steps if record.step.kind == "batch"]
+    found = [(f"{record.step.value:g}", batch_values(record.batches)) for record in steps]
+    latency, throughput = [], []
+    for label, name in (
+        ("Prefill", "prefill"),
+        ("Decode (token)", "decode_token"),
+        ("Decode (total)", "decode_total"),
+    ):
+        latency += [[label, size, *_six(summarize(v[name], intervals=False))] for size, v in found]
+    for label, name in (("Prefill", "prefill_throughput"), ("Decode", "decode_throughput")):
+        throughput += [
+            [label, size, *_three(summarize(values[name], intervals=False), "tokens/secs")]
+            for size, values in found
+        ]
+    extremes = ["Step", "Batch Size", "Average", "Lowest", "Highest"]
+    return "\n\n".join(
+        [
+            table(["Parameter", "Value"], parameters),
+            table([*extremes, "p50", "p90", "p99"], latency, merge=True),
+            table(extremes, throughput, merge=True),
+        ]
+    )
+
+
+def _as_rust(name: str, value: Any) -> str:
+    """How TGI's table writes a value: ``None``, ``Some(0.5)``, ``true``."""
+    if name in _OPTIONAL:
+        return "None" if value is None else f"Some({value})"
+    return str(bool(value)).lower() if name in ("watermark", "do_sample") else str(value or 0)
+
+
+def _three(summary: Summary | None, unit: str) -> list[str]:
+    values = (summary.mean, summary.minimum, summary.maximum) if summary else [np.nan] * 3
+    return [f"{value:.2f} {unit}" if summary else f"NaN {unit}" for value in values]
+
+
+def _six(summary: Summary | None) -> list[str]:
+    cuts = (summary.p50, summary.p90, summary.p99) if summary else [np.nan] * 3
+    return [*_three(summary, "ms"), *(f"{cut:.2f} ms" if summary else "NaN ms" for cut in cuts)]
+
+
+def markdown(run: Run) -> str:
+    """The whole run: TGI's tables if there were batches, a table of requests if there were any."""
+    parts = []
+    if any(record.batches for record in run.steps):
+        parts.append(tgi_tables(run))
+    figures = [step_figures(record, run.slo) for record in run.steps if record.requests]
+    if figures:
+        parts.append(load_table(figures))
+        parts.append(percentile_table(figures))
+        knee = "" if run.slo else explain_knee(_by_clients(figures))
+        notes = [note for note in (*run.notes, knee) if note]
+    else:
+        notes = list(run.notes)
+    for step in figures:
+        notes += [f"{title(step.step)}: {warning}" for warning in step.warnings]
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in dict.fromkeys(notes)))
+    return "\n\n".join(parts) + "\n" if parts else "no step of the run left any figures\n"
+
+
+def _by_clients(figures: Sequence[StepFigures]) -> list[StepFigures]:
+    steps = [step for step in figures if step.step.kind == "concurrency"]
+    return sorted(steps, key=lambda step: step.step.value)
+
+
+def load_table(figures: Sequence[StepFigures]) -> str:
+    """A row for each step: how much was done, and what one typically waited."""
+    columns: list[tuple[str, Callable[[StepFigures], str]]] = [
+        ("Load", lambda step: title(step.step)),
+        ("Requests", lambda step: str(step.succeeded)),
+        ("Errors", lambda step: _errors(step)),
+        ("Requests/s", lambda step: _rate(step, "requests_per_second", 2)),
+        ("Input tokens/s", lambda step: _rate(step, "input_tokens_per_second", 1)),
+        ("Output tokens/s", lambda step: _rate(step, "output_tokens_per_second", 1)),
+    ]
+    if any(step.attainment is not None for step in figures):
+        columns.append(("Goodput/s", lambda step: _rate(step, "goodput", 2)))
+        columns.append(("Within limits", lambda step: _share(step.attainment)))
+    if any(step.step.kind == "rate" for step in figures):
+        columns.append(("TTFT (scheduled)", lambda step: _middle(step, "ttft_scheduled")))
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        label = METRICS[name].label
+        columns.append((f"{label} p50", lambda step, name=name: _middle(step, name)))  # type: ignore[misc]
+    rows = [[cell(step) for _, cell in columns] for step in figures]
+    return table([label for label, _ in columns], rows)
+
+
+def percentile_table(figures: Sequence[StepFigures]) -> str:
+    """A row for each step and latency: the mean with its interval, and the percentiles, in ms."""
+    rows = []
+    for step in figures:
+        for name, summary in step.latencies.items():
+            if name.endswith("scheduled") and summary.mean == _unscheduled(step, name):
+                continue  # nothing was due: both are the same
+            if name == "late":
+                continue
+            rows.append(
+                [
+                    *(title(step.step), METRICS[name].label, str(summary.count)),
+                    _with_interval(summary, "mean"),
+                    *(f"{getattr(summary, p):.1f}" for p in ("p50", "p90", "p95")),
+                    _with_interval(summary, "p99"),
+                    *(f"{summary.p999:.1f}", f"{summary.maximum:.1f}"),
+                ]
+            )
+    header = ["Load", "ms", "Values", "Mean", "p50", "p90", "p95", "p99", "p99.9", "Highest"]
+    return table(header, rows, merge=False)
+
+
+def _unscheduled(step: StepFigures, name: str) -> float | None:
+    plain = step.latencies.get(name.removesuffix("_scheduled"))
+    return plain.mean if plain else None
+
+
+def _with_interval(summary: Summary, name: str) -> str:
+    value = f"{getattr(summary, name):.1f}"
+    if name not in summary.intervals:
+        return value
+    low, high = summary.intervals[name]
+    return f"{value} ({low:.1f} to {high:.1f})"
+
+
+def _errors(step: StepFigures) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in step.errors.items()) or "0"
+
+
+def _rate(step: StepFigures, name: str, digits: int) -> str:
+    return f"{step.rates[name]:.{digits}f}" if name in step.rates else "-"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _middle(step: StepFigures, name: str) -> str:
+    return f"{step.latencies[name].p50:.1f} ms" if name in step.latencies else "-"
+
+
+def comparison(result: Comparison) -> str:
+    """A comparison as markdown, what differs besides the figures first."""
+    parts = []
+    if result.notes or result.unmatched:
+        parts.append("\n".join(f"- WARNING: {note}" for note in result.notes + result.unmatched))
+    if result.rows:
+        rows = [_row(row) for row in result.rows]
+        header = ["Load", "Figure", "First", "Second", "Change", "Interval", "Verdict"]
+        parts.append(table(header, rows, merge=False))
+    else:
+        parts.append("the runs have no step in common")
+    parts.append(verdict(result))
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(result: Comparison) -> str:
+    """The comparison in a sentence."""
+    counts = {name: sum(row.verdict == name for row in result.rows) for name in ("better", "worse")}
+    said = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} figures"
+    failed = result.regressions
+    if not failed:
+        return f"no regression: {said}"
+    worst = max(failed, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio else np.inf))
+    return (
+        f"REGRESSION: {said}; the largest: {figure_name(worst)} of {worst.step}, "
+        f"{worst.ratio - 1:+.1%}"
+    )
+
+
+def figure_name(row: Row) -> str:
+    """``TTFT p99``, ``Output tokens/s`` ..."""
+    if row.metric == ANSWERED:
+        return "Answered"
+    metric = METRICS[row.metric]
+    name = metric.label if metric.unit == "ms" else f"{metric.label} {metric.unit}"
+    return name if row.statistic == "mean" else f"{name} {row.statistic}"
+
+
+def _row(row: Row) -> list[str]:
+    unit = ".2%" if row.metric == ANSWERED else ".2f"
+    said = {"same": "no difference", "better": "better", "worse": "WORSE"}[row.verdict]
+    return [
+        *(row.step, figure_name(row), f"{row.a:{unit}}", f"{row.b:{unit}}"),
+        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", said),
+    ]
