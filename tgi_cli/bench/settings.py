@@ -1,4 +1,4 @@
-"""How requests are sent: the route, what every body says, limits of time; and how tokens are counted.
+"""How requests are sent: the route, what bodies say, limits of time; and how tokens are counted.
 
 A workload says what is sent and when (``bench/workloads``); these settings hold for all of it.
 """
@@ -91,12 +91,14 @@ def route_of(target: Target, settings: Settings, chat: bool = False) -> Route:
         ConfigError: the route cannot carry what the settings ask for.
     """
     route = settings.route
+    said = settings.sampling
     if route == "auto":
         if chat:
-            return "chat"
-        if target.kind == "tgi" and not settings.ignore_eos:
-            return "generate_stream"
-        return "completions"
+            route = "chat"
+        elif target.kind == "tgi" and not settings.ignore_eos:
+            route = "generate_stream"
+        else:
+            route = "completions"
     if route == "generate_stream" and settings.ignore_eos:
         raise ConfigError(
             "TGI's /generate_stream has no ignore_eos", "use the route completions or chat for it"
@@ -105,5 +107,10 @@ def route_of(target: Target, settings: Settings, chat: bool = False) -> Route:
         raise ConfigError(
             f"the workload is of messages, which the route {route} does not take",
             "use the route chat",
+        )
+    if route != "generate_stream" and (said.watermark or said.top_n_tokens):
+        raise ConfigError(
+            f"the route {route} knows neither watermark nor top_n_tokens",
+            "use the route generate_stream for them",
         )
     return route

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
+import msgspec
+
+from tgi_cli.bench.load.http import tls_context
 from tgi_cli.bench.records import Target
+from tgi_cli.bench.scrape import http_client
 from tgi_cli.bench.settings import Settings, TokenCounter
+from tgi_cli.bench.tokens import GuessedTokens, LocalTokens, ServerTokens
+from tgi_cli.errors import ConfigError, HubError, ModelError, RouterError, ShardError
+
+_SECONDS = 10.0
+_REFUSED = (401, 403)
 
 
 @dataclass(frozen=True)
@@ -42,4 +56,152 @@ async def find(
         ShardError: nothing listens on the socket, or it does not speak generate.v3.
         HubError, ModelError: ``tokenizer_name`` cannot be had.
     """
-    raise NotImplementedError
+    parts = urlsplit(address)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        url = address.rstrip("/").removesuffix("/v1")
+        target = await _server(url, settings)
+    elif address.startswith("unix:") or "/" in address:
+        url = ""
+        target = await asyncio.to_thread(_shard, address, settings, tokenizer_name)
+    else:
+        raise ConfigError(
+            f"{address!r} is neither a URL nor a socket", "write http://HOST:PORT, or a path"
+        )
+    if started_here:
+        target = msgspec.structs.replace(target, started_here=started_here)
+    notes: list[str] = []
+    tokenizer = await asyncio.to_thread(
+        _tokenizer, url, settings, target, tokenizer_name, revision, notes
+    )
+    return Found(target, tokenizer, notes)
+
+
+# ------------------------------------------------------------------ servers
+
+
+async def _server(url: str, settings: Settings) -> Target:
+    async with http_client(settings, _SECONDS) as client:
+        info = await _asked(client, f"{url}/info")
+        if isinstance(info, dict) and isinstance(info.get("model_id"), str):
+            return Target(kind="tgi", address=url, model=info["model_id"], info=info)
+        listed = await _asked(client, f"{url}/v1/models")
+    data = listed.get("data") if isinstance(listed, dict) else None
+    models = [one for one in data or [] if isinstance(one, dict) and one.get("id")]
+    if models:
+        chosen = next((one for one in models if one["id"] == settings.model), models[0])
+        return Target(kind="openai", address=url, model=str(chosen["id"]), info=chosen)
+    if settings.model:  # it lists no models; its user knows one
+        return Target(kind="openai", address=url, model=settings.model)
+    raise ConfigError(
+        f"{url} answers neither /info as TGI does nor /v1/models as OpenAI does",
+        "check the URL; for a server without these routes name the model",
+    )
+
+
+async def _asked(client: httpx.AsyncClient, url: str) -> Any:
+    """The JSON of a route; None: there is none. Raises RouterError."""
+    try:
+        response = await client.get(url)
+    except httpx.HTTPError as error:
+        why = str(error) or type(error).__name__
+        raise RouterError(f"{url} cannot be reached: {why}", "see whether it runs") from error
+    if response.status_code in _REFUSED:
+        raise RouterError(
+            f"{url} refuses the request with status {response.status_code}", "give its API key"
+        )
+    if response.status_code != 200:
+        return None
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+# ------------------------------------------------------------------ shards
+
+
+def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
+    from tgi_cli.bench.load.shard import Shards
+    from tgi_cli.rpc.client import fetch_info
+
+    path = Path(address.removeprefix("unix:"))
+    if str(path).startswith("//"):
+        path = Path("/" + str(path).lstrip("/"))
+    if not path.exists():
+        beside = sorted(str(p) for p in path.parent.glob(f"{path.name}-*"))
+        raise ShardError(
+            f"there is no socket {path}",
+            f"name one of {', '.join(beside)}" if beside else "see whether the server runs",
+        )
+    told = Shards(str(path), settings.timeout, settings.connect_timeout).info
+    info: dict[str, Any] = {
+        "dtype": told.dtype,
+        "device_type": told.device_type,
+        "attention_impl": told.attention_impl,
+        "block_size": told.block_size,
+        "speculate": told.speculate,
+    }
+    model = tokenizer_name
+    try:  # one of ours also knows its model
+        own = fetch_info(f"unix:{path}", timeout=settings.connect_timeout)
+    except ShardError:
+        pass
+    else:
+        model = own.model_id
+        info |= {"max_total_tokens": own.max_total_tokens, "device": own.device}
+    if not model:
+        raise ConfigError(
+            f"the shard on {path} does not say which model it is",
+            "name its tokenizer: --tokenizer-name MODEL",
+        )
+    return Target(kind="shard-v3", address=str(path), model=model, info=info)
+
+
+# ------------------------------------------------------------------ tokens
+
+
+def _tokenizer(
+    url: str,
+    settings: Settings,
+    target: Target,
+    tokenizer_name: str,
+    revision: str,
+    notes: list[str],
+) -> TokenCounter:
+    if tokenizer_name:
+        return _local(tokenizer_name, revision)
+    try:
+        return _local(target.model, revision)
+    except (HubError, ModelError) as error:
+        cause = error.cause
+    if url:
+        headers = dict(settings.headers)
+        if settings.api_key:
+            headers = {"authorization": f"Bearer {settings.api_key}"} | headers
+        context = tls_context(settings.insecure, settings.ca_file)
+        client = httpx.Client(headers=headers, timeout=_SECONDS, verify=context, trust_env=False)
+        counter = ServerTokens.find(url, client, settings.model or target.model)
+        if counter is not None:
+            notes.append(
+                f"The tokenizer of {target.model} is not here ({cause}): {counter.name} "
+                "counts tokens."
+            )
+            return counter
+        client.close()
+    notes.append(
+        f"The tokenizer of {target.model} is not here ({cause}), and the server has no /tokenize: "
+        "lengths of prompts are guessed. Name a tokenizer to have them exact."
+    )
+    return GuessedTokens()
+
+
+def _local(name: str, revision: str) -> LocalTokens:
+    """Of a folder, a model of the hub or the bundled one. Raises HubError, ModelError."""
+    from tgi_cli import demo, hub
+
+    if name == demo.MODEL_ID:
+        return LocalTokens.load(demo.model_path(), name)
+    folder = Path(name).expanduser()
+    if not (folder / "tokenizer.json").is_file():
+        folder = hub.resolve_model(name, revision=revision or None, weights=False).path
+    return LocalTokens.load(folder, name)

@@ -46,7 +46,7 @@ class Arrivals:
         except ValueError:
             numbers = [math.nan]
         match kind, numbers:
-            case ("constant" | "poisson"), []:
+            case (("constant" | "poisson"), []):
                 return cls(kind)
             case "gamma", [burstiness] if 0 < burstiness < math.inf:
                 return cls("gamma", burstiness)

@@ -174,7 +174,7 @@ def _pairs(item: Any) -> list[tuple[str, str]]:
     if not isinstance(item, dict):
         return []
     rows = item.get("conversations") or item.get("conversation") or item.get("messages")
-    if not _is_list(rows):
+    if not isinstance(rows, list):
         return []
     turns = [
         (str(row.get("from", row.get("role", ""))), row.get("value", row.get("content")))

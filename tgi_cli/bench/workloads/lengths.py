@@ -60,9 +60,9 @@ class Lengths:
             case "uniform", [low, high] if 1 <= low <= high:
                 bounds = int(low), int(high)
                 return cls("uniform", sum(bounds) / 2, (high - low) / math.sqrt(12), *bounds)
-            case ("normal" | "lognormal"), [mean, deviation] if mean >= 1 and deviation >= 0:
+            case (("normal" | "lognormal"), [mean, deviation]) if mean >= 1 and deviation >= 0:
                 return cls(kind, mean, deviation)
-            case ("normal" | "lognormal"), [mean, deviation, low, high] if (
+            case (("normal" | "lognormal"), [mean, deviation, low, high]) if (
                 mean >= 1 and deviation >= 0 and 1 <= low <= high
             ):
                 return cls(kind, mean, deviation, int(low), int(high))

@@ -7,7 +7,7 @@ from random import Random
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.errors import ConfigError
 
-_ROUNDS = 24
+_ROUNDS = 100
 """Corrections of one text before it is left as near as it came."""
 
 
@@ -47,33 +47,30 @@ class PromptBuilder:
             ConfigError: the prefix alone, or what the tokenizer adds, is longer.
         """
         begin = self.count(prefix) if prefix else self._overhead
-        if length < max(begin, self.least):
+        least = begin if prefix else self.least
+        if length < least:
             raise ConfigError(
-                f"a prompt of {length} tokens cannot be: it has {max(begin, self.least)} at least",
-                "give longer prompts",
+                f"a prompt of {length} tokens cannot be: it has {least} at least",
+                "ask for longer prompts",
             )
-        words = self.draw(dice, length - begin)
-        best = self._fitted(dice, words, length, prefix)
-        return best, self.count(best)
+        return self.fitted(dice, self.draw(dice, length - begin), length, prefix)
 
-    def _fitted(self, dice: Random, words: list[str], length: int, prefix: str) -> str:
-        """Words added, taken away or exchanged at the end until the length is right."""
-        best, best_error = "", length + 1
+    def fitted(
+        self, dice: Random, words: list[str], length: int, prefix: str = ""
+    ) -> tuple[str, int]:
+        """The prefix and the words, some at the end added, taken away or exchanged until the
+        length is right; and the length."""
+        words = list(words)
+        best, best_count = "", 0
         for _ in range(_ROUNDS):
-            text = joined(prefix, words)
-            error = self.count(text) - length
-            if abs(error) < best_error:
-                best, best_error = text, abs(error)
-            if error == 0 or not self._tokenizer.exact:
+            text = " ".join([prefix, *words] if prefix else words)
+            count = self.count(text)
+            if not best or abs(count - length) < abs(best_count - length):
+                best, best_count = text, count
+            if count == length or not self._tokenizer.exact:
                 break
-            if error > 0:
-                # Words that came out as several tokens: a half of them away at first, then one.
-                del words[-max(1, error // 2) :]
+            if count > length:  # words that came out as several tokens
+                del words[-max(1, (count - length) // 2) :]
             else:
-                words += self.draw(dice, max(1, -error // 2))
-        return best
-
-
-def joined(prefix: str, words: list[str]) -> str:
-    """The prefix and the words, with one space between any two."""
-    return " ".join([prefix, *words] if prefix else words)
+                words += self.draw(dice, max(1, (length - count) // 2))
+        return best, best_count

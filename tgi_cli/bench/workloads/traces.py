@@ -20,7 +20,7 @@ from typing import Any
 from tgi_cli.bench.records import Request
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.bench.workloads.files import lines_of, parsed
-from tgi_cli.bench.workloads.prompts import PromptBuilder, joined
+from tgi_cli.bench.workloads.prompts import PromptBuilder
 from tgi_cli.errors import ConfigError
 
 BLOCK = 512
@@ -100,22 +100,19 @@ class _Blocks:
         self._kept: OrderedDict[int, list[str]] = OrderedDict()
 
     def prompt(self, length: int, ids: list[int], number: int) -> tuple[str, int]:
-        """A text of ``length`` tokens whose whole blocks are those of the ids.
+        """A text of ``length`` tokens, made of the words of its blocks.
 
-        What is left, or all of a request without ids, is of this request (``number``) alone.
+        What no id stands for is of this request (``number``) alone.
         """
-        words: list[str] = []
-        whole = min(len(ids), length // BLOCK)
-        for index in ids[:whole]:
-            words += self._block(index)
-        dice = Random(f"rest {self._seed} {ids[whole] if len(ids) > whole else f'of {number}'}")
         length = max(length, self._builder.least)
-        # What the tokenizer puts in front counts too: the last block gives up as many words.
-        spare = length - self._builder.least + 1
-        prefix = joined("", words[:spare])
-        if len(words) >= spare:
-            return prefix, self._builder.count(prefix)
-        return self._builder.exact(dice, length, prefix)
+        # What the tokenizer puts in front counts too: the end gives up as many words for it.
+        wanted = length - self._builder.least + 1
+        words: list[str] = []
+        for index in ids:
+            words += self._block(index)
+        dice = Random(f"rest {self._seed} {number}")
+        words = words[:wanted] + self._builder.draw(dice, max(0, wanted - len(words)))
+        return self._builder.fitted(dice, words, length)
 
     def _block(self, index: int) -> list[str]:
         words = self._kept.pop(index, None)
@@ -149,7 +146,9 @@ def _check(path: Path, number: int, row: dict[str, Any]) -> None:
         return
     messages = row.get("messages")
     texts = [m.get("content") if isinstance(m, dict) else None for m in messages or []]
-    if not (isinstance(row.get("prompt"), str) or (texts and all(isinstance(t, str) for t in texts))):
+    if not (
+        isinstance(row.get("prompt"), str) or (texts and all(isinstance(t, str) for t in texts))
+    ):
         raise _wrong(path, number, "neither input_length, prompt nor messages")
     if type(row.get("max_tokens")) is not int or row["max_tokens"] < 1:
         raise _wrong(path, number, "max_tokens must be a whole number above 0")

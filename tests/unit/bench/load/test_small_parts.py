@@ -1,0 +1,142 @@
+"""Frames, honesty, metrics, the machine, tokenizers of this machine."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+
+from tgi_cli import demo
+from tgi_cli.bench import machine
+from tgi_cli.bench.load import frames, honesty
+from tgi_cli.bench.load.frames import Ended, Item, Note, Requests, Unpacker, pack
+from tgi_cli.bench.records import Client, Request
+from tgi_cli.bench.scrape import parse
+from tgi_cli.bench.tokens import GuessedTokens, LocalTokens
+
+
+def test_frames_survive_any_pieces() -> None:
+    messages: list[frames.FromGenerator] = [
+        Note("one"),
+        Ended(Client(cpu=0.5), "two"),
+        Note("x" * 70_000),
+    ]
+    data = b"".join(pack(message) for message in messages)
+    for size in (1, 3, 4096, len(data)):
+        unpacker = Unpacker()
+        found = [
+            message
+            for begin in range(0, len(data), size)
+            for message in unpacker.feed(data[begin : begin + size])
+        ]
+        assert found == messages
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        Unpacker().feed(b"\0\0\0\x02\xc1\xc1")
+
+
+def test_generators_read_frames_until_the_pipe_ends() -> None:
+    request = Request(prompt="x", prompt_tokens=1, max_tokens=2, at=0.5, conversation=0)
+    sent = Requests([Item(4, request)])
+    stream = io.BytesIO(pack(sent) + pack(sent)[:-1])
+    assert frames.read(stream) == sent
+    assert frames.read(stream) is None
+
+
+@pytest.mark.parametrize(
+    ("figures", "behind"),
+    [
+        ((0.001, 0.2, 0.001, 60.0), ""),
+        ((0.2, 0.2, 0.001, 60.0), "200 ms late"),
+        ((0.001, 0.97, 0.001, 60.0), "97% of a core"),
+        ((0.001, 0.97, 0.001, 0.2), ""),
+        ((0.001, 0.2, 0.3, 60.0), "300 ms after they were due"),
+    ],
+)
+def test_a_client_that_falls_behind_says_so(
+    figures: tuple[float, float, float, float], behind: str
+) -> None:
+    client = honesty.judged(*figures)
+    assert client.behind == bool(behind)
+    assert behind in client.reason
+
+
+def test_of_several_clients_the_worst_counts() -> None:
+    slow = Client(lag_p99=0.3, cpu=0.1, behind=True, reason="slow")
+    whole = honesty.merged([Client(cpu=0.7, late_p99=0.01), slow])
+    assert whole == Client(lag_p99=0.3, cpu=0.7, late_p99=0.01, behind=True, reason="slow")
+    assert honesty.merged([]) == Client()
+
+
+def test_percentiles_are_by_the_nearest_rank() -> None:
+    assert honesty.percentile(list(range(1000)), 0.99) == 990
+    assert honesty.percentile([3.0], 0.99) == 3.0
+    assert honesty.percentile([], 0.99) == 0.0
+
+
+METRICS = """\
+# TYPE tgi_request_count counter
+tgi_request_count 5
+# TYPE tgi_queue_size gauge
+tgi_queue_size 3
+# TYPE tgi_batch_inference_count counter
+tgi_batch_inference_count{method="prefill"} 2
+tgi_batch_inference_count{method="decode"} 7
+# TYPE tgi_request_duration histogram
+tgi_request_duration_bucket{le="1"} 4
+tgi_request_duration_bucket{le="+Inf"} 5
+tgi_request_duration_sum 6.5
+tgi_request_duration_count 5
+# TYPE process_open_fds gauge
+process_open_fds 12
+"""
+
+VLLM = """\
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="m"} 4
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits_total{model_name="m"} 9
+"""
+
+
+def test_metrics_are_summed_by_tgis_names() -> None:
+    reading = parse(METRICS)
+    assert reading.values == {
+        "tgi_request_count": 5,
+        "tgi_queue_size": 3,
+        "tgi_batch_inference_count": 9,
+        "tgi_request_duration_sum": 6.5,
+        "tgi_request_duration_count": 5,
+    }
+    assert reading.gauges == {"tgi_queue_size"}
+    theirs = parse(VLLM)
+    assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens": 9}
+    assert parse(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
+
+
+def test_the_machine_is_described() -> None:
+    found = machine.describe()
+    assert found["cores"] >= 1
+    assert found["memory_bytes"] > 1 << 28
+    assert isinstance(found["gpus"], list)
+    assert "tokenizers" in found["packages"]
+    assert msgspec.json.decode(msgspec.json.encode(found)) == found
+
+
+def test_words_of_a_vocabulary_are_one_token_each() -> None:
+    tokens = LocalTokens.load(demo.model_path(), demo.MODEL_ID)
+    words = tokens.words()
+    assert len(words) >= 64
+    text = " ".join(list(words)[:50])
+    assert tokens.count(text, special=False) == 50
+    assert tokens.count(text) - 50 == tokens.count("")
+
+
+def test_guesses_are_near_for_common_words() -> None:
+    guess = GuessedTokens()
+    assert guess.count(" ".join(list(guess.words())[:40])) == 40
+    assert guess.count("") == 0
+    assert guess.count("unbelievable, really!") == 5

@@ -1,0 +1,145 @@
+"""One load generator: ``python -m tgi_cli.bench.load``; see :mod:`tgi_cli.bench.load.frames`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+from typing import BinaryIO, cast
+
+from tgi_cli.bench.load import frames
+from tgi_cli.bench.load.frames import Begin, Ended, FromGenerator, Job, NoMore, Ready, Requests
+from tgi_cli.bench.load.generator import Generator
+from tgi_cli.bench.load.honesty import Watch
+from tgi_cli.errors import ExitCode, TgiError
+
+_COLLECT_AFTER = 50_000
+
+
+class _Out(asyncio.BaseProtocol):
+    """Frames to whoever started this process, written without waiting for it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.WriteTransport | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's are no subclasses
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def report(self, message: FromGenerator) -> None:
+        """Write a frame."""
+        if self._transport is not None:
+            self._transport.write(frames.pack(message))
+
+    async def flush(self) -> None:
+        """Close it when all is written."""
+        if self._transport is not None:
+            self._transport.close()
+        await self.closed
+
+
+def main() -> int:
+    """The exit status."""
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints is no frame
+    with contextlib.suppress(ValueError, OSError):  # as many connections as the system allows
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    job = frames.read(sys.stdin.buffer)
+    if not isinstance(job, Job):
+        return ExitCode.FAILURE
+    try:
+        if job.target.kind == "shard-v3":
+            from tgi_cli.bench.load import shard
+
+            shard.run(job, sys.stdin.buffer, out)
+        else:
+            _run(job, out)
+    except TgiError as error:
+        print(f"error: {error.cause}\n{error.remedy}", file=sys.stderr)
+        return error.exit_code
+    return ExitCode.OK
+
+
+def _run(job: Job, out: BinaryIO) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(_hold(job, out))
+    else:
+        uvloop.run(_hold(job, out))
+
+
+async def _hold(job: Job, out: BinaryIO) -> None:
+    """Run a job over HTTP, with whoever started this at the other ends of stdin and ``out``."""
+    loop = asyncio.get_running_loop()
+    _, writer = await loop.connect_write_pipe(_Out, out)
+    generator = Generator(job, writer.report)
+    begin: asyncio.Future[float] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, generator, begin)
+    writer.closed.add_done_callback(lambda _: _stop(generator, begin))
+    threading.Thread(
+        target=_feed, args=(sys.stdin.buffer, loop, generator, begin), daemon=True
+    ).start()
+    writer.report(Ready())
+    origin = await begin
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
+    watch = Watch()
+    watch.start()
+    await generator.run(origin)
+    writer.report(Ended(watch.stop(generator.late), generator.stopped))
+    await writer.flush()
+
+
+def _stop(generator: Generator, begin: asyncio.Future[float]) -> None:
+    generator.stop()
+    if not begin.done():
+        begin.set_result(0.0)
+
+
+def _feed(
+    stream: BinaryIO,
+    loop: asyncio.AbstractEventLoop,
+    generator: Generator,
+    begin: asyncio.Future[float],
+) -> None:
+    """Take frames in, in a thread; no faster than they are used up."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the job is done
+        while True:
+            message = frames.read(stream)
+            match message:
+                case Requests(items):
+                    asyncio.run_coroutine_threadsafe(_put(generator, items), loop).result()
+                case NoMore():
+                    asyncio.run_coroutine_threadsafe(generator.source.put(None), loop).result()
+                case Begin(origin):
+                    loop.call_soon_threadsafe(_begin, begin, origin)
+                case _:  # nobody is there any more
+                    loop.call_soon_threadsafe(_stop, generator, begin)
+                    return
+
+
+async def _put(generator: Generator, items: list[frames.Item]) -> None:
+    for item in items:
+        await generator.source.put(item)
+
+
+def _begin(begin: asyncio.Future[float], origin: float) -> None:
+    if not begin.done():
+        begin.set_result(origin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

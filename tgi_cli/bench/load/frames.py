@@ -1,0 +1,134 @@
+"""What passes between a run and its load generators: msgpack behind four bytes of length.
+
+To the generator go a Job, Requests as they are made, NoMore after the last, and Begin once all
+generators are Ready. SIGTERM asks it to stop; it still answers with Ended. A closed pipe ends it.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import msgspec
+
+from tgi_cli.bench.records import (
+    BatchDone,
+    Client,
+    Progress,
+    Request,
+    RequestRecord,
+    Step,
+    StepFailed,
+    Target,
+)
+from tgi_cli.bench.settings import Route, Settings
+
+_HEAD = 4
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """The step, or one generator's share of it.
+
+    Attributes:
+        index: of the step in its run.
+        clients: of a ``concurrency`` step, how many are this generator's.
+        expected: requests or runs that it will get; 0: not known.
+    """
+
+    target: Target
+    step: Step
+    settings: Settings
+    route: Route
+    index: int
+    clients: int
+    expected: int
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """A request and its number within the step."""
+
+    index: int
+    request: Request
+
+
+class Requests(msgspec.Struct, frozen=True, tag=True):
+    """Some more."""
+
+    items: list[Item]
+
+
+class NoMore(msgspec.Struct, frozen=True, tag=True):
+    """That were all."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """``origin``: the second 0 of the step, on time.perf_counter(), which all processes share."""
+
+    origin: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The generator can begin."""
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """One request is over; ``text`` is what was generated."""
+
+    record: RequestRecord
+    text: str
+
+
+class Note(msgspec.Struct, frozen=True, tag=True):
+    """Something that a reader of the figures must know."""
+
+    text: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The last frame; ``stopped`` says why if that was before the step's own end."""
+
+    client: Client
+    stopped: str
+
+
+ToGenerator = Job | Requests | NoMore | Begin
+FromGenerator = Ready | Finished | BatchDone | Progress | StepFailed | Note | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+_to_generator = msgspec.msgpack.Decoder(ToGenerator)
+_from_generator = msgspec.msgpack.Decoder(FromGenerator)
+
+
+def pack(message: ToGenerator | FromGenerator) -> bytes:
+    """One frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_HEAD, "big") + body
+
+
+class Unpacker:
+    """Cuts what a generator wrote into its frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[FromGenerator]:
+        """The frames that are whole by now. Raises msgspec.DecodeError."""
+        self._rest += data
+        found = []
+        begin = 0
+        while (end := begin + _HEAD) <= len(self._rest):
+            end += int.from_bytes(self._rest[begin:end], "big")
+            if end > len(self._rest):
+                break
+            found.append(_from_generator.decode(self._rest[begin + _HEAD : end]))
+            begin = end
+        del self._rest[:begin]
+        return found
+
+
+def read(stream: BinaryIO) -> ToGenerator | None:
+    """The next frame to the generator, waiting for it; None: the pipe is closed."""
+    head = stream.read(_HEAD)
+    if len(head) < _HEAD:
+        return None
+    body = stream.read(size := int.from_bytes(head, "big"))
+    return _to_generator.decode(body) if len(body) == size else None

@@ -1,0 +1,254 @@
+"""Holds a step's load over HTTP: so many clients, requests when they are due, or closed batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tgi_cli.bench.load.frames import Finished, FromGenerator, Item, Job, Note
+from tgi_cli.bench.load.sender import Sender
+from tgi_cli.bench.load.source import Source, Turns
+from tgi_cli.bench.records import BatchDone, BatchRecord, Progress, RequestRecord, StepFailed
+
+_LOOK = 0.05
+"""Seconds between two looks at whether the step is over."""
+_PROGRESS = 0.25
+_WINDOW = 8
+"""Progresses over which the rate of tokens is taken: two seconds."""
+_UNREACHABLE_SECONDS = 5.0
+_UNREACHABLE_TIMES = 5
+_REFUSED_TIMES = 20
+"""Answers of a 4xx status, and no other, after which no more are asked for."""
+_HOPELESS = {"http 401", "http 403", "http 404"}
+"""Errors that every further step would have as well."""
+
+
+class Generator:
+    """Runs one job.
+
+    Args:
+        job: what to do.
+        report: takes frames for whoever started this process.
+
+    Attributes:
+        source: is to be filled with the job's requests.
+        stopped: why the step ended before its time; empty: it did not.
+    """
+
+    def __init__(self, job: Job, report: Callable[[FromGenerator], None]) -> None:
+        self._job = job
+        self._step = job.step
+        self._report = report
+        self._sender = Sender(job, lambda text: report(Note(text)))
+        self._end = math.inf
+        self._done_runs = 0
+        self._rates: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self._shown = -math.inf
+        self.source = Source()
+        self.stopped = ""
+        self._halt = asyncio.Event()
+
+    @property
+    def late(self) -> list[float]:
+        """Seconds behind their time at which requests were begun."""
+        return self._sender.tally.late
+
+    def stop(self) -> None:
+        """End now; what is in flight is dropped."""
+        self._halt.set()
+
+    async def run(self, origin: float) -> None:
+        """Until the step is over; ``origin`` is its second 0 on time.perf_counter()."""
+        if self._halt.is_set():
+            return
+        self._sender.origin = origin
+        await asyncio.sleep(max(0.0, -self._sender.now()))
+        if self._step.warmup == 0 and self._step.seconds is not None:
+            self._end = self._step.seconds
+        work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "batch": self._batches,
+            "concurrency": self._clients,
+            "rate": self._arrivals,
+        }
+        main = asyncio.ensure_future(work[self._step.kind]())
+        try:
+            while not main.done():
+                await asyncio.wait({main}, timeout=_LOOK)
+                self._progress()
+                if self._over_now():
+                    break
+        finally:
+            await _cancelled(main)
+            self._sender.close()
+        self._progress(last=True)
+
+    def _over_now(self) -> bool:
+        """Whether what still runs is to be cut off."""
+        sender, now = self._sender, self._sender.now()
+        if self._halt.is_set():
+            return True
+        if self._given_up():
+            return True
+        if now < self._end:
+            return False
+        if sender.tally.in_flight and now < self._end + self._job.settings.drain:
+            return False
+        sender.expired = True
+        return True
+
+    def _given_up(self) -> bool:
+        """Whether there is no use in going on; says so then."""
+        tally, address = self._sender.tally, self._job.target.address
+        since = self._sender.now() - tally.refused_since
+        if tally.refused_connections >= _UNREACHABLE_TIMES and since >= _UNREACHABLE_SECONDS:
+            cause = f"{address} has taken no connection for {since:.0f} s"
+            self._fail(cause, "see whether the server still runs", fatal=True)
+            return True
+        kinds = set(tally.kinds)
+        refused = kinds and all(k.startswith("http 4") and k != "http 429" for k in kinds)
+        if not tally.good and tally.errors >= _REFUSED_TIMES and refused:
+            said = ", ".join(sorted(kinds))
+            remedy = "the first record's detail has the server's reason"
+            self._fail(f"{address} refuses every request: {said}", remedy, bool(kinds & _HOPELESS))
+            return True
+        return False
+
+    def _fail(self, cause: str, remedy: str = "", fatal: bool = False) -> None:
+        self.stopped = cause
+        self._report(StepFailed(self._job.index, cause, remedy, fatal))
+
+    # -------------------------------------------------------------- kinds of load
+
+    async def _clients(self) -> None:
+        """Each sends its next request when it has its answer."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._job.clients):
+                group.create_task(self._client())
+
+    async def _client(self) -> None:
+        while self._sender.now() < self._end and (taken := await self.source.take()):
+            await self._talk(*taken)
+            if refused := self._sender.tally.refused_connections:
+                await asyncio.sleep(min(1.0, 0.05 * refused))
+
+    async def _arrivals(self) -> None:
+        """Each is sent when it is due, whatever the others do."""
+        async with asyncio.TaskGroup() as group:
+            while taken := await self.source.take():
+                due = taken[0].request.at
+                if due is not None:
+                    if due >= self._end:
+                        break
+                    await asyncio.sleep(max(0.0, due - self._sender.now()))
+                elif self._sender.now() >= self._end:
+                    break
+                group.create_task(self._talk(*taken, due))
+
+    async def _talk(self, item: Item, turns: Turns | None, due: float | None = None) -> None:
+        """One request, or a conversation to its end."""
+        if turns is None:
+            await self._send(item, None, due, item.index < self._step.warmup)
+            return
+        following: Item | None = item
+        while following is not None:
+            if turns.talk.ended:
+                resume = turns.talk.ended + following.request.think
+                if resume >= self._end:
+                    break
+                await asyncio.sleep(max(0.0, resume - self._sender.now()))
+            warmup = following.index < self._step.warmup
+            await self._send(following, turns, due, warmup)
+            if self._sender.expired:
+                return
+            due = None
+            following = await self.source.turn(turns)
+
+    async def _send(
+        self, item: Item, turns: Turns | None, due: float | None, warmup: bool
+    ) -> RequestRecord:
+        if not warmup and self._end == math.inf and self._step.seconds is not None:
+            self._end = (self._sender.now() if due is None else due) + self._step.seconds
+        talk = None if turns is None else turns.talk
+        finished: Finished = await self._sender.send(item, due, talk, warmup)
+        self._report(finished)
+        return finished.record
+
+    async def _batches(self) -> None:
+        """So many at once, then again."""
+        size = int(self._step.value)
+        while self._sender.now() < self._end:
+            taken = [taken for _ in range(size) if (taken := await self.source.take())]
+            if len(taken) < size:
+                return
+            warmup = self._done_runs < self._step.warmup
+            records = await asyncio.gather(
+                *(self._send(item, None, None, warmup) for item, _ in taken)
+            )
+            self._done_runs += 1
+            wrong = [record for record in records if record.error]
+            if wrong:
+                cause = f"{len(wrong)} of {size} requests failed: {wrong[0].error}"
+                detail = wrong[0].detail
+                self._report(StepFailed(self._job.index, f"{cause}: {detail}" if detail else cause))
+                await asyncio.sleep(min(1.0, 0.05 * self._sender.tally.refused_connections))
+            elif all(record.arrivals for record in records):
+                self._report(BatchDone(self._job.index, batch_record(records, warmup)))
+
+    # -------------------------------------------------------------- progress
+
+    def _progress(self, last: bool = False) -> None:
+        now, tally = self._sender.now(), self._sender.tally
+        if now - self._shown < _PROGRESS and not last:
+            return
+        self._shown = now
+        tokens = self._sender.tokens
+        self._rates.append((now, tokens))
+        began, before = self._rates[0]
+        self._report(
+            Progress(
+                index=self._job.index,
+                done=self._done_runs if self._step.kind == "batch" else tally.done,
+                expected=self._job.expected,
+                elapsed=now,
+                in_flight=tally.in_flight,
+                errors=tally.errors,
+                tokens_per_second=(tokens - before) / (now - began) if now > began else 0.0,
+            )
+        )
+
+
+def batch_record(records: list[RequestRecord], warmup: bool) -> BatchRecord:
+    """What TGI's benchmark would have seen of requests that were sent together.
+
+    The prefill lasts until the last of them has its first token; a decode is the mean time to the
+    next token.
+    """
+    firsts = [record.arrivals[0] for record in records]
+    gaps: list[float] = []
+    for number in range(1, max(len(record.arrivals) for record in records)):
+        steps = [
+            record.arrivals[number] - record.arrivals[number - 1]
+            for record in records
+            if len(record.arrivals) > number
+        ]
+        gaps.append(sum(steps) / len(steps))
+    return BatchRecord(
+        batch_size=len(records),
+        sequence_length=max(record.input_tokens for record in records),
+        decode_length=max(record.output_tokens for record in records),
+        prefill=max(firsts) - min(record.dispatched for record in records),
+        decodes=gaps,
+        warmup=warmup,
+    )
+
+
+async def _cancelled(task: asyncio.Future[None]) -> None:
+    """End a task; what it had to say is raised, unless it was cancelled."""
+    if not task.done():
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,281 @@
+"""HTTP/1.1 for streams: as little as possible between a byte's arrival and its time.
+
+Parsing is httptools'. What a general client does beside (redirects, proxies, cookies, content
+encodings) would only make times wrong here, and is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from tgi_cli.errors import ConfigError
+
+_MOST_IDLE = 4096
+
+
+class ConnectError(Exception):
+    """No connection could be made."""
+
+
+class BrokenError(Exception):
+    """The connection ended, or spoke no HTTP, before the answer was whole.
+
+    ``begun``: something of the answer had come.
+    """
+
+    def __init__(self, cause: str, begun: bool) -> None:
+        super().__init__(cause)
+        self.begun = begun
+
+
+class Sink(Protocol):
+    """Takes an answer in as it comes; called while data is read, so it must be quick."""
+
+    def head(self, status: int, content_type: str) -> None:
+        """The answer begins."""
+
+    def body(self, data: bytes, now: float) -> None:
+        """A piece of its body came at ``now``."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection; one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._sink: Sink | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._type = ""
+        self._now = 0.0
+        self._begun = False
+        self._headed = False
+        self._framed = False
+        self.usable = False
+        """Whether another request may be sent on it."""
+
+    # -------------------------------------------------------------- one request
+
+    async def exchange(self, request: bytes, sink: Sink) -> None:
+        """Send a request; return when its answer is whole. Raises BrokenError."""
+        assert self._transport is not None
+        self._done = asyncio.get_running_loop().create_future()
+        self._sink = sink
+        self._parser = httptools.HttpResponseParser(self)
+        self._type = ""
+        self._begun = self._headed = self._framed = self.usable = False
+        self._transport.write(request)
+        try:
+            await self._done
+        finally:
+            self._sink = None
+            self._done = None
+
+    def close(self) -> None:
+        """End it at once."""
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -------------------------------------------------------------- the transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self.usable = True
+
+    def data_received(self, data: bytes) -> None:
+        self._now = perf_counter()
+        self._begun = True
+        if self._parser is None or self._sink is None:
+            self.close()  # it speaks without having been asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(f"not HTTP: {error}")
+            self.close()
+
+    def eof_received(self) -> None:
+        self._ended("the server closed the connection")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        self._ended(f"the connection was lost: {exc or 'closed'}")
+
+    def _ended(self, cause: str) -> None:
+        """An answer without a length is whole now; any other is not."""
+        self.usable = False
+        if self._headed and not self._framed and self._done is not None:
+            if not self._done.done():
+                self._done.set_result(None)
+            return
+        self._fail(cause)
+
+    def _fail(self, cause: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(BrokenError(cause, self._begun))
+
+    # -------------------------------------------------------------- the parser's calls
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self._type = value.decode("latin-1")
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        self._headed = True
+        if self._sink is not None and self._parser is not None:
+            self._sink.head(self._parser.get_status_code(), self._type)
+
+    def on_body(self, body: bytes) -> None:
+        if self._sink is not None:
+            self._sink.body(body, self._now)
+
+    def on_message_complete(self) -> None:
+        if self._done is not None and not self._done.done() and self._parser is not None:
+            self.usable = self._parser.should_keep_alive()
+            self._done.set_result(None)
+
+
+class Pool:
+    """Connections to one server: idle ones are used again, and as many made as are needed.
+
+    Args:
+        url: scheme, host and port; what follows is not looked at.
+        insecure: take any certificate; ``ca_file`` names one to trust.
+        connect_timeout: seconds.
+
+    Raises:
+        ConfigError: no URL of http or https.
+    """
+
+    def __init__(
+        self, url: str, *, insecure: bool = False, ca_file: str = "", connect_timeout: float = 10.0
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url!r} is no URL", "write http://HOST:PORT")
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = tls_context(insecure, ca_file) if parts.scheme == "https" else None
+        self._timeout = connect_timeout
+        self._idle: list[Connection] = []
+        self._addresses: list[str] = []
+
+    async def send(self, request: bytes, sink: Sink, on_write: Callable[[], None]) -> None:
+        """Send a request and hand its answer to ``sink``.
+
+        A connection that its server has closed meanwhile is replaced by a new one, once.
+
+        Args:
+            on_write: called right before the request is written.
+
+        Raises:
+            ConnectError, BrokenError.
+        """
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.usable:
+                continue
+            try:
+                on_write()
+                await self._exchange(connection, request, sink)
+                return
+            except BrokenError as error:
+                if error.begun:
+                    raise
+                break
+        connection = await self._connect()
+        on_write()
+        await self._exchange(connection, request, sink)
+
+    def close(self) -> None:
+        """Close the idle ones."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _exchange(self, connection: Connection, request: bytes, sink: Sink) -> None:
+        try:
+            await connection.exchange(request, sink)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.usable and len(self._idle) < _MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout):
+                if not self._addresses:
+                    found = await loop.getaddrinfo(self._host, self._port, type=1)
+                    self._addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+                return await self._connect_any(loop)
+        except TimeoutError as error:
+            raise ConnectError(f"no connection within {self._timeout:g} s") from error
+        except OSError as error:
+            raise ConnectError(str(error)) from error
+
+    async def _connect_any(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        """The first address that answers; it is asked first from then on."""
+        last: OSError | None = None
+        for address in list(self._addresses):
+            try:
+                _, connection = await loop.create_connection(
+                    Connection,
+                    address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                )
+            except OSError as error:
+                last = error
+                continue
+            self._addresses.remove(address)
+            self._addresses.insert(0, address)
+            return connection
+        raise last or OSError(f"{self._host} has no address")
+
+
+def tls_context(insecure: bool, ca_file: str) -> ssl.SSLContext:
+    """What certificates are taken. Raises ConfigError."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise ConfigError(
+            f"{ca_file} holds no certificates: {error}", "name a PEM file of certificates"
+        ) from error
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def request_head(url: str, path: str, headers: dict[str, str]) -> bytes:
+    """The first lines of a POST of JSON, up to its length's number.
+
+    Raises:
+        ConfigError: a header that cannot be written.
+    """
+    parts = urlsplit(url)
+    lines = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"host: {parts.netloc}"]
+    own = {"content-type": "application/json", "accept": "text/event-stream"}
+    for name, value in (own | {key.lower(): value for key, value in headers.items()}).items():
+        if not name or any(c in f"{name}{value}" for c in "\r\n\0") or set(name) & set(": "):
+            raise ConfigError(f"the header {name!r} cannot be sent", "write NAME: VALUE")
+        lines.append(f"{name}: {value}")
+    try:
+        return ("\r\n".join(lines) + "\r\ncontent-length: ").encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"a header has letters beyond Latin-1: {error}", "write it so") from error

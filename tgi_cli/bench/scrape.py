@@ -1,0 +1,159 @@
+"""What a server says of itself at /metrics, by TGI's names, before, during and after a step.
+
+vLLM's (https://docs.vllm.ai/en/latest/usage/metrics/) and SGLang's
+(https://docs.sglang.ai/references/production_metrics.html) names are read as TGI's where they mean
+the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tgi_cli.bench.settings import Settings
+
+_SECONDS = 1.0
+_TIMEOUT = 2.0
+
+_ALSO = {
+    "vllm:num_requests_waiting": "tgi_queue_size",
+    "vllm:num_requests_running": "tgi_batch_current_size",
+    "vllm:kv_cache_usage_perc": "tgi_kv_cache_usage",
+    "sglang:num_queue_reqs": "tgi_queue_size",
+    "sglang:num_running_reqs": "tgi_batch_current_size",
+    "sglang:token_usage": "tgi_kv_cache_usage",
+    "vllm:prefix_cache_queries_total": "tgi_prefix_cache_query_tokens",
+    "vllm:prefix_cache_hits_total": "tgi_prefix_cache_hit_tokens",
+    "vllm:num_preemptions_total": "tgi_preemption_count",
+    "vllm:prompt_tokens_total": "tgi_engine_prompt_tokens",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an exposition says: sums over labels, and which of them are gauges."""
+
+    values: dict[str, float]
+    gauges: frozenset[str]
+
+
+def parse(text: str) -> Reading:
+    """All TGI samples of an exposition but for the buckets of histograms.
+
+    Raises:
+        ValueError: no Prometheus text.
+    """
+    own: dict[str, float] = defaultdict(float)
+    theirs: dict[str, float] = defaultdict(float)
+    gauges = set()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name, found = sample.name, own
+            if name in _ALSO:
+                name, found = _ALSO[name], theirs
+            if family.type == "counter" and found is own:
+                name = name.removesuffix("_total")  # which the parser adds, and TGI does not have
+            if name.startswith("tgi_") and not name.endswith(("_bucket", "_info", "_created")):
+                found[name] += sample.value
+                if family.type == "gauge":
+                    gauges.add(name)
+    return Reading({**theirs, **own}, frozenset(gauges))
+
+
+_NOTHING = Reading({}, frozenset())
+
+
+class Scraper:
+    """Reads /metrics once a second.
+
+    Args:
+        url: the server's; empty: there is nothing to read.
+        latest: is kept at what was read last.
+    """
+
+    def __init__(self, url: str, settings: Settings, latest: dict[str, float]) -> None:
+        self._url = f"{url.removesuffix('/').removesuffix('/v1')}/metrics" if url else ""
+        self._settings = settings
+        self._latest = latest
+        self._first = self._last = _NOTHING
+        self._levels: dict[str, list[float]] = defaultdict(list)
+        self._client: httpx.AsyncClient | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """The step begins."""
+        self._latest.clear()
+        if not self._url:
+            return
+        self._client = http_client(self._settings, _TIMEOUT)
+        if await self._read():
+            self._first = self._last
+            self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """The step is over."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._read()
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def figures(self) -> dict[str, float]:
+        """Of the step: how far each counter went, each gauge's mean, and its most (``NAME_max``).
+
+        A histogram's ``NAME_sum`` and ``NAME_count`` are counters too.
+        """
+        first, last = self._first.values, self._last
+        found = {
+            name: value - first.get(name, 0.0)
+            for name, value in last.values.items()
+            if name not in last.gauges and value >= first.get(name, 0.0)
+        }
+        for name, values in self._levels.items():
+            found[name] = sum(values) / len(values)
+            found[f"{name}_max"] = max(values)
+        return found
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_SECONDS)
+            if await self._read():
+                for name in self._last.gauges:
+                    self._levels[name].append(self._last.values[name])
+
+    async def _read(self) -> bool:
+        """Whether there was something to read."""
+        assert self._client is not None
+        try:
+            response = await self._client.get(self._url)
+            response.raise_for_status()
+            now = parse(response.text)
+        except (httpx.HTTPError, ValueError):
+            return False  # a server without metrics is measured all the same
+        if not now.values:
+            return False
+        self._last = now
+        self._latest.clear()
+        self._latest.update(now.values)
+        return True
+
+
+def http_client(settings: Settings, timeout: float) -> httpx.AsyncClient:
+    """A general client for what is not measured."""
+    from tgi_cli.bench.load.http import tls_context
+
+    headers = dict(settings.headers)
+    if settings.api_key:
+        headers = {"authorization": f"Bearer {settings.api_key}"} | headers
+    return httpx.AsyncClient(
+        headers=headers,
+        timeout=timeout,
+        verify=tls_context(settings.insecure, settings.ca_file),
+        trust_env=False,  # requests go straight to the server, and so does this
+    )

@@ -1,0 +1,161 @@
+"""Counts tokens as a target does: by its tokenizer, by its own /tokenize, or by a guess."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tgi_cli.errors import RouterError
+from tgi_cli.text.tokenizer import Tokenizer
+
+_VOCABULARY_WORD = re.compile(r"[\u0120\u2581]?([a-z]{2,12})")
+"""A word, behind the mark of a space in byte-level and SentencePiece vocabularies."""
+_MOST_WORDS = 4000
+_ENOUGH_WORDS = 64
+
+_WORDS = """
+the of and to in is it that for was on are as with his they at be this have from or one had
+by word but not what all were we when your can said there use an each which she do how their
+if will up other about out many then them these so some her would make like him into time
+has look two more write go see number no way could people my than first water been call who
+oil its now find long down day did get come made may part over new sound take only little
+work know place year live me back give most very after thing our just name good sentence man
+think say great where help through much before line right too mean old any same tell boy
+follow came want show also around form three small set put end does another well large must
+big even such because turn here why ask went men read need land different home us move try
+kind hand picture again change off play spell air away animal house point page letter mother
+answer found study still learn should world high every near add food between own below
+country plant last school father keep tree never start city earth eye light thought head
+under story saw left few while along might close something seem next hard open example begin
+life always those both paper together got group often run
+"""
+COMMON_WORDS = _WORDS.split()
+"""Short English words; one token each in nearly every vocabulary."""
+
+
+class LocalTokens:
+    """A tokenizer of this machine."""
+
+    exact = True
+
+    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        self._words: list[str] = []
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> LocalTokens:
+        """Of a model's folder. Raises ModelError."""
+        return cls(Tokenizer.load(folder), name)
+
+    def count(self, text: str, special: bool = True) -> int:
+        """See :class:`tgi_cli.bench.settings.TokenCounter`."""
+        return len(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def words(self) -> Sequence[str]:
+        """The most frequent words of the vocabulary that are one token, wherever they stand."""
+        if not self._words:
+            self._words = self._found()
+        return self._words
+
+    def _found(self) -> list[str]:
+        vocabulary = self._tokenizer.backend.get_vocab(with_added_tokens=False)
+        ranked = sorted(vocabulary.items(), key=lambda item: item[1])
+        matches = (_VOCABULARY_WORD.fullmatch(token) for token, _ in ranked)
+        names = dict.fromkeys(match[1] for match in matches if match)
+        candidates = list(names)[:_MOST_WORDS] or COMMON_WORDS
+        within = self._costs([f"the {word}" for word in candidates])
+        first = self._costs(candidates)
+        base = self.count("the", special=False)
+        inner = [
+            (word, alone)
+            for word, both, alone in zip(candidates, within, first, strict=True)
+            if both == base + 1
+        ]
+        anywhere = [word for word, alone in inner if alone == 1]
+        if len(anywhere) >= _ENOUGH_WORDS:
+            return anywhere
+        return [word for word, _ in inner] or COMMON_WORDS
+
+    def _costs(self, texts: list[str]) -> list[int]:
+        encoded = self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [len(one.ids) for one in encoded]
+
+
+class ServerTokens:
+    """The server's own /tokenize: TGI's, vLLM's (SGLang's) or llama.cpp's.
+
+    Raises:
+        RouterError: from :meth:`count`, when the server no longer answers.
+    """
+
+    exact = True
+
+    def __init__(self, url: str, client: httpx.Client, form: str, model: str) -> None:
+        self.name = f"{url}/tokenize"
+        self._client = client
+        self._form = form
+        self._model = model
+        self._overhead = 0
+        self._overhead = 2 * self.count("the") - self.count("the the")
+
+    @classmethod
+    def find(cls, url: str, client: httpx.Client, model: str) -> ServerTokens | None:
+        """The form that the server understands; None: it has no such route."""
+        for form in ("tgi", "vllm", "llama"):
+            try:
+                return cls(url, client, form, model)
+            except RouterError:
+                continue
+        return None
+
+    def count(self, text: str, special: bool = True) -> int:
+        """See :class:`tgi_cli.bench.settings.TokenCounter`."""
+        if not text:
+            return self._overhead if special else 0
+        tokens = self._asked(text)
+        return tokens if special else tokens - self._overhead
+
+    def words(self) -> Sequence[str]:
+        """Common ones."""
+        return COMMON_WORDS
+
+    def _asked(self, text: str) -> int:
+        bodies: dict[str, dict[str, Any]] = {
+            "tgi": {"inputs": text},
+            "vllm": {"model": self._model, "prompt": text, "add_special_tokens": True},
+            "llama": {"content": text, "add_special": True},
+        }
+        try:
+            response = self._client.post(self.name, json=bodies[self._form])
+            response.raise_for_status()
+            answer = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RouterError(f"{self.name} does not count tokens: {error}") from error
+        if self._form == "tgi" and isinstance(answer, list):
+            return len(answer)
+        if isinstance(answer, dict) and isinstance(answer.get("count"), int):
+            return int(answer["count"])
+        if isinstance(answer, dict) and isinstance(answer.get("tokens"), list):
+            return len(answer["tokens"])
+        raise RouterError(f"{self.name} answers in a form that is not known")
+
+
+class GuessedTokens:
+    """A token for a short word, for six letters of a longer one, and for every sign."""
+
+    exact = False
+    name = "a guess from the letters"
+    _PIECE = re.compile(r"[^\W_]{1,6}|[^\w\s]|_")
+
+    def count(self, text: str, special: bool = True) -> int:
+        """See :class:`tgi_cli.bench.settings.TokenCounter`."""
+        return len(self._PIECE.findall(text))
+
+    def words(self) -> Sequence[str]:
+        """Common ones of six letters at most."""
+        return [word for word in COMMON_WORDS if len(word) <= 6]
