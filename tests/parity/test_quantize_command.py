@@ -1,0 +1,178 @@
+"""``tgi quantize`` as a command: end to end, stopped and gone on with, and within its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tools.checkpoints import make_llama
+from tgi_cli import demo
+from tgi_cli.cli.main import run
+from tgi_cli.compression.progress import BlockProgress
+from tgi_cli.errors import ExitCode
+from tgi_cli.offline.llm import LLM
+
+MODEL = str(demo.model_path())
+FEW = ("--calibration", "bundled", "--samples", "6", "--seq-len", "64", "--device", "cpu")
+
+
+def test_a_process_makes_what_can_be_served(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tgi_cli", "quantize", MODEL, str(out), *FEW]
+    command += ["--evaluate", "--json-output", "--groupsize", "32", "--act-order"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["path"] == str(out)
+    assert len(result["layers"]) == 35
+    assert 0 < result["evaluation"]["kl"] < 0.1
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert any("calibrating with 6 samples" in line["fields"]["message"] for line in lines)
+    assert "--groupsize 32" in (out / "README.md").read_text()
+    with LLM(str(out), max_total_tokens=64) as llm:
+        [answer] = llm.generate(["import os\n\n\ndef "], max_new_tokens=12)
+    assert answer.text
+    stated = json.loads((out / "quantize_config.json").read_text())
+    assert (stated["bits"], stated["group_size"], stated["desc_act"]) == (4, 32, True)
+
+
+def test_stopped_and_gone_on_with_it_comes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["quantize", MODEL, str(tmp_path / "whole"), *FEW]) == 0
+    out = tmp_path / "out"
+    reached = BlockProgress.reached
+
+    def stop(self: BlockProgress, done: int) -> None:
+        reached(self, done)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockProgress, "reached", stop)
+        assert run(["quantize", MODEL, str(out), *FEW]) == ExitCode.INTERRUPTED
+    said = capsys.readouterr().err
+    assert f"to go on: tgi quantize {MODEL} {out}" in said
+    assert said.rstrip().endswith("--resume")
+    assert not out.exists()
+    assert run(["quantize", MODEL, str(out), *FEW]) == ExitCode.USAGE
+    assert run(["quantize", MODEL, str(out), *FEW, "--seed", "1", "--resume"]) == ExitCode.USAGE
+    assert "had other calibration" in capsys.readouterr().err
+    assert run(["quantize", MODEL, str(out), *FEW, "--resume"]) == 0
+    for file in sorted((tmp_path / "whole").iterdir()):
+        if file.name != "README.md":  # it names the command, and the folder
+            assert file.read_bytes() == (out / file.name).read_bytes(), file.name
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_interrupted_before_anything_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tgi_cli.hub.resolve_model", stop)
+    assert run(["quantize", "someone/model", str(tmp_path / "out")]) == ExitCode.INTERRUPTED
+    assert "nothing was made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8", "int8"])
+def test_inspection(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(["quantize", MODEL, str(out), "--method", method, "--exclude", "*.4.*"]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(out)]
+    assert run(["quantize", "--inspect", str(out), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = {"rtn": "gptq", "fp8": "compressed-tensors", "int8": "compressed-tensors"}[method]
+    assert lines[0].startswith(f"LlamaForCausalLM, {wanted}")
+    assert any("28 weights in" in line for line in lines)
+    assert run(["quantize", "--inspect", str(out), "--json-output", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == wanted
+    [kept] = found["quantized"]
+    assert len(kept["modules"]) == 28
+    assert kept["kernel"]
+    assert found["bytes"] < 0.8 * sum(f.stat().st_size for f in Path(MODEL).glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--inspect", MODEL, "out"], ExitCode.USAGE, "--inspect makes nothing"),
+        ([MODEL], ExitCode.USAGE, "no OUTPUT_DIR"),
+        ([MODEL, "out", "--bits", "5"], ExitCode.USAGE, "'5' is not one of 2, 3, 4, 8"),
+        ([MODEL, "out", "--method", "awq", "--bits", "8"], ExitCode.USAGE, "4 bits, not 8"),
+        ([MODEL, "out", "--method", "fp8", "--format", "gptq"], ExitCode.USAGE, "format gptq"),
+        ([MODEL, "out", "--act-order", "--group-aware"], ExitCode.USAGE, "not both"),
+        ([MODEL, "out", "--resume", *FEW], ExitCode.USAGE, "no unfinished run"),
+        ([MODEL, "out", "--include", "x", *FEW], ExitCode.USAGE, "matches no layer"),
+        (["./nowhere", "out"], ExitCode.MODEL_UNAVAILABLE, "there is no folder"),
+        ([MODEL, "out", "--upload-to-model-id", "a/b/c"], ExitCode.USAGE, "no name of a model"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    arguments: list[str],
+    code: ExitCode,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["quantize", *arguments]) == code
+    assert said in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+import tgi_cli.compression.job as job
+from tgi_cli.quantization.produce.recipe import Recipe
+import torch, transformers
+from transformers import LlamaForCausalLM
+
+def peak():
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmHWM:")[1].split()[0]) / 1024
+
+torch.randn(64, 64) @ torch.randn(64, 64)
+before = peak()
+job.quantize(job.Job(
+    model=Path(sys.argv[1]), out=Path(sys.argv[2]), calibration="bundled", samples=4, seq_len=64,
+    device="cpu", include=("*.v_proj",), recipe=Recipe(method="gptq"),
+))
+print(peak() - before)
+"""
+
+
+def test_memory_is_that_of_blocks_not_of_the_model(tmp_path: Path) -> None:
+    blocks = 24
+    plain = make_llama(
+        tmp_path / "plain",
+        dtype=torch.bfloat16,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=blocks,
+        vocab_size=4096,
+        head_dim=64,
+        num_key_value_heads=8,
+        tokenizer=demo.model_path(),
+    )
+    mib = (plain / "model.safetensors").stat().st_size / 2**20
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    arguments = [sys.executable, "-c", MEASURED, str(plain), str(tmp_path / "out")]
+    done = subprocess.run(
+        arguments, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    taken = float(done.stdout.split()[-1])
+    assert mib > 180
+    # A block in float32 is a twelfth of the model in bfloat16: 17 MiB; the rest are tables.
+    assert taken < 0.45 * mib, f"{taken:.0f} MiB for a model of {mib:.0f}"
