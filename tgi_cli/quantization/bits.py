@@ -38,3 +38,21 @@ def unpack_less_one(words: Tensor, bits: int) -> Tensor:
         return (unpack(words, bits) + 1).bitwise_and_(7)
     sums = (words.long() + _ONES[bits]) & 0xFFFFFFFF
     return unpack(torch.where(sums < 2**31, sums, sums - 2**32).int(), bits)
+
+
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """What :func:`unpack` undoes: numbers uint8 [n, k], below 2^bits, to words [n, k * bits / 32].
+
+    Rows fill whole words (for 3 bits, three at a time).
+    """
+    if bits == 3:
+        shifts = torch.arange(0, 48, 3, device=numbers.device)
+        pieces = (numbers.reshape(len(numbers), -1, 2, 16).long() << shifts).sum(-1)
+        first, last = pieces.unbind(-1)
+        words = torch.stack((first, first >> 32 | (last & 0xFFFF) << 16, last >> 16), dim=-1)
+        words = words.bitwise_and_(0xFFFFFFFF).flatten(1)
+        return torch.where(words < 2**31, words, words - 2**32).int()
+    packed = numbers[:, :: 8 // bits].contiguous()
+    for place in range(1, 8 // bits):
+        packed |= numbers[:, place :: 8 // bits] << place * bits
+    return packed.flatten().view(torch.int32).view(len(numbers), -1)

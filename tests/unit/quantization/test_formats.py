@@ -21,6 +21,7 @@ SAFETENSORS = {
     torch.int32: "I32",
     torch.int64: "I64",
     torch.float16: "F16",
+    torch.bfloat16: "BF16",
     torch.float32: "F32",
     torch.uint8: "U8",
     torch.int8: "I8",

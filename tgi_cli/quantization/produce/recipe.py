@@ -15,7 +15,8 @@ class Recipe:
     Attributes:
         method: ``gptq``, ``awq``, ``rtn``, ``fp8`` or ``int8``.
         bits: 2, 3, 4 or 8.
-        group_size: inputs that share a scale; -1: all of a row.
+        group_size: inputs that share a scale; -1: all of a row. fp8 and int8 have a scale per
+            row (-1), or fp8 one for the whole weight (0).
         sym: whether zero is in the middle of the codes.
         desc_act: GPTQ goes through inputs in order of falling Hessian diagonal (act-order).
         static_groups: groups' scales are found before any column is changed, so that with
@@ -25,6 +26,8 @@ class Recipe:
         mse: scales are searched for the least squared error instead of covering the extremes.
         percdamp: share of the Hessian's mean diagonal that is added to it.
         format: ``gptq``, ``gptq_v2``, ``awq`` or ``compressed-tensors``.
+        scale_dtype: what scales are stored in. They are rounded to it before codes are chosen.
+            gptq and awq have float16; compressed-tensors has the model's dtype.
     """
 
     method: str
@@ -37,6 +40,7 @@ class Recipe:
     mse: bool = False
     percdamp: float = 0.01
     format: str = "gptq"
+    scale_dtype: torch.dtype = torch.float16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +55,7 @@ class Result:
         groups: [K] int32, the group of each input (``g_idx``).
         loss: mean squared error of the outputs on the calibration inputs, over their mean
             square; NaN where there were none.
+        note: what was done otherwise than asked, and why, in a few words; mostly empty.
     """
 
     codes: torch.Tensor
@@ -58,3 +63,4 @@ class Result:
     zeros: torch.Tensor | None
     groups: torch.Tensor
     loss: float
+    note: str = ""
