@@ -250,7 +250,7 @@ class BenchApp(App[None]):
         scene = self.scene
         state = lines.state(scene, self.leaving, self._start_run is not None)
         self.query_one("#head", Drawing).show(
-            lambda width, height: lines.head(self.heading, state, width)
+            lambda width, height: lines.head(self.heading, state, width), state
         )
         tabs = lines.step_tabs(scene)
         place = self.board.steps.index(self.shown) if self.shown in self.board.steps else -1
@@ -260,7 +260,7 @@ class BenchApp(App[None]):
         message = lines.message(scene, self.leaving)
         drawing = self.query_one("#message", Drawing)
         drawing.display = bool(message.plain)
-        drawing.show(lambda width, height: lines.cut(message, width))
+        drawing.show(lambda width, height: lines.cut(message, width), message.plain)
         view = self.query_one(f"#views > #{self.current}")
         assert isinstance(
             view, StepsView | PercentilesView | RequestsView | ServerView | CompareView

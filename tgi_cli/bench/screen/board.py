@@ -27,7 +27,7 @@ once it has ended it is shown by all of them."""
 LIVE_BATCHES = 10_000
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class StepState:
     """One step, running or run.
 

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Grid
+from textual.strip import Strip
 from textual.widget import Widget
 from textual_hires_canvas import Canvas
 from textual_plot import AxisFormatter, PlotWidget
+from textual_plot.plot_widget import Legend
 
 from tgi_cli.bench.screen.numbers import short
 
 MAX_ZOOM = 6
-_TICK_COLUMNS = 9
+_TICK_COLUMNS = 7
 """Columns that a tick of the lower axis takes with its label."""
 
 
@@ -28,6 +32,18 @@ class Series:
     throughput: NDArray[np.float64]
     style: str
     chosen: bool = False
+
+
+class Surface(Canvas):
+    """A canvas that may be smaller than its widget for a moment, without colours too.
+
+    Canvas itself then gives a line of no style, which Textual cannot draw under NO_COLOR.
+    """
+
+    def render_line(self, y: int) -> Strip:
+        """Textual's."""
+        strip = super().render_line(y)
+        return strip if strip.cell_length else Strip.blank(self.size.width, self.rich_style)
 
 
 class Chart(PlotWidget, can_focus=False):
@@ -48,6 +64,13 @@ class Chart(PlotWidget, can_focus=False):
         self._across, self._upward = Ticks(), Ticks()
         self.set_x_formatter(self._across)
         self.set_y_formatter(self._upward)
+
+    def compose(self) -> ComposeResult:
+        """PlotWidget's, with surfaces for canvases."""
+        with Grid():
+            for name in ("margin-top", "margin-left", "plot", "margin-bottom"):
+                yield Surface(1, 1, id=name)
+        yield Legend(id="legend")
 
     def on_mount(self) -> None:
         """Textual's."""

@@ -23,11 +23,13 @@ class Drawing(Widget):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._draw: Draw = lambda width, height: Text()
+        self._key: object = None
 
-    def show(self, draw: Draw) -> None:
-        """Draw this from now on."""
-        self._draw = draw
-        self.refresh()
+    def show(self, draw: Draw, key: object = None) -> None:
+        """Draw this from now on; nothing is done where ``key`` is what it was (None: unknown)."""
+        if key is None or key != self._key:
+            self._draw, self._key = draw, key
+            self.refresh()
 
     def render(self) -> Text:
         """What Textual shows."""

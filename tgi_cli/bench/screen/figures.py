@@ -25,6 +25,8 @@ from tgi_cli.bench.statistics import (
 
 SHARE = 0.1
 """Of the time that may be spent on the figures of a step that runs."""
+PAUSE = 0.5
+"""Seconds between two of its figures at least: drawing them costs more than the rest."""
 CHART_POINTS = 400
 """Most points of one step in a chart; a terminal has no room for more."""
 
@@ -32,14 +34,15 @@ Floats = NDArray[np.float64]
 NONE: Floats = np.zeros(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Panel:
     """One half of the first view: prefill, or decode.
 
     Attributes:
         heading: of the statistics and the histogram.
         columns: latencies by the heading of their column, ms.
-        rate: tokens per second: over the runs, or over slices of the step's time.
+        rate: tokens per second, over the runs of a batch.
+        counts: other numbers by their names, the rate of a step of requests first.
         values: float64 ``[n]``, ms: of the histogram.
         latency, throughput: float64 ``[n]``, ms and tokens/s: the chart's points.
     """
@@ -47,12 +50,13 @@ class Panel:
     heading: str
     columns: Mapping[str, Summary | None]
     rate: Summary | None = None
+    counts: Mapping[str, float] = field(default_factory=dict)
     values: Floats = field(default_factory=lambda: NONE)
     latency: Floats = field(default_factory=lambda: NONE)
     throughput: Floats = field(default_factory=lambda: NONE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Panels:
     """Both halves."""
 
@@ -80,6 +84,7 @@ def _of_batches(record: StepRecord) -> Panels:
             "Prefill",
             {"ms": _summary(prefill)},
             _summary(found["prefill_throughput"]),
+            {},
             prefill,
             prefill[-CHART_POINTS:],
             found["prefill_throughput"][-CHART_POINTS:],
@@ -88,6 +93,7 @@ def _of_batches(record: StepRecord) -> Panels:
             "Decode",
             {"total ms": _summary(found["decode_total"]), "token ms": _summary(token)},
             _summary(found["decode_throughput"]),
+            {},
             token,
             token[-CHART_POINTS:],
             found["decode_throughput"][-CHART_POINTS:],
@@ -97,37 +103,48 @@ def _of_batches(record: StepRecord) -> Panels:
 
 def _of_requests(record: StepRecord) -> Panels:
     observed = observe(record.requests)
-    answered = [request for request in counted(record.requests) if request.error is None]
-    rates = windows(record.requests, record.duration) if answered else {}
-    read = _summary(rates.get("input_tokens_per_second", NONE))
-    written = _summary(rates.get("output_tokens_per_second", NONE))
+    requests = counted(record.requests)
+    failed = sum(request.error is not None for request in requests)
+    rates = {name: float(found.mean()) for name, found in _rates(record, failed).items()}
+    read, written = rates.get("input_tokens_per_second"), rates.get("output_tokens_per_second")
     first, gaps = _summary(observed["ttft"].values), _summary(observed["itl"].values)
     return Panels(
         Panel(
             "First token",
             {"TTFT ms": first},
-            read,
+            None,
+            _known({"tokens/s": read, "answers/s": rates.get("requests_per_second")}),
             observed["ttft"].values,
             *_point(first, read),
         ),
         Panel(
             "Decode",
             {"E2E ms": _summary(observed["e2e"].values), "ITL ms": gaps},
-            written,
+            None,
+            _known({"tokens/s": written, "failed": float(failed) if requests else None}),
             observed["itl"].values,
             *_point(gaps, written),
         ),
     )
 
 
+def _rates(record: StepRecord, failed: int) -> Mapping[str, Floats]:
+    answered = len(counted(record.requests)) > failed
+    return windows(record.requests, record.duration) if answered else {}
+
+
+def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
 def _summary(values: Floats) -> Summary | None:
     return summarize(values, intervals=False)
 
 
-def _point(latency: Summary | None, rate: Summary | None) -> tuple[Floats, Floats]:
+def _point(latency: Summary | None, rate: float | None) -> tuple[Floats, Floats]:
     if latency is None or rate is None:
         return NONE, NONE
-    return np.array([latency.mean]), np.array([rate.mean])
+    return np.array([latency.mean]), np.array([rate])
 
 
 
@@ -180,7 +197,7 @@ class Figures:
             live |= not whole
         ended = time.monotonic()
         if live:
-            self._next = ended + (ended - began) * (1 - SHARE) / SHARE
+            self._next = ended + max((ended - began) * (1 - SHARE) / SHARE, PAUSE)
 
     def _stale_panels(self, board: Board) -> list[StepState]:
         kept = self._panels

@@ -29,7 +29,7 @@ def short(value: float) -> str:
 
 
 def _significant(value: float) -> str:
-    size = abs(value)
+    size = abs(float(f"{value:.3g}"))
     if size == 0:
         return "0"
     digits = 2 - math.floor(math.log10(size))

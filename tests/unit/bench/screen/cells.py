@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+from rich.cells import cell_len
+
 from tgi_cli.bench.screen.app import BenchApp
 
 _PIECE = re.compile(
@@ -30,7 +32,7 @@ def of_picture(svg: str) -> list[str]:
     for row in range(max(lines, default=-1) + 1):
         line = ""
         for place, piece in sorted(lines.get(row, {}).items()):
-            line = line.ljust(place) + piece
+            line += " " * (place - cell_len(line)) + piece
         found.append(line.rstrip())
     return found
 

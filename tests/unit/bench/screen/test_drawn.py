@@ -22,7 +22,7 @@ def test_numbers_fit_their_columns() -> None:
     ]
     assert [fitted(None), fitted(float("nan")), fitted(float("inf"))] == ["-", "-", "-"]
     assert [short(value) for value in (0, 0.0123, 1.234, 12.34, 123.4, 999.9, 1234, 2e6)] == [
-        *("0", "0.0123", "1.23", "12.3", "123", "1000", "1.23k", "2.00M")
+        *("0", "0.0123", "1.23", "12.3", "123", "1.00k", "1.23k", "2.00M")
     ]
     assert [seconds(value) for value in (0.5, 12.34, 75, 3700)] == [
         *("0.50 s", "12.3 s", "1:15", "1:01:40")

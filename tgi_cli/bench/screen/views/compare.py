@@ -24,6 +24,7 @@ class CompareView(VerticalScroll):
         super().__init__(id=id)
         self._of: tuple[Run, Run] | None = None
         self._found: Comparison | None = None
+        self._painted: object = None
 
     def compose(self) -> ComposeResult:
         """Textual's."""
@@ -32,6 +33,10 @@ class CompareView(VerticalScroll):
     def paint(self, scene: Scene) -> None:
         """Show this moment."""
         run, other = scene.board.run, scene.other
+        key = (run is None, self._of is None, self._found is None, self.size.width, scene.dark)
+        if key == self._painted:
+            return
+        self._painted = key
         if other is None:
             text = Text("Nothing to compare with: open this run with another, saved one.", "dim")
         elif run is None:

@@ -24,12 +24,22 @@ _COLUMNS = (
 )
 _WIDE = 124
 """Columns from which an interval stands behind its value, not below it."""
-_LABELS = {"ttft_scheduled": "TTFT (due)", "e2e_scheduled": "E2E (due)", "late": "Lag"}
+_LABELS = {
+    "ttft_scheduled": "TTFT (due)",
+    "e2e_scheduled": "E2E (due)",
+    "late": "Lag",
+    "decode_token": "Dec. token",
+    "decode_total": "Dec. total",
+}
 """Shorter than in reports, where there is no room."""
 
 
 class PercentilesView(VerticalScroll):
     """The table of the step that is shown."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._painted: object = None
 
     def compose(self) -> ComposeResult:
         """Textual's."""
@@ -39,6 +49,10 @@ class PercentilesView(VerticalScroll):
         """Show this moment."""
         width = self.size.width - 1  # the scroll bar's
         table = scene.figures.table(scene.shown) if scene.shown is not None else None
+        key = (table, scene.shown, width, scene.dark)
+        if key == self._painted:
+            return
+        self._painted = key
         if table is None:
             text = Text("no figures yet", style="dim")
         else:
@@ -58,6 +72,7 @@ def drawn(
     dark: bool = True,
 ) -> Text:
     """The whole table as lines."""
+    width = max(width, 60)
     wide = width >= _WIDE
     first = 17 if wide else 12
     column = (width - first) // len(_COLUMNS)
@@ -116,7 +131,7 @@ def _append_rates(text: Text, figures: StepFigures, width: int) -> None:
         metric = METRICS[name]
         interval = figures.rate_intervals.get(name)
         span = f" {span_of(*interval)}" if interval else ""
-        plain = f"{metric.label:<9}{fitted(rate, 9):>10} {metric.unit}"
+        plain = f"{metric.label:<9}{fitted(rate, 8):>9} {metric.unit}"
         text.append(plain)
         text.append(span, style="dim")
         left = number % 2 == 0 and number + 1 < len(figures.rates)

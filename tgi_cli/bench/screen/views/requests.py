@@ -82,6 +82,10 @@ def _runs(batches: list[BatchRecord]) -> list[Row]:
 class RequestsView(Vertical):
     """The timeline and its axis. ``+`` and ``-`` zoom the time, from the topmost row on."""
 
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._painted: object = None
+
     def compose(self) -> ComposeResult:
         """Textual's."""
         yield Drawing(id="axis")
@@ -90,10 +94,14 @@ class RequestsView(Vertical):
 
     def paint(self, scene: Scene) -> None:
         """Show this moment."""
+        shown = scene.shown
+        key = (shown, shown.version if shown is not None else 0, scene.zoom, scene.dark)
         timeline = self.query_one("#timeline", Timeline)
-        timeline.show(scene)
-        self.query_one("#axis", Drawing).show(lambda width, _: timeline.axis(width))
-        self.query_one("#legend", Drawing).show(lambda width, _: timeline.legend())
+        if key != self._painted:
+            self._painted = key
+            timeline.show(scene)
+        self.query_one("#axis", Drawing).show(lambda width, _: timeline.axis(width), key)
+        self.query_one("#legend", Drawing).show(lambda width, _: timeline.legend(), key)
 
 
 class Timeline(ScrollView, can_focus=True):
@@ -102,7 +110,7 @@ class Timeline(ScrollView, can_focus=True):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._rows: list[Row] = []
-        self._shown: tuple[StepState, int] | None = None
+        self._shown: StepState | None = None
         self._end = 1.0
         self._zoom = 0
         self._style = ""
@@ -112,17 +120,15 @@ class Timeline(ScrollView, can_focus=True):
         """The step of this moment; a running one is followed down unless it was scrolled up."""
         step = scene.shown
         following = self.scroll_offset.y >= self.max_scroll_y and step is not None
-        changed = None if step is None else (step, step.version)
-        if changed != self._shown:
-            another = self._shown is None or step is not self._shown[0]
-            self._rows = [] if step is None else rows_of(step.snapshot())
-            self._shown = changed
-            self._end = max((row.last for row in self._rows), default=1.0) or 1.0
-            self.virtual_size = Size(self.size.width, len(self._rows))
-            if another:
-                self.scroll_to(y=0, animate=False)
-            if following and step is not None and step.record is None:
-                self.scroll_end(animate=False)
+        another = step is not self._shown
+        self._shown = step
+        self._rows = [] if step is None else rows_of(step.snapshot())
+        self._end = max((row.last for row in self._rows), default=1.0) or 1.0
+        self.virtual_size = Size(self.size.width, len(self._rows))
+        if another:
+            self.scroll_to(y=0, animate=False)
+        if following and step is not None and step.record is None:
+            self.scroll_end(animate=False)
         place = scene.board.steps.index(step) if step is not None else 0
         self._style = colour(place, scene.dark)
         self._error = error_style(scene.dark)

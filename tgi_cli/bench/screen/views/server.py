@@ -58,12 +58,13 @@ class ServerView(Vertical):
         self.query_one("#server-state", Static).update(state_of(scene))
         if history is None:
             return
+        key = (history.version, scene.dark)
         for place, plot in enumerate(_PLOTS):
             drawing = self.query_one(f"#plot-{plot.name}", Drawing)
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"
-            drawing.show(partial(_drawn, plot, history, colour(place, scene.dark)))
+            drawing.show(partial(_drawn, plot, history, colour(place, scene.dark)), key)
 
 
 def _drawn(plot: _Plot, history: History, style: str, width: int, height: int) -> Text:

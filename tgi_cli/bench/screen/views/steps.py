@@ -34,6 +34,10 @@ _EMPTY = Panel("", {"ms": None})
 class StepsView(Vertical):
     """One step's figures, and all steps in two charts."""
 
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._painted: object = None
+
     def compose(self) -> ComposeResult:
         """Textual's."""
         with Horizontal(id="gauges"):
@@ -51,12 +55,12 @@ class StepsView(Vertical):
         """Whether there is room for the axes' names."""
         for chart in self.query(Chart):
             chart.set_margins(tall=tall)
-        self._tall = tall
 
     def release(self) -> None:
         """Let the keys zoom what the mouse has moved."""
         for chart in self.query(Chart):
             chart.release()
+        self._painted = None
 
     def paint(self, scene: Scene) -> None:
         """Show this moment."""
@@ -70,6 +74,11 @@ class StepsView(Vertical):
         else:
             label = "Batch Progress" if shown.step.kind == "batch" else "Step Progress"
             gauge.show(shown.share, counted(shown), bad=shown.bad, label=label)
+        all_panels = [scene.figures.panels(step) for step in board]
+        key = (all_panels, shown, scene.zoom, scene.dark)
+        if key == self._painted:
+            return  # the rest costs a hundred times as much
+        self._painted = key
         found = scene.figures.panels(shown) if shown is not None else None
         place = board.steps.index(shown) if shown is not None else 0
         style = colour(place, scene.dark)
@@ -125,7 +134,8 @@ def counted(step: StepState) -> str:
 
 def heading_of_histogram(panel: Panel, heading: str) -> str:
     """What a histogram's bins are of."""
-    return f"{list(panel.columns)[-1]}" if panel.heading else heading
+    *_, newest = panel.columns
+    return newest if panel.counts else f"{heading} {newest}"
 
 
 def statistics(panel: Panel, width: int, height: int) -> Text:
@@ -138,7 +148,12 @@ def statistics(panel: Panel, width: int, height: int) -> Text:
         text.append(f"{label:<{_LABEL}}", style="dim")
         text.append(f"{cells}\n")
     rate = panel.rate
-    if height >= 11:
+    if rate is None:
+        for label, number in panel.counts.items():
+            digits = 0 if number == int(number) else 2
+            text.append(f"{label:<{_LABEL + 1}}", style="dim")
+            text.append(f"{fitted(number, _COLUMN - 2, digits):>{_COLUMN - 1}}\n")
+    elif height >= 11:
         text.append(f"{'':{_LABEL}}{'tokens/s':>{_COLUMN}}\n", style="dim")
         for label, name in _ROWS[:3]:
             text.append(f"{label:<{_LABEL}}", style="dim")
@@ -146,9 +161,8 @@ def statistics(panel: Panel, width: int, height: int) -> Text:
     else:
         text.append("tokens/s", style="dim")
         text.append(f"{_cell(rate, 'mean')}\n")
-        if rate is not None:
-            text.append(f"{fitted(rate.minimum, 7)} – {fitted(rate.maximum, 7)}", style="dim")
-    text.right_crop(int(text.plain.endswith("\n")))
+        text.append(f"{fitted(rate.minimum, 7)} – {fitted(rate.maximum, 7)}", style="dim")
+    text.rstrip()
     return text
 
 
