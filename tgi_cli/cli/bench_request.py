@@ -11,7 +11,7 @@ from tgi_cli.bench.job import Measurement
 from tgi_cli.bench.options import Load, Options, Prefix
 from tgi_cli.bench.settings import Sampling, Settings
 from tgi_cli.bench.statistics import parse_slo
-from tgi_cli.bench.workloads import Lengths
+from tgi_cli.bench.workloads import Arrivals, Lengths
 from tgi_cli.errors import ConfigError
 
 TGI_SOCKET = "/tmp/text-generation-server-0"
@@ -103,7 +103,7 @@ def _options(given: Mapping[str, Any]) -> Options:
         values=_values(given, load),
         input_tokens=_length(given, "input_tokens", "sequence_length") or "256",
         output_tokens=_length(given, "output_tokens", "decode_length"),
-        arrival=given["arrival"],
+        arrival=_arrival(given["arrival"]),
         prefix=Prefix.parse(given["prefix"]) if given["prefix"] else None,
         turns=given["conversations"] or "",
         think=given["think"],
@@ -177,6 +177,12 @@ def _length(given: Mapping[str, Any], name: str, fixed: str) -> str:
     text = str(given[name] or given[fixed] or "")
     if text:
         Lengths.parse(text)
+    return text
+
+
+def _arrival(text: str) -> str:
+    if Arrivals.parse(text).kind == "ramp":
+        raise ConfigError(f"--arrival: {text!r} is a load of its own", "give --ramp FROM:TO")
     return text
 
 
