@@ -100,14 +100,11 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-def arrived(line: str | bytes, arrivals: list[float]) -> None:
+def arrived(line: bytes, arrivals: list[float]) -> None:
     now = time.perf_counter()
-    payload = line.removeprefix(b"data:" if isinstance(line, bytes) else "data:")  # type: ignore[arg-type]
-    if payload is not line and b"[DONE]" not in (
-        p := payload if isinstance(payload, bytes) else payload.encode()
-    ):
-        if _decode(p).choices[0].text:
-            arrivals.append(now)
+    payload = line.removeprefix(b"data:").strip()
+    if line.startswith(b"data:") and payload != b"[DONE]" and _decode(payload).choices[0].text:
+        arrivals.append(now)
 
 
 async def httpx_client(url: str, streams: int) -> list[list[float]]:
@@ -123,8 +120,7 @@ async def httpx_client(url: str, streams: int) -> list[list[float]]:
                 "POST", f"{url}/v1/completions", content=BODY, headers=headers
             ) as response:
                 async for line in response.aiter_lines():
-                    if line.startswith("data:"):
-                        arrived(line, arrivals)
+                    arrived(line.encode(), arrivals)
             return arrivals
 
         return await asyncio.gather(*(one() for _ in range(streams)))
@@ -143,8 +139,7 @@ async def aiohttp_client(url: str, streams: int) -> list[list[float]]:
                 f"{url}/v1/completions", data=BODY, headers=headers
             ) as response:
                 async for line in response.content:
-                    if line.startswith(b"data:"):
-                        arrived(line.rstrip(), arrivals)
+                    arrived(line, arrivals)
             return arrivals
 
         return await asyncio.gather(*(one() for _ in range(streams)))

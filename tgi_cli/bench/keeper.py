@@ -1,8 +1,8 @@
 """Runs a command that must not outlive whoever asked for it.
 
-``python -m tgi_cli.bench.keeper COMMAND``: the command gets SIGTERM when stdin ends, which is a pipe
-that only the asking process can write to, and that the system closes when that process is gone,
-however it went. SIGTERM and SIGINT are handed on.
+``python -m tgi_cli.bench.keeper COMMAND``: the command gets SIGTERM when stdin ends: it is a
+pipe that only the asking process can write to, and that the system closes when that process is
+gone, however it went. SIGTERM and SIGINT are handed on.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 from tgi_cli.bench.load.frames import Finished, FromGenerator, Item, Job, Note
@@ -19,7 +20,7 @@ _LOOK = 0.05
 _PROGRESS = 0.25
 _WINDOW = 8
 """Progresses over which the rate of tokens is taken: two seconds."""
-_UNREACHABLE_SECONDS = 5.0
+_UNREACHABLE_SECONDS = 3.0
 _UNREACHABLE_TIMES = 5
 _REFUSED_TIMES = 20
 """Answers of a 4xx status, and no other, after which no more are asked for."""
@@ -228,14 +229,11 @@ def batch_record(records: list[RequestRecord], warmup: bool) -> BatchRecord:
     next token.
     """
     firsts = [record.arrivals[0] for record in records]
-    gaps: list[float] = []
-    for number in range(1, max(len(record.arrivals) for record in records)):
-        steps = [
-            record.arrivals[number] - record.arrivals[number - 1]
-            for record in records
-            if len(record.arrivals) > number
-        ]
-        gaps.append(sum(steps) / len(steps))
+    steps = [_steps(record) for record in records]
+    gaps = []
+    for number in range(max(map(len, steps))):
+        running = [step[number] for step in steps if number < len(step)]
+        gaps.append(sum(running) / len(running))
     return BatchRecord(
         batch_size=len(records),
         sequence_length=max(record.input_tokens for record in records),
@@ -244,6 +242,14 @@ def batch_record(records: list[RequestRecord], warmup: bool) -> BatchRecord:
         decodes=gaps,
         warmup=warmup,
     )
+
+
+def _steps(record: RequestRecord) -> list[float]:
+    """Seconds to each token behind the first: all the same where the stream does not show each."""
+    times, tokens = record.arrivals, record.output_tokens
+    if len(times) == tokens or tokens < 2:
+        return [after - before for before, after in pairwise(times)]
+    return [(record.finished - times[0]) / (tokens - 1)] * (tokens - 1)
 
 
 async def _cancelled(task: asyncio.Future[None]) -> None:

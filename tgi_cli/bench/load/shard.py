@@ -138,6 +138,7 @@ class _Step:
         """All runs."""
         step, failures = self._job.step, 0
         self._origin = self._begin.get()
+        self.halted.wait(max(0.0, -self._now()))
         end = float("inf") if step.seconds is None else step.seconds
         counted_from: float | None = None
         while (requests := self._batch(int(step.value))) and not self.halted.is_set():

@@ -14,6 +14,8 @@ from typing import Any
 
 import uvicorn
 
+from tests.tools.certificates import Files
+
 
 @dataclass
 class Call:
@@ -88,12 +90,19 @@ class FakeServer:
             self.running -= 1
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[FakeServer]:
+    def serving(self, certificates: Files | None = None) -> Iterator[FakeServer]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "http" if certificates is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            self, lifespan="off", log_level="critical", timeout_graceful_shutdown=1, http="h11"
+            self,
+            lifespan="off",
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+            http="h11",
+            ssl_certfile=certificates.cert if certificates else None,
+            ssl_keyfile=certificates.key if certificates else None,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(

@@ -9,10 +9,12 @@ import signal
 import statistics
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tools.certificates import Files
 from tests.unit.bench.load.fake_server import (
     Call,
     Died,
@@ -405,6 +407,21 @@ async def test_a_failed_batch_is_told_and_the_next_one_runs() -> None:
     assert not failed[0].fatal
     assert "oops" in failed[0].cause
     assert len(record_of(events).batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("trusting", "error"),
+    [(Settings(), "connect"), (Settings(insecure=True), None), ("authority", None)],
+)
+async def test_certificates_are_checked(
+    tmp_path: Path, trusting: Settings | str, error: str | None
+) -> None:
+    files = Files.make(tmp_path)
+    settings = Settings(ca_file=str(files.authority)) if isinstance(trusting, str) else trusting
+    with FakeServer(completions(tokens=2)).serving(files) as server:
+        record = record_of(await driven(server, clients(1, requests=2), prompts(), settings))
+    assert [r.error for r in record.requests] == [error] * 2
+    assert error is None or "certificate" in record.requests[0].detail.lower()
 
 
 # ------------------------------------------------------------------ tokens and times

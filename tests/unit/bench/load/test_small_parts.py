@@ -11,7 +11,8 @@ from tgi_cli import demo
 from tgi_cli.bench import machine
 from tgi_cli.bench.load import frames, honesty
 from tgi_cli.bench.load.frames import Ended, Item, Note, Requests, Unpacker, pack
-from tgi_cli.bench.records import Client, Request
+from tgi_cli.bench.load.generator import batch_record
+from tgi_cli.bench.records import Client, Request, RequestRecord
 from tgi_cli.bench.scrape import parse
 from tgi_cli.bench.tokens import GuessedTokens, LocalTokens
 
@@ -140,3 +141,26 @@ def test_guesses_are_near_for_common_words() -> None:
     assert guess.count(" ".join(list(guess.words())[:40])) == 40
     assert guess.count("") == 0
     assert guess.count("unbelievable, really!") == 5
+
+
+def request_record(arrivals: list[float], tokens: int, finished: float) -> RequestRecord:
+    return RequestRecord(
+        index=0,
+        scheduled=0.0,
+        dispatched=0.0,
+        arrivals=arrivals,
+        counts=[1] * len(arrivals),
+        finished=finished,
+        input_tokens=5,
+        output_tokens=tokens,
+    )
+
+
+def test_a_batch_over_http_lasts_until_its_last_first_token() -> None:
+    fast = request_record([1.0, 2.0, 3.0], 3, 3.0)
+    slow = request_record([1.5, 3.5, 5.5], 3, 5.5)
+    whole = batch_record([fast, slow], warmup=False)
+    assert (whole.prefill, whole.decodes, whole.decode_length) == (1.5, [1.5, 1.5], 3)
+    # Of five tokens the stream showed two: the others have the mean of the time that there was.
+    sparse = request_record([1.0, 2.0], 5, 5.0)
+    assert batch_record([sparse], warmup=True).decodes == [1.0] * 4
