@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-PARTS = "Parts"
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -20,7 +18,6 @@ class Entry:
     Attributes:
         name: as it is typed.
         help: the first sentence of its function's docstring.
-        panel: under which heading it is listed.
         module, function: where it is defined.
         settings: whether its flags are those of the table of settings.
         kind: the name of a class of commands in the module; empty: Typer's own.
@@ -28,7 +25,6 @@ class Entry:
 
     name: str
     help: str
-    panel: str | None = None
     module: str = ""
     function: str = ""
     settings: bool = False
@@ -64,14 +60,12 @@ COMMANDS = (
     Entry(
         "model-server",
         "Run a model behind a unix socket, for a router to connect to.",
-        PARTS,
         settings=True,
     ),
-    Entry("router", "Serve HTTP in front of a model server.", PARTS, settings=True),
+    Entry("router", "Serve HTTP in front of a model server.", settings=True),
     Entry(
         "completion",
         "Print the script that makes a shell complete tgi's commands and flags.",
-        PARTS,
         module="completions",
     ),
 )

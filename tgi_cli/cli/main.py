@@ -21,31 +21,45 @@ and so on. A flag beats its variable, a variable beats the file of --config."
 
 
 def application(*names: str) -> typer.Typer:
-    """All commands; those that are named with their flags, the others for the list alone."""
+    """All commands; those that are named with their flags, the others for the list alone.
+
+    Only the help of a command has panels: what draws them takes longer to import than all else.
+    """
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode="rich" if names else None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(tgi)
     for entry in COMMANDS:
         function, kind = entry.load() if entry.name in names else (_listed, None)
-        text = None if entry.name in names else entry.help
         app.command(
             entry.name,
             cls=kind,
-            help=text,
+            short_help=entry.help,
             epilog=_ENVIRONMENT if entry.settings else None,
-            rich_help_panel=entry.panel,
         )(function)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tgi {tgi_cli.__version__}")
+        raise typer.Exit
 
 
 def tgi(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            help="Print the version.",
+            is_eager=True,
+            callback=_print_version,
+        ),
     ] = False,
     show_traceback: Annotated[
         bool,
@@ -57,9 +71,7 @@ def tgi(
     """Serve language models on your own machine."""
     if show_traceback:
         os.environ[TRACEBACK_VARIABLE] = "1"  # the children's too
-    if version:
-        print(f"tgi {tgi_cli.__version__}")
-    elif context.invoked_subcommand is None:
+    if context.invoked_subcommand is None:
         print(context.get_help())
 
 
@@ -76,9 +88,10 @@ def run(arguments: list[str], defaults: Mapping[str, Mapping[str, Any]] | None =
 
     ``defaults`` are settings by command, as words, that count where nothing else is said.
     """
-    words = _switches(arguments)
-    wanted = next((word for word in words if not word.startswith("-")), "")
-    command = typer.main.get_command(application(wanted))
+    words = _switches(arguments) or ["--help"]
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    names = [] if wanted is None else [wanted]
+    command = typer.main.get_command(application(*names))
     try:
         status = command.main(
             args=words, prog_name="tgi", standalone_mode=False, default_map=defaults
