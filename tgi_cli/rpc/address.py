@@ -87,9 +87,7 @@ class Endpoint:
         options = self._options()
         if self.tls is None:
             return grpc.aio.insecure_channel(self.target, options=options)
-        return grpc.aio.secure_channel(
-            self.target, self.tls.channel_credentials(), options=options
-        )
+        return grpc.aio.secure_channel(self.target, self.tls.channel_credentials(), options=options)
 
     def _options(self) -> list[tuple[str, int | str]]:
         from tgi_cli.rpc import options

@@ -176,7 +176,8 @@ def _claim_in_shared(path: Path) -> None:
         )
     if socket_path.is_listening(path):
         raise AddressInUseError(
-            f"a model server listens on {path} already", "stop it, or choose another --shard-uds-path"
+            f"a model server listens on {path} already",
+            "stop it, or choose another --shard-uds-path",
         )
     try:
         path.unlink(missing_ok=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 _COMMON = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    # For any ping, also those that measure the connection: while one of them has no answer, none
+    # is sent to see whether the other end is there.
+    ("grpc.http2.ping_timeout_ms", 15_000),
 )
 
 SERVER = [

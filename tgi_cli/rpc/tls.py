@@ -91,7 +91,7 @@ class TlsFiles:
         assert self.certificate is not None, "servers have one"
         return grpc.ssl_server_credentials(
             [((self.key or self.certificate).read_bytes(), self.certificate.read_bytes())],
-            root_certificates=self.authority and self.authority.read_bytes(),
+            root_certificates=_content(self.authority),
             require_client_auth=self.authority is not None,
         )
 
@@ -101,9 +101,9 @@ class TlsFiles:
 
         own = self.certificate
         return grpc.ssl_channel_credentials(
-            root_certificates=self.authority and self.authority.read_bytes(),
-            private_key=own and (self.key or own).read_bytes(),
-            certificate_chain=own and own.read_bytes(),
+            root_certificates=_content(self.authority),
+            private_key=_content(self.key or own),
+            certificate_chain=_content(own),
         )
 
     def _refused_because(self, own: ssl.SSLContext, server: bool) -> str:
@@ -151,6 +151,10 @@ def tls_files(
     return None if files == TlsFiles() else files
 
 
+def _content(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
 def _read(flag: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -171,7 +175,7 @@ def _check_mode(key: Path) -> None:
 
 def _words(error: ssl.SSLError) -> str:
     """OpenSSL's reason, for people."""
-    reason = error.reason or str(error)
+    reason = error.reason or ("PEM_LIB" if "PEM lib" in str(error) else str(error))
     return {
         "KEY_VALUES_MISMATCH": "the key is of another certificate",
         "BAD_DECRYPT": "the key is encrypted",

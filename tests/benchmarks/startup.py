@@ -1,0 +1,188 @@
+"""Time from the command to a server that is ready, cold and warm; CPU time of ``tgi --help``.
+
+    python -m tests.tools.checkpoints --shape 135m --full-tokenizer /tmp/135m
+    python -m tests.benchmarks.startup --model bundled --model /tmp/135m --rounds 5
+
+Ready is the first 200 of ``/health``, asked every 10 ms. Cold: the files of the checkpoint and of
+all packages that the interpreter may import are dropped from the page cache before the start
+(posix_fadvise DONTNEED; what some other process has mapped stays). ``--variant NAME:FLAGS`` adds
+starts with more flags, in turns with the others: what ``tgi warmup`` has kept counts with
+``--variant kept: --variant anew:--no-measured-limits``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import resource
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+_READY_SECONDS = 300.0
+_HELP_ROUNDS = 15
+_TGI = (sys.executable, "-P", "-m", "tgi_cli")
+
+
+def drop(folders: Iterable[Path]) -> None:
+    """Have the system forget the content of all files below; they are read again from the disk."""
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if not path.is_file():
+                continue
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except OSError:
+                continue
+            with contextlib.suppress(OSError):  # a file of another's
+                os.fdatasync(descriptor)  # only what is written out can be dropped
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+class Server:
+    """One ``tgi serve``, timed from before its process exists."""
+
+    def __init__(self, model: str, extra: Sequence[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+        named = [] if model == "bundled" else [model]
+        address = ["--hostname", "127.0.0.1", "--port", str(self._port)]
+        self._began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [*_TGI, "serve", *named, *address, "--logger-level", "error", "--json-output", *extra],
+            stdout=subprocess.DEVNULL,
+        )
+
+    def ready(self) -> float:
+        """Seconds until it was."""
+        while time.perf_counter() - self._began < _READY_SECONDS:
+            if self._process.poll() is not None:
+                raise SystemExit(f"the server ended with {self._process.returncode}")
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return time.perf_counter() - self._began
+            except OSError:
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.01)
+        raise SystemExit("the server did not become ready")
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start(model: str, cold: bool, extra: Sequence[str]) -> float:
+    """Seconds to ready of one server, which is stopped again."""
+    if cold:
+        packages = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
+        ours = Path(__file__).resolve().parents[2] / "tgi_cli"
+        drop([*packages, ours, *([] if model == "bundled" else [Path(model)])])
+    server = Server(model, extra)
+    try:
+        return server.ready()
+    finally:
+        server.close()
+
+
+def cpu_seconds(command: Sequence[str]) -> float:
+    """User and system time of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def of(values: Sequence[float]) -> dict[str, float]:
+    """What is told of some rounds."""
+    return {
+        "median": statistics.median(values),
+        "least": min(values),
+        "most": max(values),
+        "rounds": len(values),
+    }
+
+
+def help_times() -> dict[str, dict[str, float]]:
+    """CPU seconds of ``tgi --help`` and of an interpreter that does nothing, in turns."""
+    times: dict[str, list[float]] = {"tgi --help": [], "python -c pass": []}
+    commands = {"tgi --help": [*_TGI, "--help"], "python -c pass": [sys.executable, "-c", "pass"]}
+    for number in range(_HELP_ROUNDS + 1):
+        for name, command in commands.items():
+            seconds = cpu_seconds(command)
+            if number:
+                times[name].append(seconds)
+    return {name: of(values) for name, values in times.items()}
+
+
+def measure(
+    models: Sequence[str], rounds: int, variants: dict[str, list[str]]
+) -> dict[str, dict[str, float]]:
+    """Seconds to ready, by model, page cache and variant; all take turns."""
+    taken: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        for model in models:
+            for variant, extra in variants.items():
+                for cold in (True, False):
+                    seconds = start(model, cold, extra)
+                    if number:  # the first fills caches on the disk
+                        state = "cold" if cold else "warm"
+                        name = ", ".join(filter(None, (Path(model).name, state, variant)))
+                        taken.setdefault(name, []).append(seconds)
+    return {name: of(values) for name, values in taken.items()}
+
+
+def table(title: str, rows: dict[str, dict[str, float]]) -> None:
+    print(f"\n| {title} | median s | least | most | rounds |\n|---|---|---|---|---|")
+    for name, row in rows.items():
+        print(
+            f"| {name} | {row['median']:.3f} | {row['least']:.3f} | {row['most']:.3f} "
+            f"| {row['rounds']} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", help="a checkpoint's folder, or: bundled")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variant", action="append", help="NAME:FLAGS of `tgi serve`")
+    parser.add_argument("--skip-help", action="store_true", help="measure starts alone")
+    told = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
+    named = (each.partition(":") for each in told.variant or [":"])
+    variants = {name: shlex.split(flags) for name, _, flags in named}
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    tasks: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
+        "from the command to ready": lambda: measure(
+            told.model or ["bundled"], told.rounds, variants
+        )
+    }
+    if not told.skip_help:
+        tasks["CPU time"] = help_times
+    for title, task in tasks.items():
+        found[title] = task()
+        table(title, found[title])
+    print()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
