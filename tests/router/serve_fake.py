@@ -25,7 +25,7 @@ def main() -> int:
 
     class Client:
         @classmethod
-        async def connect(cls, target: str, timeout: float | None) -> Any:  # noqa: ASYNC109
+        async def connect(cls, target: str, timeout: float | None, **_: Any) -> Any:  # noqa: ASYNC109
             assert target == "unix:///engine"
             return engine
 

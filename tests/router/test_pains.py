@@ -104,7 +104,7 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
     ),
     15: (
         "router/test_metrics.py::test_names_and_types",
-        "unit/rpc/test_session.py::test_health_is_progress",
+        "unit/rpc/test_session.py::test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it_moves",
         "router/test_adapters.py::test_load_use_unload",
         "router/test_adapters.py::test_an_unknown_adapter_id_is_a_422_that_names_those_there_are",
     ),

@@ -25,7 +25,7 @@ FORMS = [*ROUTES] * 8
 ENDLESS = 8000
 """Tokens: nothing ends by itself while a test lasts."""
 TIMEOUT = 3
-FLAGS = ("--dtype", "float32", "--watchdog-timeout", str(TIMEOUT), "--max-restarts", "9")
+FLAGS = ("--no-measured-limits", "--dtype", "float32", "--watchdog-timeout", str(TIMEOUT), "--max-restarts", "9")
 KEYS = {"timestamp", "level", "fields", "target", "role"}
 
 Start = Callable[[int], "Server"]
@@ -121,7 +121,7 @@ def assert_told(outcomes: list[Outcome], count: int, *causes: str) -> None:
 def assert_unwell(server: Server) -> None:
     """New requests are sent elsewhere meanwhile."""
     poll(lambda: server.health() == 503, 20, "/health says 503")
-    for form in ("whole", "openai whole", "openai stream"):
+    for form in ROUTES:
         url = server.url + ROUTES[form]
         refused = httpx.post(url, json=body_of(form, 5), timeout=30)
         assert refused.status_code == 503, refused.text
@@ -166,7 +166,7 @@ def test_sigterm_under_load_lets_all_finish_and_all_of_its_life_is_json(start: S
     """After what it went through in the tests above, if they ran."""
     server = start(1)
     processes = server.everything()
-    crowd = server.crowd(FORMS, new_tokens=300)
+    crowd = server.crowd(FORMS, new_tokens=600)
     server.process.process.send_signal(signal.SIGTERM)
     outcomes = crowd.outcomes()
     assert [outcome.kind for outcome in outcomes] == ["well"] * len(FORMS)
@@ -202,7 +202,6 @@ def test_a_killed_router_takes_all_shards_along(start: Start) -> None:
     server.assert_nothing_is_left(processes)
     lines = [json.loads(line) for line in server.process.log.splitlines()]
     assert all(set(line) == KEYS for line in lines)
-    assert "shard 1" in {line["role"] for line in lines}
     assert lines[-1]["level"] == "ERROR"
     assert lines[-1]["fields"]["message"] == "the router was killed by SIGKILL"
 

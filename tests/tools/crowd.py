@@ -61,7 +61,9 @@ class Crowd:
     """
 
     def __init__(self, url: str, forms: Iterable[str], new_tokens: int) -> None:
-        self._url = url
+        # One for all: each would read the system's certificates for itself.
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.Client(base_url=url, timeout=None, limits=limits)
         self._new_tokens = new_tokens
         self._outcomes: list[Outcome] = []
         self._changed = threading.Condition()
@@ -102,13 +104,13 @@ class Crowd:
             self._changed.notify_all()
 
     def _ask(self, form: str) -> tuple[str, str]:
-        url, body = self._url + ROUTES[form], body_of(form, self._new_tokens)
+        url, body = ROUTES[form], body_of(form, self._new_tokens)
         if not form.endswith("stream"):
-            answer = httpx.post(url, json=body, timeout=None)
+            answer = self._client.post(url, json=body)
             if answer.status_code == 200:
                 return "well", ""
             return "error", f"{answer.status_code} {said(answer.json())}"
-        with httpx.stream("POST", url, json=body, timeout=None) as answer:
+        with self._client.stream("POST", url, json=body) as answer:
             if answer.status_code != 200:
                 return "error", f"{answer.status_code} {said(json.loads(answer.read()))}"
             first, kind, text = True, "torn", "the stream ended without an end"
