@@ -34,7 +34,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     state = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        state.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        state.update(tensor.flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 

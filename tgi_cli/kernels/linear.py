@@ -1,8 +1,9 @@
 """Packed weights and products with them in C++, for bfloat16 inputs on the CPU.
 
 A weight is kept in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales, and
-multiplied as it is: codes become bfloat16 numbers in registers, without loss. A row's product
-is the same to the last bit whatever rows stand beside it and however many threads compute.
+multiplied as it is: codes (integers, e4m3, or places in a table of 16) become bfloat16 numbers in
+registers, without loss. A row's product is the same to the last bit whatever rows stand beside it
+and however many threads compute.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tgi_cli.kernels.memory import allocate
 _PANEL = 32
 _LONGEST_GROUP = 512
 _FORMATS = {16: 0, 8: 1, 4: 2}
-"""By bits."""
+"""By bits, of bfloat16 and of integers."""
+_E4M3 = 3
 
 ACTIVATIONS = {
     "silu": 0,
@@ -68,6 +70,7 @@ class MatrixStruct(ctypes.Structure):
         ("data", c_void_p),
         ("scales", c_void_p),
         ("zeros", c_void_p),
+        ("table", c_void_p),
     )
 
 
@@ -101,6 +104,7 @@ class PackedMatrix:
         data: uint8, the panels.
         scales: float32 [panels, groups, 32], or None for bfloat16.
         zeros: what is taken off a number before it is scaled, like ``scales``; None: nothing.
+        table: bfloat16 [32], what codes of 4 bits stand for, twice; None: themselves less 8.
         struct: for C++; its address is :attr:`address`.
     """
 
@@ -112,6 +116,7 @@ class PackedMatrix:
     data: Tensor
     scales: Tensor | None
     zeros: Tensor | None
+    table: Tensor | None
     struct: MatrixStruct
     address: int
 
@@ -148,8 +153,10 @@ def pack_codes(
     bits: int,
     group: int,
     paired: bool = False,
+    table: Tensor | None = None,
+    e4m3: bool = False,
 ) -> PackedMatrix:
-    """Pack a weight (code - zero) * scale.
+    """Pack a weight (code - zero) * scale, or what its codes stand for times a scale.
 
     Args:
         codes: uint8 [out, in], below 2^bits.
@@ -157,12 +164,16 @@ def pack_codes(
         zeros: like ``scales``, the code that stands for 0; None: the middle, 2^(bits - 1).
         bits: 8 or 4.
         group: inputs that share a scale, a multiple of 32; 0: one per output.
+        table: bfloat16 [16], what codes of 4 bits stand for; then there are no ``zeros``.
+        e4m3: codes are of 8 bits and e4m3, none of them NaN; then there are no ``zeros``.
 
     Raises:
         RuntimeError: there are no kernels here.
         ValueError: the kernels cannot take the group.
     """
     assert codes.dtype == torch.uint8
+    assert table is None or (bits == 4 and zeros is None)
+    assert not e4m3 or (bits == 8 and zeros is None)
     out, inputs = codes.shape
     if group == 0 or group >= inputs:
         group = 0 if zeros is None else _whole(inputs)
@@ -173,7 +184,9 @@ def pack_codes(
         zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
     if codes.stride(-1) != 1:
         codes = codes.contiguous()
-    matrix = _allocate(bits, out, inputs, paired, group, scales, zeros)
+    matrix = _allocate(bits, out, inputs, paired, group, scales, zeros, table)
+    if e4m3:
+        matrix.struct.format = _E4M3
     _library().tgi_pack_codes(
         c_void_p(matrix.address),
         c_void_p(codes.data_ptr()),
@@ -267,6 +280,7 @@ def _allocate(
     group: int = 0,
     scales: Tensor | None = None,
     zeros: Tensor | None = None,
+    table: Tensor | None = None,
 ) -> PackedMatrix:
     """A matrix with room for its numbers."""
     order = _order(out, paired)
@@ -277,6 +291,7 @@ def _allocate(
     size = panels * -(-inputs // chunk) * chunk_bytes
     data = allocate(size)
     scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
+    table = None if table is None else torch.cat((table, table)).bfloat16()
     struct = MatrixStruct(
         _FORMATS[bits],
         paired,
@@ -286,9 +301,12 @@ def _allocate(
         data.data_ptr(),
         None if scales is None else scales.data_ptr(),
         None if zeros is None else zeros.data_ptr(),
+        None if table is None else table.data_ptr(),
     )
     address = ctypes.addressof(struct)
-    return PackedMatrix(bits, out, inputs, paired, group, data, scales, zeros, struct, address)
+    return PackedMatrix(
+        bits, out, inputs, paired, group, data, scales, zeros, table, struct, address
+    )
 
 
 def _order(out: int, paired: bool) -> Tensor:

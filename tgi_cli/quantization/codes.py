@@ -130,6 +130,7 @@ class Arranged:
         zeros: likewise; None as in :class:`Codes`.
         group: inputs that share a scale.
         order: int32 [in], which input of the layer stands where; None: as they are.
+        table: as in :class:`Codes`.
     """
 
     codes: Tensor
@@ -137,6 +138,7 @@ class Arranged:
     zeros: Tensor | None
     group: int
     order: Tensor | None
+    table: Tensor | None
 
 
 def arrange(weight: Codes) -> Arranged:
@@ -155,7 +157,8 @@ def arrange(weight: Codes) -> Arranged:
     codes = weight.codes if order is None else weight.codes.index_select(1, order)
     scales = weight.scales.index_select(1, starts)
     zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
-    return Arranged(codes, scales, zeros, size, None if order is None else order.int())
+    order = None if order is None else order.int()
+    return Arranged(codes, scales, zeros, size, order, weight.table)
 
 
 def contiguous_groups(inputs: int, size: int) -> Tensor:

@@ -19,8 +19,9 @@ from tgi_cli.kernels.linear import (
 from tgi_cli.layers import ops
 
 ROWS = [0, 1, 2, 3, 7, 12, 13, 33, 100]
-FORMATS = ["bf16", "8", "8/32", "8z/64", "4", "4/32", "4/96", "4z/128", "4z"]
-"""Bits, "z" where there are zero points, and the inputs that share a scale."""
+FORMATS = ["bf16", "8", "8/32", "8z/64", "4", "4/32", "4/96", "4z/128", "4z", "4t", "4t/64"]
+FORMATS += ["8f", "8f/128"]
+"""Bits, "z" where there are zero points, "t" a table, "f" e4m3, and the inputs of a scale."""
 
 
 def numbers(*shape: int, seed: int = 0, largest: int = 3) -> Tensor:
@@ -51,14 +52,22 @@ def make(
     zeros = None
     if "z" in form:
         zeros = torch.randint(0, 2**bits, (out, groups), generator=generator)
+    e4m3 = "f" in form
+    if e4m3:  # some whose sums are exact
+        codes = codes % 32 + 32 + codes // 128 * 128
+    table = None
+    if "t" in form:
+        table = torch.randperm(31, generator=generator)[:16].sub(15).bfloat16()
     spread = [
         torch.full((out, inputs), 2 ** (bits - 1))
         if values is None
         else values.repeat_interleave(group or inputs, 1)[:, :inputs]
         for values in (scales, zeros)
     ]
-    weight = (codes.float() - spread[1]) * spread[0]
-    return pack_codes(codes, scales, zeros, bits, group, paired), weight
+    values = codes.float() - spread[1] if table is None else table.float()[codes.long()]
+    values = codes.view(torch.float8_e4m3fn).float() if e4m3 else values
+    matrix = pack_codes(codes, scales, zeros, bits, group, paired, table, e4m3)
+    return matrix, values * spread[0]
 
 
 @pytest.mark.parametrize("how", FORMATS)
@@ -94,7 +103,7 @@ def test_a_row_depends_on_nothing_else(
             assert torch.equal(linear(x, matrix, epilogue=Epilogue.FLOAT), whole)
 
 
-@pytest.mark.parametrize("how", ["bf16", "8", "4z/128"])
+@pytest.mark.parametrize("how", ["bf16", "8", "4z/128", "4t/64"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("out", [32, 70])
 def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
@@ -130,6 +139,16 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=2**-7, atol=1e-4)
     off = (actual != expected) & (expected.abs() > 1e-2)
     assert off.sum() <= 1 + 0.02 * off.numel()
+
+
+def test_every_e4m3(level: str) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[codes % 128 != 127]  # NaN is none
+    matrix = pack_codes(codes[:, None].contiguous(), torch.ones(254, 1), None, 8, 0, e4m3=True)
+    exact = codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(unpack(matrix).flatten(), exact)
+    x = torch.tensor([[1.0], [-2.0]]).bfloat16()
+    assert torch.equal(linear(x, matrix, epilogue=Epilogue.FLOAT), x.float() * exact)
 
 
 def test_rows_may_have_any_stride(level: str) -> None:
@@ -190,6 +209,7 @@ def test_size_is_what_the_format_takes(level: str) -> None:
     assert make(64, 128, "bf16")[0].nbytes == 64 * 128 * 2
     assert make(64, 128, "8")[0].nbytes == 64 * 128 + 64 * 4
     assert make(64, 128, "4/32")[0].nbytes == 64 * 128 // 2 + 64 * 4 * 4
+    assert make(64, 128, "4t/64")[0].nbytes == 64 * 128 // 2 + 64 * 2 * 4
 
 
 def test_functions_are_those_of_the_layers() -> None:

@@ -10,10 +10,17 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE
 from tgi_cli.kernels import build, native, without_native
+from tgi_cli.kernels.linear import unpack
 from tgi_cli.layers import Build, ColumnParallelLinear, Part
-from tgi_cli.quantization import Quantized, integer
+from tgi_cli.quantization import Quantized, bitsandbytes, fp8, integer
 from tgi_cli.quantization.codes import Codes, arrange, contiguous_groups, join
-from tgi_cli.quantization.products import Several, TorchInt4, make_product
+from tgi_cli.quantization.products import (
+    Native,
+    Several,
+    TorchInt4,
+    in_bfloat16,
+    make_product,
+)
 
 CPU = torch.device("cpu")
 
@@ -85,6 +92,56 @@ def test_products(bits: int, group: int, zeros: bool, mixed: bool, rows: int, ke
     assert near(product(x, None), x, dense, None)
     assert near(product(x, bias), x, dense, bias)
     assert product.nbytes < 64 * 512 * (1.2 if bits == 8 else 0.95)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_products_with_a_table(kind: str, rows: int) -> None:
+    if native() is None:
+        pytest.skip("there is no C++ compiler here")
+    plain = torch.randn(48, 320, generator=torch.Generator().manual_seed(2))
+    weight = bitsandbytes.quantize(kind, plain)
+    product = make_product(weight, torch.bfloat16, CPU)
+    assert isinstance(product, Native)
+    dense = weight.dequantize(torch.float32)
+    kept = unpack(product.matrix)
+    # Nearer than bfloat16 is to what it rounds, and fp4 the same but for its scales' last bits.
+    rounding = (dense.bfloat16().float() - dense).norm()
+    assert (kept - dense).norm() < rounding * (0.7 if kind == "nf4" else 1e-3)
+    x, bias = torch.randn(rows, 320).bfloat16(), torch.randn(48).bfloat16()
+    assert near(product(x, None), x, dense, None)
+    assert near(product(x, bias), x, kept, bias, bits=12)
+    assert product.nbytes < 48 * 320 * 0.8  # outputs are filled up to 64
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_products_in_e4m3(rows: int) -> None:
+    if native() is None:
+        pytest.skip("there is no C++ compiler here")
+    weight = fp8.quantize(torch.randn(48, 320, generator=torch.Generator().manual_seed(2)))
+    product = make_product(weight, torch.bfloat16, CPU)
+    assert isinstance(product, Native)
+    assert product.kernel == "our kernels for fp8"
+    dense = weight.dequantize(torch.float32)
+    assert torch.equal(unpack(product.matrix), dense)
+    x, bias = torch.randn(rows, 320).bfloat16(), torch.randn(48).bfloat16()
+    assert near(product(x, bias), x, dense, bias, bits=12)
+    weight.codes[3, 5] = 0x7F
+    none = make_product(weight, torch.bfloat16, CPU)
+    assert none == "there is no kernel for this format"
+    e5m2 = Codes(weight.codes, weight.scales, None, weight.groups, 8, fp8.table(torch.float8_e5m2))
+    assert make_product(e5m2, torch.bfloat16, CPU) == none
+
+
+def test_a_table_in_bfloat16() -> None:
+    for values in bitsandbytes.TABLES.values():
+        table = torch.tensor(values)
+        rounded, factor = in_bfloat16(table)
+        error = (rounded.float() / factor - table).square().sum()
+        assert error <= 0.5 * (table.bfloat16().float() - table).square().sum()
+    with without_native():
+        product = make_product(bitsandbytes.quantize("nf4", torch.ones(8, 64)), torch.bfloat16, CPU)
+    assert product == "there is no kernel for this format"
 
 
 def test_groups_of_8_bit_codes_are_dequantized_where_only_torch_computes() -> None:

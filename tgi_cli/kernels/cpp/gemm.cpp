@@ -21,6 +21,12 @@ constexpr int64_t LONG_SLAB = 4096;
 constexpr int64_t MARGIN = 32;  // keeps the rows of a slab off each other's cache sets
 constexpr int64_t MIN_GROUP = 32;
 
+// What 4-bit codes stand for where no table says it: -8 to 7, twice.
+constexpr bf16 INTEGERS[32] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0,      0x3f80, 0x4000,
+    0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+    0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+
 struct Scratch {
   alignas(64) float sums[MAX_PANELS * MAX_ROWS * PANEL];
   alignas(64) bf16 x[std::max(MAX_ROWS * (SLAB + MARGIN), TILE_ROWS * (LONG_SLAB + MARGIN))];
@@ -92,6 +98,7 @@ void multiply_rows(const Tile& tile, int64_t rows, int64_t panels) {
 void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t panels) {
   if (format == INT4) return multiply_rows<Int4Panel>(tile, rows, panels);
   if (format == INT8) return multiply_rows<Int8Panel>(tile, rows, panels);
+  if (format == FP8) return multiply_rows<Fp8Panel>(tile, rows, panels);
   return multiply_rows<Bf16Panel>(tile, rows, panels);
 }
 
@@ -236,6 +243,7 @@ void linear_run(const Linear& linear, int64_t ticket) {
       tile.groups = slab_groups;
       tile.group_chunks = weight.group ? weight.group / chunk : chunks;
       tile.first = from == 0;
+      tile.table = weight.table ? weight.table : INTEGERS;
       if (weight.group) {
         const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
         tile.scales = weight.scales + at;

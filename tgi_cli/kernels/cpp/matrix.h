@@ -6,7 +6,7 @@
 
 namespace tgi {
 
-enum Format : int32_t { BF16 = 0, INT8 = 1, INT4 = 2 };
+enum Format : int32_t { BF16 = 0, INT8 = 1, INT4 = 2, FP8 = 3 };
 
 constexpr int64_t PANEL = 32;  // outputs
 
@@ -21,6 +21,7 @@ struct Matrix {
   const void* data;      // the panels
   const float* scales;   // per panel and group, 32 each; null for BF16
   const float* zeros;    // like scales: to be taken off a number before it is scaled; or null
+  const bf16* table;     // INT4: what codes stand for, all 16 twice; null: themselves less 8
 
   // Outputs are padded to whole panels, of gate and up each by itself where they are paired.
   int64_t panels() const {
@@ -28,7 +29,7 @@ struct Matrix {
   }
   // Inputs are padded to whole chunks: what one step of the kernels takes.
   int64_t chunk_inputs() const { return format == INT4 ? 8 : 2; }
-  int64_t chunk_bytes() const { return format == INT8 ? 64 : 128; }
+  int64_t chunk_bytes() const { return format == INT8 || format == FP8 ? 64 : 128; }
   int64_t chunks() const { return (in + chunk_inputs() - 1) / chunk_inputs(); }
   int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
   int64_t groups() const { return group ? (in + group - 1) / group : 1; }

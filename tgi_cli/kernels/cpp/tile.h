@@ -1,6 +1,7 @@
 // The inner loops of a product: a few rows times a panel of 32 outputs.
 #pragma once
 
+#include "fp8.h"
 #include "matrix.h"
 
 namespace tgi {
@@ -56,60 +57,6 @@ TGI_INLINE Words pairs_of(Integers even, Integers odd) {
   return first >> 16 | second;
 }
 
-// Panels in their formats, a chunk at a time: the bfloat16 numbers of a pair of inputs for the
-// outputs of vector v of the panel.
-struct Bf16Panel {
-  static constexpr int PAIRS = 1;  // in a chunk
-  static constexpr int BYTES = 128;
-  static constexpr int STRIDE = 128;  // to the next chunk
-
-  static TGI_INLINE Words decode(const uint8_t* chunk, int v, int) {
-    return read<Words>(chunk + 4 * WIDTH * v);
-  }
-};
-
-struct Int8Panel {
-  static constexpr int PAIRS = 1;
-  static constexpr int BYTES = 64;
-  static constexpr int STRIDE = 64;
-
-  static TGI_INLINE Words decode(const uint8_t* chunk, int v, int) {
-    const uint8_t* codes = chunk + 2 * WIDTH * v;
-#if defined(__AVX512BF16__)
-    __m512i first = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-    __m512i second =
-        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16)));
-    return (Words)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(second), _mm512_cvtepi32_ps(first));
-#else
-    Integers both = __builtin_convertvector(read<Halves>(codes), Integers);
-    return pairs_of(both << 24 >> 24, both << 16 >> 24);
-#endif
-  }
-};
-
-struct Int4Panel {
-  static constexpr int PAIRS = 4;
-  static constexpr int BYTES = 128;
-  static constexpr int STRIDE = 256;
-
-  static TGI_INLINE Words decode(const uint8_t* chunk, int v, int pair) {
-    const Words codes = read<Words>(chunk + 4 * WIDTH * v) >> (4 * pair);
-#if defined(__AVX512BW__)
-    // The numbers -8 to 7 in bfloat16, twice: a look-up takes five bits, the fifth is the next
-    // code's first.
-    const __m512i numbers = _mm512_set_epi16(
-        0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0, int16_t(0xbf80), int16_t(0xc000),
-        int16_t(0xc040), int16_t(0xc080), int16_t(0xc0a0), int16_t(0xc0c0), int16_t(0xc0e0),
-        int16_t(0xc100), 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0, int16_t(0xbf80),
-        int16_t(0xc000), int16_t(0xc040), int16_t(0xc080), int16_t(0xc0a0), int16_t(0xc0c0),
-        int16_t(0xc0e0), int16_t(0xc100));
-    return (Words)_mm512_permutexvar_epi16((__m512i)codes, numbers);
-#else
-    return pairs_of((Integers)(codes & 15u) - 8, (Integers)(codes >> 16 & 15u) - 8);
-#endif
-  }
-};
-
 // A tile to compute: rows of x times some chunks of a panel, or of two that alternate.
 struct Tile {
   const bf16* x;
@@ -131,6 +78,139 @@ struct Tile {
   const float* zeros;   // like scales, or null
   int64_t scales_stride;
   const float* x_sums;  // [rows][groups]
+  const bf16* table;    // of Int4Panel: what its codes stand for, all 16 twice
+};
+
+// Panels in their formats, a chunk at a time: the bfloat16 numbers of a pair of inputs for the
+// outputs of vector v of the panel.
+struct Bf16Panel {
+  static constexpr int PAIRS = 1;  // in a chunk
+  static constexpr int BYTES = 128;
+  static constexpr int STRIDE = 128;  // to the next chunk
+
+  explicit Bf16Panel(const Tile&) {}
+
+  TGI_INLINE Words decode(const uint8_t* chunk, int v, int) const {
+    return read<Words>(chunk + 4 * WIDTH * v);
+  }
+};
+
+struct Int8Panel {
+  static constexpr int PAIRS = 1;
+  static constexpr int BYTES = 64;
+  static constexpr int STRIDE = 64;
+
+  explicit Int8Panel(const Tile&) {}
+
+  TGI_INLINE Words decode(const uint8_t* chunk, int v, int) const {
+    const uint8_t* codes = chunk + 2 * WIDTH * v;
+#if defined(__AVX512BF16__)
+    __m512i first = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    __m512i second =
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16)));
+    return (Words)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(second), _mm512_cvtepi32_ps(first));
+#else
+    Integers both = __builtin_convertvector(read<Halves>(codes), Integers);
+    return pairs_of(both << 24 >> 24, both << 16 >> 24);
+#endif
+  }
+};
+
+// What codes stand for is looked up in registers.
+struct Int4Panel {
+  static constexpr int PAIRS = 4;
+  static constexpr int BYTES = 128;
+  static constexpr int STRIDE = 256;
+
+#if defined(__AVX512BW__)
+  // All 16 twice: a look-up takes five bits, the fifth is the next code's first.
+  const __m512i numbers;
+
+  explicit Int4Panel(const Tile& tile) : numbers(_mm512_loadu_si512(tile.table)) {}
+
+  TGI_INLINE Words look_up(Words codes) const {
+    return (Words)_mm512_permutexvar_epi16((__m512i)codes, numbers);
+  }
+#elif defined(__AVX2__)
+  __m256i low, high;  // bytes of the 16, twice
+
+  explicit Int4Panel(const Tile& tile) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile.table));
+    const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile.table + 8));
+    const __m128i byte = _mm_set1_epi16(0xff);
+    low = _mm256_broadcastsi128_si256(
+        _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(second, byte)));
+    high = _mm256_broadcastsi128_si256(
+        _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8)));
+  }
+
+  TGI_INLINE Words look_up(Words codes) const {
+    codes &= 0x000f000fu;
+    const __m256i places = (__m256i)(codes | codes << 8);
+    return (Words)_mm256_blendv_epi8(_mm256_shuffle_epi8(low, places),
+                                     _mm256_shuffle_epi8(high, places),
+                                     _mm256_set1_epi16(int16_t(0xff00)));
+  }
+#else
+  const bf16* numbers;
+
+  explicit Int4Panel(const Tile& tile) : numbers(tile.table) {}
+
+  TGI_INLINE Words look_up(Words codes) const {
+    for (int i = 0; i < WIDTH; ++i)
+      codes[i] = numbers[codes[i] & 15] | uint32_t(numbers[codes[i] >> 16 & 15]) << 16;
+    return codes;
+  }
+#endif
+
+  TGI_INLINE Words decode(const uint8_t* chunk, int v, int pair) const {
+    return look_up(read<Words>(chunk + 4 * WIDTH * v) >> (4 * pair));
+  }
+};
+
+// e4m3: a number's bits are a bfloat16's but for the bias of the exponent. Numbers below the least
+// normal one, multiples of 2^-9, are looked up.
+struct Fp8Panel {
+  static constexpr int PAIRS = 1;
+  static constexpr int BYTES = 64;
+  static constexpr int STRIDE = 64;
+
+  explicit Fp8Panel(const Tile&) {}
+
+  TGI_INLINE Words decode(const uint8_t* chunk, int v, int) const {
+    const uint8_t* codes = chunk + 2 * WIDTH * v;
+#if defined(__AVX512BW__)
+    const __m512i code = _mm512_cvtepu8_epi16(read<__m256i>(codes));
+    const __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
+    const __m512i normal =
+        _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3c00));
+    const __m512i small = _mm512_castsi128_si512(
+        _mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
+    const __m512i number = _mm512_mask_permutexvar_epi16(
+        normal, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, small);
+    return (Words)number | ((Words)code << 8 & 0x80008000u);
+#elif defined(__AVX2__)
+    const __m256i code = _mm256_cvtepu8_epi16(read<__m128i>(codes));
+    const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
+    const __m256i normal =
+        _mm256_add_epi16(_mm256_slli_epi16(magnitude, 4), _mm256_set1_epi16(0x3c00));
+    // Their upper and lower bytes, in words.
+    const __m256i high = _mm256_set1_epi64x(0x3c3c3c3c3b3b3b00);
+    const __m256i low = _mm256_set1_epi64x(0x60402000c0800000);
+    const __m256i places = _mm256_or_si256(magnitude, _mm256_slli_epi16(magnitude, 8));
+    const __m256i small =
+        _mm256_blendv_epi8(_mm256_shuffle_epi8(low, places), _mm256_shuffle_epi8(high, places),
+                           _mm256_set1_epi16(int16_t(0xff00)));
+    const __m256i number = _mm256_blendv_epi8(
+        normal, small, _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude));
+    return (Words)number | ((Words)code << 8 & 0x80008000u);
+#else
+    Words pairs;
+    for (int i = 0; i < WIDTH; ++i)
+      pairs[i] = fp8_to_bf16(codes[2 * i], E4M3) | uint32_t(fp8_to_bf16(codes[2 * i + 1], E4M3)) << 16;
+    return pairs;
+#endif
+  }
 };
 
 // So many of a panel's vectors, from `FIRST` on; or all of two panels'.
@@ -153,6 +233,7 @@ void multiply(const Tile& tile) {
 
   bool first = tile.first;
   const bool scaled = tile.scales;
+  const Panel format(tile);
   int64_t chunks = tile.chunks;
   for (int64_t group = 0; group < tile.groups; ++group) {
     Floats sums[ROWS][VECTORS];
@@ -179,7 +260,7 @@ void multiply(const Tile& tile) {
         Words weights[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v)
-          weights[v] = Panel::decode(panel + v / PANEL_VECTORS * Panel::BYTES,
+          weights[v] = format.decode(panel + v / PANEL_VECTORS * Panel::BYTES,
                                      v % PANEL_VECTORS + FIRST, pair);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
