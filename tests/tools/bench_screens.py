@@ -1,8 +1,8 @@
 """Pictures of every view of the dashboard, for the documentation and to be looked at.
 
-    python -m tests.tools.bench_screens docs/images            # bench-*.svg of written-down runs
-    python -m tests.tools.bench_screens FOLDER --run run.json  # of a saved run
-    python -m tests.tools.bench_screens --texts                # the texts that tests compare
+python -m tests.tools.bench_screens docs/images            # bench-*.svg of written-down runs
+python -m tests.tools.bench_screens FOLDER --run run.json  # of a saved run
+python -m tests.tools.bench_screens --texts                # the texts that tests compare
 """
 
 from __future__ import annotations

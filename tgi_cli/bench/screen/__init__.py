@@ -65,8 +65,9 @@ def run_screen(
 
     Args:
         start: does the run, in a thread of its own: calls ``emit`` (from any thread) with each
-            event, and with a line of text for what is waited for before the first one, and returns the whole run, also when ``stop`` has cut it short. What it raises
-            is shown, and raised again here once the terminal is restored.
+            event, and with a line of text for what is waited for before the first one; returns
+            the whole run, also when ``stop`` has cut it short. What it raises is shown, and
+            raised again here once the terminal is restored.
         stop: asks the run to end soon, with what there is; called from the screen's thread when
             the user quits. A second q leaves at once, without the run.
         url: of the server measured; the live view reads its ``/metrics``, with ``headers``.
@@ -96,9 +97,7 @@ def view(run: Run, *, other: Run | None = None, svg: Path | None = None) -> None
     _app(title=Title.of(run), run=run, other=other, svg=svg).show()
 
 
-def watch(
-    url: str, *, headers: Mapping[str, str] | None = None, svg: Path | None = None
-) -> None:
+def watch(url: str, *, headers: Mapping[str, str] | None = None, svg: Path | None = None) -> None:
     """A running server alone, by its ``/metrics``."""
     _app(title=Title(url), url=url, headers=headers, svg=svg, first="server").show()
 

@@ -47,11 +47,8 @@ class BenchApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
     AUTO_FOCUS = None
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [
-        (0, "-low"),
-        (20, "-short"),
-        (TALL, "-tall"),
-    ]
+    # Textual does not declare it as a class variable.
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-short"), (TALL, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,tab", "step(1)", "Next step", priority=True),
         Binding("left,shift+tab", "step(-1)", "Previous step", priority=True),

@@ -47,7 +47,7 @@ class Surface(Canvas):
 
 
 class Chart(PlotWidget, can_focus=False):
-    """A scatter chart. The mouse wheel zooms it too, and a drag moves it; ``+`` and ``-`` undo that.
+    """A scatter chart. The wheel zooms it too, and a drag moves it; ``+`` and ``-`` undo that.
 
     Zoom 0 shows everything from the origin; 1 what there is; more goes into the chosen step.
     """
@@ -108,7 +108,7 @@ class Chart(PlotWidget, can_focus=False):
             self.set_xlimits(*limits([one.latency for one in there], _chosen(there, "x"), zoom))
             self.set_ylimits(*limits([one.throughput for one in there], _chosen(there, "y"), zoom))
 
-    def render(self) -> Text | str:  # type: ignore[override]
+    def render(self) -> Text | str:
         """Textual's; nothing where there is no room for axes."""
         canvas = self.query_one("#plot", Canvas).size
         if canvas.width < 6 or canvas.height < 3:

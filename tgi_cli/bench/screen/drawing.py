@@ -55,9 +55,7 @@ class Gauge(Widget):
         self._count = ""
         self._bad = False
 
-    def show(
-        self, share: float | None, count: str, *, bad: bool, label: str | None = None
-    ) -> None:
+    def show(self, share: float | None, count: str, *, bad: bool, label: str | None = None) -> None:
         """``share`` of it is done, 0 to 1 (None: nobody knows); red where something is bad."""
         new = (label or self._label, share, count, bad)
         if new != (self._label, self._share, self._count, self._bad):

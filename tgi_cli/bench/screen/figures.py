@@ -147,8 +147,6 @@ def _point(latency: Summary | None, rate: float | None) -> tuple[Floats, Floats]
     return np.array([latency.mean]), np.array([rate])
 
 
-
-
 class Figures:
     """Panels and tables of all steps, each computed again only when its step has changed.
 

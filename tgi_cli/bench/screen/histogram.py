@@ -50,7 +50,8 @@ def drawn(
 def within(values: NDArray[np.float64], zoom: int) -> NDArray[np.float64]:
     """The values between the percentiles that belong to a zoom."""
     low, high = np.percentile(values, _SPANS[min(max(zoom, 0), MAX_ZOOM)])
-    return values[(values >= low) & (values <= high)]
+    shown: NDArray[np.float64] = values[(values >= low) & (values <= high)]
+    return shown
 
 
 def edge_labels(edges: list[float]) -> list[str]:

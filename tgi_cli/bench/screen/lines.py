@@ -77,7 +77,7 @@ def message(scene: Scene, leaving: bool) -> Text:
         advice = f" ({remedy})" if remedy else ""
         return Text(_one_line(f"the run failed: {cause}{advice}"), style=error_style(dark))
     if board.error:
-        count = f"error {board.errors}: " if board.errors > 1 else "error: "
+        count = f"{board.errors} errors, the newest: " if board.errors > 1 else "error: "
         return Text(_one_line(count + board.error), style=error_style(dark))
     if board.saying:
         return Text(_one_line(board.saying), style="dim")

@@ -27,7 +27,10 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "hits": (("tgi_prefix_cache_hit_tokens",), ("vllm:prefix_cache_hits_total",)),
     "looked_up": (("tgi_prefix_cache_query_tokens",), ("vllm:prefix_cache_queries_total",)),
     "output": (
-        ("tgi_request_inter_token_duration_count", "tgi_request_time_to_first_token_duration_count"),
+        (
+            "tgi_request_inter_token_duration_count",
+            "tgi_request_time_to_first_token_duration_count",
+        ),
         ("tgi_request_generated_tokens_sum",),
         ("vllm:generation_tokens_total",),
     ),

@@ -56,9 +56,7 @@ def batch_step(size: int, runs: int = 10, slower: float = 1.0) -> StepRecord:
     return StepRecord(step=step, began=0.0, duration=2.0, batches=batches)
 
 
-def http_run(
-    clients: tuple[int, ...] = (1, 4, 16), requests: int = 60, slower: float = 1.0
-) -> Run:
+def http_run(clients: tuple[int, ...] = (1, 4, 16), requests: int = 60, slower: float = 1.0) -> Run:
     """A concurrency sweep over HTTP; at 16 clients some requests are refused."""
     return Run(
         created=1_800_000_000.0,
@@ -108,9 +106,7 @@ def http_step(
                 warmup=index < clients // 4,
             )
         )
-    step = Step(
-        kind="concurrency", value=clients, label=str(clients), requests=requests
-    )
+    step = Step(kind="concurrency", value=clients, label=str(clients), requests=requests)
     return StepRecord(
         step=step,
         began=1_800_000_000.0,
@@ -129,7 +125,9 @@ def events(run: Run, ended: bool = True) -> Iterator[Event]:
         yield RunEnded(run)
 
 
-def step_events(index: int, total: int, record: StepRecord, upto: int | None = None) -> Iterator[Event]:
+def step_events(
+    index: int, total: int, record: StepRecord, upto: int | None = None
+) -> Iterator[Event]:
     """Those of one step; with ``upto`` only its first so many results, and no end."""
     yield StepStarted(index, total, record.step)
     done: list[BatchDone | RequestDone] = [BatchDone(index, batch) for batch in record.batches]

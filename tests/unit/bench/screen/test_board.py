@@ -23,9 +23,7 @@ def test_progress_of_a_step_by_count_by_time_and_unknown() -> None:
     board = told(Board(), step_events(1, 6, record, upto=5))
     assert board.running is not None
     assert board.running.share == 5 / 11
-    board.running.step = record.step.__class__(
-        kind="rate", value=2.0, label="2/s", seconds=10.0
-    )
+    board.running.step = record.step.__class__(kind="rate", value=2.0, label="2/s", seconds=10.0)
     board.apply(Progress(1, 3, 0, 2.5, 1, 0, 1.0))
     assert board.running.share == 0.25
     board.running.step = record.step.__class__(kind="rate", value=2.0, label="2/s")
@@ -68,9 +66,7 @@ def test_a_running_step_is_shown_by_its_latest_requests_only() -> None:
     board = told(Board(), step_events(0, 1, record, upto=LIVE_REQUESTS + 50))
     snapshot = board.steps[0].snapshot()
     assert snapshot.requests == record.requests[50:]
-    span = max(r.finished for r in snapshot.requests) - min(
-        r.scheduled for r in snapshot.requests
-    )
+    span = max(r.finished for r in snapshot.requests) - min(r.scheduled for r in snapshot.requests)
     assert snapshot.duration == span
     told(board, [*step_events(0, 1, record)][-1:])
     assert len(board.steps[0].snapshot().requests) == LIVE_REQUESTS + 50
@@ -78,5 +74,7 @@ def test_a_running_step_is_shown_by_its_latest_requests_only() -> None:
 
 def test_events_of_steps_that_nobody_began_change_nothing() -> None:
     run = batch_run()
-    board = told(Board(), [event for event in events(run, ended=False) if not isinstance(event, StepStarted)])
+    board = told(
+        Board(), [event for event in events(run, ended=False) if not isinstance(event, StepStarted)]
+    )
     assert list(board) == []

@@ -165,7 +165,9 @@ def test_axes() -> None:
 
 
 def test_a_long_model_name_loses_its_front_and_the_lengths_stay() -> None:
-    title = Title("模型/" + "very-long-" * 9 + "tail-7B", ("Sequence Length: 10", "Decode Length: 8"))
+    title = Title(
+        "模型/" + "very-long-" * 9 + "tail-7B", ("Sequence Length: 10", "Decode Length: 8")
+    )
     line = lines.head(title, "3 in flight", 80)
     assert line.cell_len <= 80
     assert line.plain.startswith("…")

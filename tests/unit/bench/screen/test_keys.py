@@ -11,7 +11,6 @@ from tests.unit.bench.screen.script import (
     MODEL,
     batch_run,
     batch_step,
-    events,
     http_run,
     http_step,
     step_events,
@@ -249,8 +248,9 @@ async def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
         colours = re.findall(r"-r\d+ { fill: (#[0-9a-f]{6})", styles) + re.findall(
             r'<rect fill="(#[0-9a-f]{6})"', body
         )
-        assert colours
-        assert all(code[1:3] == code[3:5] == code[5:7] for code in colours), set(colours)
+        seen = set(colours) - {"#c5c8c6"}  # Rich's own, of the ends of lines
+        assert seen
+        assert all(code[1:3] == code[3:5] == code[5:7] for code in seen), seen
         assert "error" in shown(app) or "!" in cells(app)[1]  # what is red says so too
 
 
@@ -321,7 +321,7 @@ async def test_errors_are_red_and_the_sweep_goes_on() -> None:
             *step_events(0, 3, http_step(16), 20), StepFailed(0, "the server hung up")
         )
         await pilot.pause()
-        assert "error 5: Clients: 16: the server hung up" in shown(app)
+        assert "5 errors, the newest: Clients: 16: the server hung up" in shown(app)
         assert "Clients: 16!" in cells(app)[1]
         gauge = app.query_one("#step")
         bad = gauge.get_component_styles("gauge--bad").background.hex
@@ -337,9 +337,7 @@ async def test_every_request_failing_and_steps_without_results() -> None:
     nothing = batch_step(4, runs=0)
     driven = Driven()
     async with driven.app.run_test(size=(80, 24)) as pilot:
-        failed = type(nothing)(
-            step=http_step(16).step, began=0.0, duration=1.0, requests=refused
-        )
+        failed = type(nothing)(step=http_step(16).step, began=0.0, duration=1.0, requests=refused)
         await driven.tell(*step_events(0, 2, failed), *step_events(1, 2, nothing, 0))
         for key in "12345":
             await pilot.press(key, "right")
@@ -362,7 +360,7 @@ async def test_resizes_while_it_runs() -> None:
         await driven.tell(*step_events(0, 2, http_step(4), 30))
         sizes = [(20, 6), (1, 1), (40, 12), (80, 21), (200, 60), (60, 24)]
         for number, size in enumerate(sizes):
-            for key in "12345":
+            for key in ("1", "12345"[number % 5]):
                 await pilot.press(key)
                 await pilot.resize_terminal(*size)
                 upto = 5 + number

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
 
 from tests.unit.bench.screen.cells import cells
 from tests.unit.bench.screen.script import batch_run, http_run, http_step, step_events
+from tgi_cli.bench.compare import Comparison, Row
 from tgi_cli.bench.screen import VIEWS, Title
 from tgi_cli.bench.screen.app import BenchApp
 from tgi_cli.bench.screen.board import Board
 from tgi_cli.bench.screen.poller import Poller
+from tgi_cli.bench.screen.views.compare import CompareView
+from tgi_cli.bench.statistics import Summary, step_figures
 
 SIZES = ((80, 24), (140, 45))
 
@@ -39,8 +43,59 @@ def server() -> Poller:
         now += 1
         return float(now)
 
-    return Poller(
-        "http://127.0.0.1:3000", transport=httpx.MockTransport(answer), clock=clock
+    return Poller("http://127.0.0.1:3000", transport=httpx.MockTransport(answer), clock=clock)
+
+
+def steady(app: BenchApp) -> None:
+    """Intervals that no other version of a random generator changes."""
+    for step in app.board:
+        figures = step_figures(step.snapshot(), app.figures.slo, intervals=False)
+        if step.record is not None:
+            figures = msgspec.structs.replace(
+                figures,
+                latencies={name: _sure(found) for name, found in figures.latencies.items()},
+                batches={name: _sure(found) for name, found in figures.batches.items()},
+                rate_intervals={
+                    name: (rate * 0.9, rate * 1.1) for name, rate in figures.rates.items()
+                },
+            )
+        app.figures._tables[step] = (step.version, figures)
+
+
+def _sure(found: Summary) -> Summary:
+    names = ("mean", "p50", "p90", "p95", "p99", "p999")
+    around = {name: (getattr(found, name) * 0.95, getattr(found, name) * 1.05) for name in names}
+    return msgspec.structs.replace(found, intervals=around)
+
+
+def compared() -> Comparison:
+    """One written down."""
+    rows = [
+        Row(
+            step=f"concurrency {clients}",
+            metric=metric,
+            statistic=statistic,
+            a=a,
+            b=a * ratio,
+            ratio=ratio,
+            low=ratio - 0.04,
+            high=ratio + 0.04,
+            verdict=verdict,
+            failed=verdict == "worse",
+        )
+        for clients in (1, 4)
+        for metric, statistic, a, ratio, verdict in (
+            ("answered", "share", 1.0, 1.0, "same"),
+            ("ttft_scheduled", "p50", 44.5, 1.02, "same"),
+            ("itl", "p99", 12.5, 1.25, "worse"),
+            ("output_tokens_per_second", "mean", 79.9, 1.1, "better"),
+        )
+    ]
+    return Comparison(
+        rows=rows,
+        notes=["the machine differs: cores 2 and 4"],
+        unmatched=["concurrency 16: only in the first run"],
+        fail_on=0.05,
     )
 
 
@@ -74,7 +129,9 @@ async def drawn_views(size: tuple[int, int]) -> AsyncIterator[tuple[str, list[st
 async def opened(size: tuple[int, int]) -> AsyncIterator[tuple[str, BenchApp]]:
     """Every screen's name, and the application that shows it now."""
     async for name, app, names in apps():
+        steady(app)
         async with app.run_test(size=size) as pilot:
+            app.query_one(CompareView)._found = compared()
             for view in names:
                 await app.action_open(view)  # type: ignore[arg-type]
                 await pilot.pause()

@@ -58,7 +58,7 @@ class CompareView(VerticalScroll):
 def drawn(found: Comparison, width: int, *, dark: bool = True) -> Text:
     """A line for each figure: before, after, the change and its interval, the verdict."""
     text = Text(no_wrap=True, overflow="crop")
-    label = max(width - 57, 16)
+    label = min(max(width - 57, 16), 40)
     heads = f"{'':{label}}{'before':>10}{'after':>10}{'change':>9}  {'99 % interval':<18}verdict"
     styles = {"better": "bold #1f8a4c" if not dark else "bold #87d787", "worse": error_style(dark)}
     step = ""

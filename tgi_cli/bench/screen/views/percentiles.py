@@ -57,9 +57,7 @@ class PercentilesView(VerticalScroll):
             text = Text("no figures yet", style="dim")
         else:
             running = scene.shown is not None and scene.shown.record is None
-            text = drawn(
-                table, width, slo=scene.figures.slo, running=running, dark=scene.dark
-            )
+            text = drawn(table, width, slo=scene.figures.slo, running=running, dark=scene.dark)
         self.query_one("#percentiles", Static).update(text)
 
 
@@ -84,7 +82,8 @@ def drawn(
             if METRICS[name].unit == unit
         }
         if rows:
-            heads = "".join(f"{head:>{column}}" for _, head in _COLUMNS)
+            space = " " * 10 if wide else ""
+            heads = "".join(f"{head:>{column - len(space)}}{space}" for _, head in _COLUMNS)
             text.append(f"{unit:<{first}}{heads}\n", style="bold")
         for name, summary in rows.items():
             label = METRICS[name].label if wide else _LABELS.get(name, METRICS[name].label)
@@ -138,9 +137,7 @@ def _append_rates(text: Text, figures: StepFigures, width: int) -> None:
         text.append(" " * max(half - len(plain) - len(span), 1) if left else "\n")
 
 
-def _append_counts(
-    text: Text, figures: StepFigures, slo: Mapping[str, float], error: str
-) -> None:
+def _append_counts(text: Text, figures: StepFigures, slo: Mapping[str, float], error: str) -> None:
     if figures.runs:
         text.append(f"{figures.runs} runs\n")
     if figures.requests:

@@ -9,8 +9,8 @@ from rich.style import Style
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.scroll_view import ScrollView
 from textual.geometry import Size
+from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tgi_cli.bench.records import BatchRecord, RequestRecord, StepRecord
@@ -169,7 +169,11 @@ class Timeline(ScrollView, can_focus=True):
     def legend(self) -> Text:
         """What the bars mean."""
         text = Text(f"{len(self._rows)} rows   ", no_wrap=True)
-        for letter, meaning in ((_QUEUED, "due"), (_PREFILL, "to first token"), (_DECODE, "decode")):
+        for letter, meaning in (
+            (_QUEUED, "due"),
+            (_PREFILL, "to first token"),
+            (_DECODE, "decode"),
+        ):
             text.append(letter * 2, style=self._style)
             text.append(f" {meaning}   ")
         text.append("✕", style=self._error)
