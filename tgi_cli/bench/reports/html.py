@@ -9,6 +9,7 @@ from typing import Any
 
 from tgi_cli.bench.plain import title
 from tgi_cli.bench.records import Run
+from tgi_cli.bench.reports.markdown import told
 from tgi_cli.bench.reports.plots import Figures, Plot, plots
 from tgi_cli.bench.reports.style import CSS
 from tgi_cli.bench.statistics import METRICS, StepFigures, Summary, step_figures
@@ -125,7 +126,7 @@ def _figure(plot: Plot) -> str:
 def _percentiles(figures: Figures) -> str:
     rows = []
     for _, figure in figures:
-        for name, summary in {**figure.latencies, **figure.batches}.items():
+        for name, summary in {**told(figure), **figure.batches}.items():
             if METRICS[name].unit != "ms":
                 continue
             values = [("mean", summary.mean), *((cut, getattr(summary, cut)) for cut in _CUTS)]

@@ -144,11 +144,7 @@ def percentile_table(figures: Sequence[StepFigures]) -> str:
     """A row for each step and latency: the mean with its interval, and the percentiles, in ms."""
     rows = []
     for step in figures:
-        for name, summary in step.latencies.items():
-            if name.endswith("scheduled") and summary.mean == _unscheduled(step, name):
-                continue  # nothing was due: both are the same
-            if name == "late":
-                continue
+        for name, summary in told(step).items():
             rows.append(
                 [
                     *(title(step.step), METRICS[name].label, str(summary.count)),
@@ -162,9 +158,16 @@ def percentile_table(figures: Sequence[StepFigures]) -> str:
     return table(header, rows, merge=False)
 
 
-def _unscheduled(step: StepFigures, name: str) -> float | None:
-    plain = step.latencies.get(name.removesuffix("_scheduled"))
-    return plain.mean if plain else None
+def told(step: StepFigures) -> dict[str, Summary]:
+    """The step's latencies, less those that only repeat another: where nothing was due."""
+    late = step.latencies.get("late")
+    if late is not None and late.maximum > 0:
+        return step.latencies
+    return {
+        name: summary
+        for name, summary in step.latencies.items()
+        if name != "late" and not name.endswith("scheduled")
+    }
 
 
 def _with_interval(summary: Summary, name: str) -> str:

@@ -197,7 +197,11 @@ def _distribution(
         chart.line([float(cut) for cut in cuts], [float(share * 100) for share in shares], colour)
         keys.append((f"f{colour}", title(record.step)))
     heading = f"{name}: distribution"
-    return [Plot(heading, chart.render(heading), "How many were at most so long.", keys)]
+    return [
+        Plot(
+            heading, chart.render(heading), "The share of values that were at most so large.", keys
+        )
+    ]
 
 
 def _timeline(record: StepRecord) -> Plot:
