@@ -37,6 +37,8 @@ class Capacity:
         activation_bytes: upper bound of what a step takes beside them.
         load_seconds: from reading the configuration to weights in place.
         warmup_seconds: spent finding this out.
+        step_seconds: what the worst step may take on a CPU, estimated; 0: not known.
+        graphs: whether decode steps are CUDA graphs.
     """
 
     config: EngineConfig
@@ -47,6 +49,8 @@ class Capacity:
     load_seconds: float
     warmup_seconds: float
     kv_window: int | None = None
+    step_seconds: float = 0.0
+    graphs: bool = False
 
     @property
     def max_batch_total_tokens(self) -> int:
@@ -64,7 +68,8 @@ def cache_budget(config: EngineConfig, available: int, activations: int, total_m
         total_memory: of the device.
     """
     if config.device == "cuda":
-        return max(0, available - activations - int(total_memory * CUDA_MARGIN))
+        kept_free = max(CUDA_MARGIN, 1 - config.cuda_memory_fraction)
+        return max(0, available - activations - int(total_memory * kept_free))
     share = CPU_SHARE if config.max_batch_total_tokens is None else CPU_LIMIT
     return max(0, int((available - activations) * share))
 

@@ -91,6 +91,10 @@ class ShardedWorker:
     def info(self) -> EngineInfo:
         return self._own.info()
 
+    def read_bytes(self, rows: int) -> int:
+        """Of weights, by a decode of so many sequences, on all shards."""
+        return self._own.read_bytes(rows)
+
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
         """Have ``on_lost`` called, from any thread, if a shard is lost."""
         self._followers.watch(on_lost)

@@ -106,6 +106,13 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         yield _step(size, longest, loras, decodes=1, context=context)
 
 
+def first_steps(config: EngineConfig) -> Iterator[Step]:
+    """A short prompt and a decode: what is made at first use is made, and little computed."""
+    length = min(config.block_size, config.max_total_tokens - 1)
+    yield _step(config.block_size, length, config.max_loras, prefill=length)
+    yield _step(config.block_size, length, config.max_loras, decodes=1, context=length)
+
+
 def replays_agree(
     runner: ModelRunner, graphs: DecodeGraphs, config: EngineConfig, num_blocks: int
 ) -> bool:

@@ -14,13 +14,7 @@ import torch
 from tgi_cli import kernels
 from tgi_cli.attention import PagedAttention, attention_name, create_attention
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
-from tgi_cli.device import (
-    available_memory,
-    default_threads,
-    describe,
-    set_threads,
-    total_memory,
-)
+from tgi_cli.device import available_memory, default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
@@ -29,19 +23,15 @@ from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.worker.adapters import AdapterShelf
-from tgi_cli.worker.capacity import Capacity, cache_budget, size_cache
+from tgi_cli.worker.capacity import Capacity
 from tgi_cli.worker.graphs import DecodeGraphs, cuda_graphs, graph_sizes
-from tgi_cli.worker.memory import LOAD_REMEDY, PeakMeter, give_back, out_of_memory_as_error
+from tgi_cli.worker.memory import LOAD_REMEDY, give_back, out_of_memory_as_error
 from tgi_cli.worker.rows import Rows
 from tgi_cli.worker.runner import ModelRunner
+from tgi_cli.worker.sizing import Sizing
 from tgi_cli.worker.staging import Uploader
-from tgi_cli.worker.warmup import (
-    WARMUP_BLOCKS,
-    part_of_worst,
-    replays_agree,
-    threads_for,
-    worst_steps,
-)
+from tgi_cli.worker.timings import read_bytes
+from tgi_cli.worker.warmup import replays_agree
 
 if TYPE_CHECKING:
     from tgi_cli.worker.grammar import LLGuidance
@@ -135,27 +125,25 @@ class ModelWorker:
     def warmup(self) -> Capacity:
         """Run the worst steps that the limits allow, then make the KV cache as large as fits.
 
+        Where `tgi warmup` has measured what they take, they need not be run again.
+
         Raises:
             OutOfMemoryError: such a step, or what the user promised to clients, does not fit.
         """
         began = time.monotonic()
-        config, block_bytes, shard = self._config, self._attention.block_bytes, self._shard
-        # Processes on a CPU share its memory, and each counts what all of them take.
-        sharers = shard.size if self._device.type == "cpu" else 1
-        self._attention.allocate(WARMUP_BLOCKS)
-        meter = PeakMeter(self._device)
-        cacheable = available_memory(self._device) // sharers // block_bytes * config.block_size
-        cacheable = shard.smallest(cacheable)
-        with threads_for(self._model.weight_bytes, self._device):
-            for step in worst_steps(config, cacheable):
-                self.sample(self.launch(step)).wait()
-        activations = meter.read() * part_of_worst(config) * sharers
-        activations += self._measure_graphs()
-        give_back(self._device)
-        available = available_memory(self._device) + WARMUP_BLOCKS * block_bytes * sharers
-        budget = cache_budget(config, available, activations, total_memory(self._device))
-        budget = shard.smallest(budget // sharers)
-        num_blocks, effective = size_cache(self._serve, config, budget, block_bytes)
+        config, shard = self._config, self._shard
+        sizing = Sizing(
+            self._serve,
+            config,
+            self._attention,
+            shard,
+            self._model.weight_bytes,
+            lambda step: self.sample(self.launch(step)).wait(),
+            self._measure_graphs,
+        )
+        found, num_blocks, effective = sizing()
+        if not found.graphs:
+            self._keep_graphs("there were none when the limits were measured")
         self._attention.allocate(num_blocks)
         give_back(self._device)  # the small cache
         self._capture_graphs(effective, num_blocks)
@@ -163,11 +151,13 @@ class ModelWorker:
             config=effective,
             num_blocks=num_blocks,
             kv_window=self._model.kv_window,
-            cache_bytes=num_blocks * block_bytes * shard.size,
+            cache_bytes=num_blocks * self._attention.block_bytes * shard.size,
             weight_bytes=shard.total(self._model.weight_bytes),
-            activation_bytes=activations,
+            activation_bytes=found.activation_bytes,
             load_seconds=self._load_seconds,
             warmup_seconds=time.monotonic() - began,
+            step_seconds=found.step_seconds,
+            graphs=self._graphs is not None,
         )
         if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
             log.warning(
@@ -178,17 +168,17 @@ class ModelWorker:
             )
         return self._capacity
 
-    def _measure_graphs(self) -> int:
-        """Bytes that graphs will take; from here on there are none, if they cannot be had."""
+    def _measure_graphs(self) -> int | None:
+        """Bytes that graphs will take; None: there are none from here on."""
         if self._graphs is None:
-            return 0
+            return None
         size, problem = 0, ""
         try:
             size = self._graphs.measure()
         except Exception as error:  # a model's code, a kernel, the device: then it runs launched
             problem = _problem(error)
         self._keep_graphs(problem)
-        return size if self._graphs is not None else 0
+        return size if self._graphs is not None else None
 
     def _capture_graphs(self, config: EngineConfig, num_blocks: int) -> None:
         """Record the graphs over the cache, and have them used if they are right."""
@@ -225,6 +215,10 @@ class ModelWorker:
         self._graphs = None
         graphs.drop()
 
+    def read_bytes(self, rows: int) -> int:
+        """Of weights, by a decode of so many sequences; see :func:`tgi_cli.worker.timings`."""
+        return read_bytes(self._model, rows) * self._shard.size
+
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
         """Have ``on_lost`` called when no step can be run any more: never, in one process."""
 
@@ -260,6 +254,9 @@ class ModelWorker:
             weight_bytes=capacity.weight_bytes,
             load_seconds=capacity.load_seconds,
             grammar=self.grammars is not None,
+            quantize=config.quantize or self._facts.quantization or "",
+            num_shard=config.num_shard,
+            step_seconds=capacity.step_seconds,
         )
 
 
@@ -288,7 +285,7 @@ def load_worker(
         OutOfMemoryError: the weights do not fit.
         ShardError: another process of the model failed.
     """
-    model_config = read_config(model_path, trust_remote_code=serve.trust_remote_code)
+    model_config = read_config(model_path, serve.trust_remote_code, serve.rope)
     ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
     facts = model_facts(model_config)
     config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
@@ -307,7 +304,7 @@ def make_worker(
 ) -> ModelWorker:
     """The same for one process, with a share of the model. Raises the same."""
     began = time.monotonic()
-    model_config = read_config(config.model_path, trust_remote_code=serve.trust_remote_code)
+    model_config = read_config(config.model_path, serve.trust_remote_code, serve.rope)
     facts = model_facts(model_config)
     if serve.cross_check and serve.load_format == "dummy":
         raise ConfigError(
