@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging as std_logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -68,3 +70,42 @@ def test_tgi_spellings_of_levels(text: str, level: int) -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="loud"):
         logging.parse_level("loud")
+
+
+def test_warnings_and_what_nobody_caught_are_lines_too() -> None:
+    script = """
+import threading, warnings
+from tgi_cli import logging
+logging.setup("router", json_output=True)
+warnings.warn("old")
+thread = threading.Thread(target=lambda: {}["gone"], name="worker")
+thread.start()
+thread.join()
+raise ValueError("nobody")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert all(set(line) == {"timestamp", "level", "fields", "target", "role"} for line in lines)
+    assert {line["role"] for line in lines} == {"router"}
+    warned, thread, last = (line["fields"] for line in lines)
+    assert "UserWarning: old" in warned["message"]
+    assert thread["message"] == "in thread worker: 'gone'"
+    assert last["message"] == "ValueError: nobody"
+    assert "Traceback" in last["exception"]
+
+
+def test_a_line_without_a_logger_has_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.setup("launcher", json_output=True)
+    std_logging.getLogger("tgi_cli").error("said")
+    logged = json.loads(capsys.readouterr().err)
+    line = json.loads(logging.json_line("ERROR", "said", remedy="do"))
+    assert set(line) == set(logged)
+    assert (line["level"], line["role"], line["target"]) == ("ERROR", "launcher", "tgi")
+    assert line["fields"] == {"message": "said", "remedy": "do"}
+
+
+def test_hooks_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = lambda *_: None  # noqa: E731
+    monkeypatch.setattr(sys, "excepthook", mine)
+    logging.setup("x")
+    assert sys.excepthook is mine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -259,3 +260,24 @@ def test_what_is_told_to_fail_fails_though_it_is_idle() -> None:
     assert client.finished[1] == (FinishReason.ERROR, "shard 2 has not answered")
     assert client.finished[2][0] is FinishReason.CANCELLED, "what ended before is told as it was"
     assert str(failure) == "shard 2 has not answered"
+
+
+def test_a_step_that_does_not_end_is_a_request_without_progress() -> None:
+    """What a watchdog sees of it; and nothing moves, nor has to, in an idle engine."""
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def wait(_step: Step) -> None:
+        stuck.set()
+        go_on.wait(20)
+
+    worker = FakeWorker(4, fail_when=wait)
+    with running(worker, limits()) as client:
+        assert (client.core.progress, client.core.live_requests) == (0, 0)
+        client.core.inbox.put(request(1, [1], 2))
+        assert stuck.wait(20)
+        before = client.core.progress
+        time.sleep(0.05)
+        assert (client.core.progress, client.core.live_requests) == (before, 1)
+        go_on.set()
+        client.read_until_finished(1)
+        assert client.core.progress == 2

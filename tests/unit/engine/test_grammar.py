@@ -302,6 +302,11 @@ def test_the_loop_waits_for_a_grammar_without_being_woken() -> None:
         end = time.monotonic() + 20
         while not compiler.waiting and time.monotonic() < end:
             time.sleep(0.001)
+        before = client.core.progress
+        while client.core.progress < before + 3 and time.monotonic() < end:
+            time.sleep(0.001)
+        assert client.core.progress >= before + 3, "it counts as moving meanwhile"
+        assert client.core.steps == 0
         compiler.finish()
         client.read_until_finished(1)
     assert client.tokens[1] == constrained(range(4), 9, RECORD)
