@@ -68,6 +68,7 @@ def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_p
     assert figures[0].concurrency == pytest.approx(1, abs=0.1)
     theirs = asyncio.run(load(server.url, 4, 16, 24, 12))
     assert theirs["requests"] == figures[1].succeeded
+    assert theirs["tokens"] == figures[1].output_tokens
     # The machine is shared with other tests: the two agree within a wide factor.
     for name, other in (("ttft", "ttft_p50"), ("e2e", "e2e_p50")):
         assert 1 / 5 < figures[1].latencies[name].p50 / theirs[other] < 5, (name, theirs)

@@ -13,18 +13,26 @@ from itertools import pairwise
 
 import httpx
 
+WORDS = "one two tree sun on and red green he she came went house light time way day old new"
+)
 
-async def ask(client: httpx.AsyncClient, model: str, words: int, tokens: int) -> list[float]:
-    """One streamed request: when it was sent, when each event with text came."""
-    prompt = " ".join(random.choices(["one", "two", "tree", "sun", "on", "and"], k=words))
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True}
-    times = [time.perf_counter()]
-    async with client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as answer:
+
+async def ask(
+    client: httpx.AsyncClient, model: str, words: int, tokens: int
+) -> tuple[list[float], int]:
+    """One streamed request: when it was sent and each event came; its tokens, says the server."""
+    body = {"model": model, "prompt": " ".join(random.choices(WORDS.split(), k=words)), "stream": True}
+    body |= {"max_tokens": tokens, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    times, counted = [time.perf_counter()], 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
-            if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
+            event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            if event.get("choices"):
                 times.append(time.perf_counter())
-    return times
+            elif event:
+                counted = event["usage"]["completion_tokens"]
+    return times, counted
 
 
 async def load(url: str, clients: int, requests: int, words: int, tokens: int) -> dict[str, float]:
@@ -42,16 +50,16 @@ async def load(url: str, clients: int, requests: int, words: int, tokens: int) -
         began = time.perf_counter()
         await asyncio.gather(*(one() for _ in range(clients)))
         seconds = time.perf_counter() - began
-    gaps = [b - a for times in answers for a, b in pairwise(times[1:])]
-    events = sum(len(times) - 1 for times in answers)
+    gaps = [b - a for times, _ in answers for a, b in pairwise(times[1:])]
+    produced = sum(count for _, count in answers)
     return {
         "requests": len(answers),
-        "events": events,
-        "ttft_p50": statistics.median(times[1] - times[0] for times in answers) * 1000,
+        "tokens": produced,
+        "ttft_p50": statistics.median(times[1] - times[0] for times, _ in answers) * 1000,
         "itl_p50": statistics.median(gaps) * 1000,
-        "e2e_p50": statistics.median(times[-1] - times[0] for times in answers) * 1000,
+        "e2e_p50": statistics.median(times[-1] - times[0] for times, _ in answers) * 1000,
         "requests_per_second": len(answers) / seconds,
-        "events_per_second": events / seconds,
+        "tokens_per_second": produced / seconds,
     }
 
 

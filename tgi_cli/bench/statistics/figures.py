@@ -14,6 +14,8 @@ from tgi_cli.bench.statistics.observations import counted, observe
 from tgi_cli.bench.statistics.rates import SLICES, rate_interval, windows
 from tgi_cli.bench.statistics.summary import Summary, summarize
 
+MERGED = 1.05
+"""Tokens in an event above which ITL and TPOT say different things."""
 FEW = 20
 """Requests below which a p95 is hardly more than the maximum."""
 
@@ -135,6 +137,10 @@ def _warnings(record: StepRecord, figures: StepFigures) -> list[str]:
     if 0 < figures.succeeded < FEW:
         warnings.append(
             f"{figures.succeeded} requests: p95 and above are hardly more than the maximum"
+        )
+    if figures.tokens_per_event > MERGED:
+        warnings.append(
+            f"{figures.tokens_per_event:.2f} tokens came in an event: gaps are between events"
         )
     if figures.counted_by.get("events"):
         warnings.append("the server does not say how many tokens it sent: events are counted")

@@ -90,6 +90,10 @@ def test_a_queue_is_seen_by_who_was_due() -> None:
             record(request(0, counted_by="events")),
             "the server does not say how many tokens it sent: events are counted",
         ),
+        (
+            record(request(0, output_tokens=6)),
+            "2.00 tokens came in an event: gaps are between events",
+        ),
         (record(request(0), stopped="the user stopped it"), "the user stopped it"),
     ],
 )
