@@ -48,6 +48,9 @@ async def serve(gap: float, events: int) -> None:
         nonlocal started
         started += 1
         head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"POST"):
+            writer.close()
+            return
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         await reader.readexactly(length)
         writer.write(_HEAD)

@@ -48,6 +48,7 @@ _STREAMS_PER_PROCESS = 256
 _START_SECONDS = 0.02
 """From the word that all are ready to second 0."""
 _STOP_SECONDS = 5.0
+_EARLY = frozenset({"stop", "eos_token", "stop_sequence"})
 
 
 class Driver:
@@ -180,7 +181,7 @@ class _Run:
                 await asyncio.gather(feeder, return_exceptions=True)
             await asyncio.gather(*(process.close() for process in self._processes))
             await scraper.stop()
-        for text in self._recount.notes():
+        for text in [*self._recount.notes(), *self._early()]:
             self._driver.note(text)
         yield StepEnded(self._index, self._record(scraper.figures()))
 
@@ -244,6 +245,16 @@ class _Run:
                 if not self._stopped:
                     yield StepFailed(self._index, cause, remedy, True)
                     self.stop(cause)
+
+    def _early(self) -> list[str]:
+        """A note on answers that ended by themselves although they were not to."""
+        whole = [record for record in self._records if record.error is None]
+        early = [record for record in whole if record.finish_reason in _EARLY]
+        if not self._settings.ignore_eos or not early:
+            return []
+        return [
+            "The server does not keep to ignore_eos: answers ended before the last token asked for."
+        ]
 
     def _whole_progress(self) -> Progress:
         """The progress of all processes together."""

@@ -269,7 +269,10 @@ def request_head(url: str, path: str, headers: dict[str, str]) -> bytes:
         ConfigError: a header that cannot be written.
     """
     parts = urlsplit(url)
-    lines = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"host: {parts.netloc}"]
+    lines = [
+        f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
+        f"host: {parts.netloc.rpartition('@')[2]}",
+    ]
     own = {"content-type": "application/json", "accept": "text/event-stream"}
     for name, value in (own | {key.lower(): value for key, value in headers.items()}).items():
         if not name or any(c in f"{name}{value}" for c in "\r\n\0") or set(name) & set(": "):

@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import statistics
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -40,6 +42,7 @@ from tgi_cli.bench.records import (
     Target,
 )
 from tgi_cli.bench.settings import Sampling, Settings
+from tgi_cli.bench.workloads import Arrivals, scheduled
 from tgi_cli.errors import ConfigError
 
 
@@ -298,6 +301,68 @@ async def test_a_load_generator_that_dies_is_reported() -> None:
     assert record_of(events).stopped
 
 
+async def test_a_load_generator_that_stands_still_says_that_it_was_behind() -> None:
+    with FakeServer(completions(tokens=2)).serving() as server:
+        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        requests = scheduled(prompts(), Arrivals.parse("constant").times(50.0, seed=1))
+        step = Step(kind="rate", value=50, label="", seconds=0.8)
+        stood = False
+        async with asyncio.timeout(30):
+            async for event in driver.drive(step, requests):
+                if isinstance(event, RequestDone) and not stood:
+                    assert driver._running is not None
+                    process = driver._running._processes[0]._process
+                    assert process is not None
+                    process.send_signal(signal.SIGSTOP)
+                    await asyncio.sleep(0.3)
+                    process.send_signal(signal.SIGCONT)
+                    stood = True
+                if isinstance(event, StepEnded):
+                    record = event.record
+    assert record.client.behind
+    assert record.client.late_p99 > 0.1
+    assert record.client.lag_p99 > 0.1
+    # The schedule stands, and what came late of it is in the record.
+    assert [r.scheduled for r in record.requests] == [number / 50 for number in range(40)]
+    assert max(r.dispatched - r.scheduled for r in record.requests) > 0.1
+
+
+async def test_a_load_generator_does_not_outlive_its_run() -> None:
+    with FakeServer(completions(tokens=100, gap=0.05)).serving() as server:
+        program = (
+            "import asyncio, sys\n"
+            "from tests.unit.bench.load.test_drive import *\n"
+            "async def main():\n"
+            "    target = Target(kind='openai', address=sys.argv[1], model='m')\n"
+            "    driver = Driver(target, Settings())\n"
+            "    async for event in driver.drive(clients(1), prompts()):\n"
+            "        if isinstance(event, Progress) and event.in_flight:\n"
+            "            print(driver._running._processes[0]._process.pid, flush=True)\n"
+            "asyncio.run(main())\n"
+        )
+        run = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, server.url, stdout=asyncio.subprocess.PIPE
+        )
+        assert run.stdout is not None
+        pid = int(await asyncio.wait_for(run.stdout.readline(), 60))
+        run.kill()
+        await run.wait()
+        assert await asyncio.to_thread(_ends, pid)
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process of nobody's ends within 20 seconds."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 async def test_a_workload_that_fails_is_raised() -> None:
     def requests() -> Iterator[Request]:
         yield from islice(prompts(), 100)
@@ -455,6 +520,21 @@ async def test_a_usage_that_does_not_fit_the_text_is_noted() -> None:
     assert len(driver.notes) == 1
     assert "18 output tokens" in driver.notes[0]
     assert "36" in driver.notes[0]
+
+
+@pytest.mark.parametrize(("reason", "noted"), [("stop", True), ("length", False)])
+async def test_servers_that_do_not_ignore_eos_are_noted(reason: str, noted: bool) -> None:
+    async def ends(call: Call, reply: Reply) -> None:
+        assert call.body["ignore_eos"] is True
+        await reply.start()
+        await reply.event({"choices": [{"text": " word", "finish_reason": reason}]})
+        await reply.end()
+
+    with FakeServer(ends).serving() as server:
+        settings = Settings(ignore_eos=True)
+        driver = Driver(Target(kind="openai", address=server.url, model="m"), settings, Words())
+        record_of(await driven(server, clients(1, requests=2), prompts(), driver=driver))
+    assert any("ignore_eos" in note for note in driver.notes) == noted
 
 
 async def test_servers_that_refuse_stream_options_are_asked_without() -> None:
