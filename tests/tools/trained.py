@@ -1,6 +1,6 @@
 """Trains a small Llama on the standard library's sources: a model whose weights mean something.
 
-    python -m tests.tools.trained OUT [--steps 220]
+    python -m tests.tools.trained OUT [--steps 240]
 
 4 layers, hidden 256, 4.2 M parameters, a byte-level BPE of 2048 tokens: about two minutes on two
 cores. Quantization loses next to nothing of random weights, and nothing that could be compared.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -24,8 +25,8 @@ from tgi_cli.demo.tokenizer import END_OF_TEXT_ID, save_tokenizer, train_tokeniz
 
 VOCABULARY = 2048
 LENGTH = 256
-ROWS = 16
-STEPS = 220
+ROWS = 8
+STEPS = 240
 _TEXTS = 400
 """Modules of the standard library that are read."""
 
@@ -69,6 +70,8 @@ def train(out: Path, steps: int = STEPS, seed: int = 0) -> float:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if step % 40 == 39:
+            print(f"step {step + 1}: loss {loss.item():.3f}", file=sys.stderr)
     model.eval().save_pretrained(out)
     save_tokenizer(tokenizer, out, config.max_position_embeddings)
     return loss.item()
