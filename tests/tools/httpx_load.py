@@ -14,14 +14,14 @@ from itertools import pairwise
 import httpx
 
 WORDS = "one two tree sun on and red green he she came went house light time way day old new"
-)
 
 
 async def ask(
     client: httpx.AsyncClient, model: str, words: int, tokens: int
 ) -> tuple[list[float], int]:
     """One streamed request: when it was sent and each event came; its tokens, says the server."""
-    body = {"model": model, "prompt": " ".join(random.choices(WORDS.split(), k=words)), "stream": True}
+    prompt = " ".join(random.choices(WORDS.split(), k=words))
+    body = {"model": model, "prompt": prompt, "stream": True}
     body |= {"max_tokens": tokens, "ignore_eos": True, "stream_options": {"include_usage": True}}
     times, counted = [time.perf_counter()], 0
     async with client.stream("POST", "/v1/completions", json=body) as answer:
