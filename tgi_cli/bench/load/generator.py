@@ -67,7 +67,7 @@ class Generator:
         if self._halt.is_set():
             return
         self._sender.origin = origin
-        await asyncio.sleep(max(0.0, -self._sender.now()))
+        await self._until(0.0)
         if self._step.warmup == 0 and self._step.seconds is not None:
             self._end = self._step.seconds
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -122,6 +122,11 @@ class Generator:
         self.stopped = cause
         self._report(StepFailed(self._job.index, cause, remedy, fatal))
 
+    async def _until(self, moment: float) -> None:
+        """Wait for a second of the step; timers of whole milliseconds may be early."""
+        while (seconds := moment - self._sender.now()) > 0:
+            await asyncio.sleep(seconds)
+
     # -------------------------------------------------------------- kinds of load
 
     async def _clients(self) -> None:
@@ -144,7 +149,7 @@ class Generator:
                 if due is not None:
                     if due >= self._end:
                         break
-                    await asyncio.sleep(max(0.0, due - self._sender.now()))
+                    await self._until(due)
                 elif self._sender.now() >= self._end:
                     break
                 group.create_task(self._talk(*taken, due))
@@ -160,7 +165,7 @@ class Generator:
                 resume = turns.talk.ended + following.request.think
                 if resume >= self._end:
                     break
-                await asyncio.sleep(max(0.0, resume - self._sender.now()))
+                await self._until(resume)
             warmup = following.index < self._step.warmup
             await self._send(following, turns, due, warmup)
             if self._sender.expired:
