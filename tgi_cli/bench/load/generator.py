@@ -124,7 +124,7 @@ class Generator:
 
     async def _until(self, moment: float) -> None:
         """Wait for a second of the step; timers of whole milliseconds may be early."""
-        while (seconds := moment - self._sender.now()) > 0:
+        while (seconds := moment - self._sender.now()) > 0:  # noqa: ASYNC110 - nobody would set it
             await asyncio.sleep(seconds)
 
     # -------------------------------------------------------------- kinds of load
