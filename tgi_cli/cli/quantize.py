@@ -55,7 +55,8 @@ def quantize(
     method: Annotated[
         Literal["gptq", "awq", "rtn", "fp8", "int8"],
         typer.Option(
-            help="gptq and awq look at calibration text; rtn (rounding), fp8 and int8 need none.",
+            metavar="METHOD",
+            help="gptq, awq (which look at calibration text), rtn (rounding), fp8 or int8.",
             rich_help_panel=_GRID,
         ),
     ] = "gptq",
@@ -72,8 +73,6 @@ def quantize(
     groupsize: Annotated[
         int | None,
         typer.Option(
-            "--groupsize",
-            "--group-size",
             metavar="N",
             parser=_group,
             help="Inputs that share a scale; -1: all of a row (128; fp8 and int8: -1, "
@@ -95,14 +94,17 @@ def quantize(
         bool,
         typer.Option(
             "--act-order/--no-act-order",
-            "--desc-act/--no-desc-act",
             help="gptq: columns in the order of their importance; a gather when served.",
             rich_help_panel=_GRID,
         ),
     ] = False,
     static_groups: Annotated[
         bool,
-        typer.Option(help="gptq: find all scales before any rounding.", rich_help_panel=_GRID),
+        typer.Option(
+            "--static-groups",
+            help="gptq: find all scales before any rounding.",
+            rich_help_panel=_GRID,
+        ),
     ] = False,
     group_aware: Annotated[
         bool | None,
@@ -131,11 +133,17 @@ def quantize(
     format: Annotated[
         Literal["gptq", "gptq_v2", "awq", "compressed-tensors"] | None,
         typer.Option(
-            help="Of the files (gptq, with --asym gptq_v2; awq; fp8 and int8: compressed-tensors).",
+            metavar="FORMAT",
+            help="gptq, gptq_v2, awq or compressed-tensors, which is that of fp8 and int8 (the "
+            "method's; with --asym gptq_v2).",
             show_default=False,
             rich_help_panel=_GRID,
         ),
     ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(parser=_group, help="The same as --groupsize.", hidden=True)
+    ] = None,
+    desc_act: Annotated[bool, typer.Option(help="The same as --act-order.", hidden=True)] = False,
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -217,7 +225,12 @@ def quantize(
         typer.Option(help="A branch, a tag, a commit or refs/pr/N.", rich_help_panel=_RUN),
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option(help="Run Python code that comes with the model.", rich_help_panel=_RUN)
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run Python code that comes with the model.",
+            rich_help_panel=_RUN,
+        ),
     ] = False,
     logger_level: Annotated[
         str,
@@ -226,13 +239,16 @@ def quantize(
         ),
     ] = "INFO",
     json_output: Annotated[
-        bool, typer.Option(help="Log lines and the result as JSON.", rich_help_panel=_RUN)
+        bool,
+        typer.Option(
+            "--json-output", help="Log lines and the result as JSON.", rich_help_panel=_RUN
+        ),
     ] = False,
 ) -> None:
     """Make a quantized checkpoint of a model, for tgi, vLLM and transformers.
 
-    One block of the model is in memory at a time. What is written is put into OUTPUT_DIR when it
-    is whole; a run that was stopped goes on with --resume.
+    One block of the model is in memory at a time. OUTPUT_DIR is there when it is whole; a run
+    that was stopped goes on with --resume.
     """
     from tgi_cli import hub
 
@@ -249,9 +265,7 @@ def quantize(
     from tgi_cli.compression.upload import check_upload, upload
     from tgi_cli.quantization.produce.checks import check
 
-    recipe = _recipe(
-        method, bits, groupsize, sym, act_order, static_groups, group_aware, mse, percdamp, format
-    )
+    recipe = _recipe(context.params)
     check(recipe)
     if upload_to_model_id is not None:
         check_upload(upload_to_model_id)
@@ -294,36 +308,29 @@ def quantize(
     report.show_outcome(outcome, json_output, address)
 
 
-def _recipe(
-    method: str,
-    bits: int | None,
-    groupsize: int | None,
-    sym: bool | None,
-    act_order: bool,
-    static_groups: bool,
-    group_aware: bool | None,
-    mse: bool,
-    percdamp: float,
-    format: str | None,
-) -> Recipe:
+def _recipe(given: dict[str, Any]) -> Recipe:
+    """What the flags of the first panel ask for."""
     from tgi_cli.quantization.produce.checks import default_format
     from tgi_cli.quantization.produce.recipe import Recipe
 
+    method = given["method"]
     eight = method in ("fp8", "int8")
-    group = -1 if eight else 128
-    symmetric = method != "awq" if sym is None else sym
-    reorders = method == "gptq" and not act_order
+    group = given["group_size"] if given["groupsize"] is None else given["groupsize"]
+    default_group = -1 if eight else 128
+    symmetric = method != "awq" if given["sym"] is None else given["sym"]
+    by_importance = given["act_order"] or given["desc_act"]
+    within = given["group_aware"]
     return Recipe(
         method=method,
-        bits=bits or (8 if eight else 4),
-        group_size=group if groupsize is None else groupsize,
+        bits=given["bits"] or (8 if eight else 4),
+        group_size=default_group if group is None else group,
         sym=symmetric,
-        desc_act=act_order,
-        static_groups=static_groups,
-        group_aware=reorders if group_aware is None else group_aware,
-        mse=mse,
-        percdamp=percdamp,
-        format=format or default_format(method, symmetric),
+        desc_act=by_importance,
+        static_groups=given["static_groups"],
+        group_aware=method == "gptq" and not by_importance if within is None else within,
+        mse=given["mse"],
+        percdamp=given["percdamp"],
+        format=given["format"] or default_format(method, symmetric),
     )
 
 
