@@ -31,7 +31,7 @@ _START_SECONDS = 600.0
 _LIMIT_SECONDS = 300.0
 """After which what has not happened counts as never."""
 _POLL_SECONDS = 0.01
-FINISH_TOKENS = 300
+FINISH_TOKENS = 600
 """Of each stream that is to finish after SIGTERM."""
 
 
@@ -154,7 +154,7 @@ FAULTS = (
 def measure(server: Server, fault: Fault, streams: int, tokens: int) -> Round:
     """Do it once, under load."""
     crowd = Crowd(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
-    crowd.wait_until_started()
+    crowd.wait_until_started(endless=fault.new_tokens is None)
     processes = [server.process.pid, *descendants_of(server.process.pid)]
     watch = _Health(server)
     victim = fault.victim(server)
@@ -216,6 +216,12 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def _short(done: Round) -> str:
+    said = asdict(done) | {"told": max(done.told, default=None)}
+    values = ((name, value) for name, value in said.items() if value)
+    return ", ".join(f"{name} {value:.4g}" for name, value in values)
+
+
 def _row(fault: Fault, rounds: list[Round]) -> list[str]:
     told = [at for each in rounds for at in each.told]
 
@@ -270,7 +276,11 @@ def main() -> None:
                         shards = fault.shards
                     done = measure(server, fault, options.streams, options.tokens)
                     results.setdefault(fault.name, []).append(done)
-                    print(f"{fault.name}, round {turn + 1}: {done}", file=sys.stderr, flush=True)
+                    print(
+                        f"{fault.name}, round {turn + 1}: {_short(done)}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
         finally:
             if server is not None:
                 server.stop()

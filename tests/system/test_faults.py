@@ -25,7 +25,15 @@ FORMS = [*ROUTES] * 8
 ENDLESS = 8000
 """Tokens: nothing ends by itself while a test lasts."""
 TIMEOUT = 3
-FLAGS = ("--no-measured-limits", "--dtype", "float32", "--watchdog-timeout", str(TIMEOUT), "--max-restarts", "9")
+FLAGS = (
+    "--no-measured-limits",
+    "--dtype",
+    "float32",
+    "--watchdog-timeout",
+    str(TIMEOUT),
+    "--max-restarts",
+    "9",
+)
 KEYS = {"timestamp", "level", "fields", "target", "role"}
 
 Start = Callable[[int], "Server"]
@@ -58,7 +66,7 @@ class Server:
 
     def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> Crowd:
         crowd = Crowd(self.url, forms, new_tokens)
-        crowd.wait_until_started()
+        crowd.wait_until_started(endless=new_tokens == ENDLESS)
         return crowd
 
     def everything(self) -> list[int]:

@@ -76,11 +76,11 @@ class Crowd:
         for thread in self._threads:
             thread.start()
 
-    def wait_until_started(self, seconds: float = 60.0) -> None:
-        """Until each stream has had its first token."""
+    def wait_until_started(self, seconds: float = 60.0, endless: bool = True) -> None:
+        """Until each stream has had its first token; ``endless``: and none has ended."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._waiting <= 0, seconds), "not all started"
-            assert not self._outcomes, self._outcomes
+            assert not (endless and self._outcomes), self._outcomes
 
     def outcomes(self, seconds: float = 60.0) -> list[Outcome]:
         """Of all that end in time; the others hang."""

@@ -18,13 +18,15 @@ from tgi_cli.launcher.runtime import VARIABLE, remove_folder
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""Between the polite end and the sure one."""
+"""For what is in flight to finish."""
+LAST_SECONDS = 1.0
+"""For those who wait to be told that it will not."""
 
 
 def hold(fd: int, cleanup: Callable[[], None] | None = None) -> None:
     """Watch the inherited lifeline ``fd`` in a thread; when it breaks, end this process.
 
-    The process gets SIGTERM first and is ended the hard way ``GRACE_SECONDS`` later.
+    The process gets SIGTERM, ``GRACE_SECONDS`` later again, and is then ended the hard way.
 
     Args:
         fd: the reading end of the parent's pipe.
@@ -55,4 +57,6 @@ def _watch(fd: int, cleanup: Callable[[], None] | None) -> None:
         cleanup()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LAST_SECONDS)
     os._exit(ExitCode.FAILURE)

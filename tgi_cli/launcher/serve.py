@@ -74,6 +74,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
                 command = [*TGI, *server, f"--pulse-fd={pulse.fd}"]
                 fds = (lifeline, pulse.fd)
                 child = Child("model server", ShardError, command, fds, variables, roles[0])
+                pulse.hand_over()
                 return child, pulse
 
             def start_router() -> Child:

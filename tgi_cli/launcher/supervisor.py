@@ -21,7 +21,7 @@ from tgi_cli.launcher.child import Child
 from tgi_cli.launcher.probe import HEALTH, LIVE, Probe
 from tgi_cli.launcher.restarts import WINDOW_SECONDS, Restarts
 from tgi_cli.launcher.watchdog import Watchdog
-from tgi_cli.rpc.pulse import Pulse
+from tgi_cli.rpc.pulse import Pulse, State
 from tgi_cli.rpc.signals import delivered
 
 log = logging.getLogger(__name__)
@@ -146,13 +146,19 @@ class Supervisor:
         self._server = self._watch(child)
         Watchdog(self._timeout, self._quit).watch_server(child, pulse)
         threading.Thread(
-            target=self._await_health, args=(child, parts.probe), name="probe", daemon=True
+            target=self._await_health, args=(child, pulse, parts.probe), name="probe", daemon=True
         ).start()
 
-    def _await_health(self, server: Child, probe: Probe) -> None:
-        """Ask for /health until it is well, or this model server is over."""
+    def _await_health(self, server: Child, pulse: Pulse, probe: Probe) -> None:
+        """Ask for /health until it is well, or this model server is over.
+
+        A router that is there already is asked when the model server can serve, not before: it
+        logs who finds it unwell.
+        """
+        again = self._served
         while not self._quit.is_set() and server.running:
-            if probe.ask(HEALTH) == 200:
+            can_serve = not again or pulse.read().state >= State.SERVING
+            if can_serve and probe.ask(HEALTH) == 200:
                 self._events.put(_Ready(server))
                 return
             self._quit.wait(_PROBE_SECONDS)

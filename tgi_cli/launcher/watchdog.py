@@ -67,10 +67,10 @@ class Watchdog:
         self._over = over
 
     def watch_server(self, child: Child, pulse: Pulse) -> None:
-        """Until its end, or that of all; then ``pulse`` is closed."""
+        """Until its end, or that of all."""
         interval = min(_SERVER_LOOK, self._timeout / _LOOKS)
         watch = ServerWatch(self._timeout, interval)
-        self._start(child, interval, lambda now: watch.look(pulse.read(), now), pulse.close)
+        self._start(child, interval, lambda now: watch.look(pulse.read(), now))
 
     def watch_router(self, child: Child, answers: Callable[[], bool]) -> None:
         """Likewise, from the moment on at which it has answered."""
@@ -87,25 +87,14 @@ class Watchdog:
 
         self._start(child, interval, look)
 
-    def _start(
-        self,
-        child: Child,
-        interval: float,
-        look: Callable[[float], str],
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
+    def _start(self, child: Child, interval: float, look: Callable[[float], str]) -> None:
         def run() -> None:
-            try:
-                while child.running and not self._over.is_set():
-                    if (cause := look(time.monotonic())) and not self._over.is_set():
-                        log.error("%s; killing it", cause)
-                        child.kill_hung(cause)
-                        return
-                    self._over.wait(interval)
-            finally:
-                close()
+            while child.running and not self._over.is_set():
+                if (cause := look(time.monotonic())) and not self._over.is_set():
+                    log.error("%s; killing it", cause)
+                    child.kill_hung(cause)
+                    return
+                self._over.wait(interval)
 
         if self._timeout > 0:
             threading.Thread(target=run, name=f"watch {child.name}", daemon=True).start()
-        else:
-            close()

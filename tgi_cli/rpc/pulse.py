@@ -109,9 +109,8 @@ class Pulse:
         values = (reading.beats, reading.state, reading.progress, reading.live, step_us)
         _FIELDS.pack_into(self._memory, 0, *values)
 
-    def close(self) -> None:
-        """Give the memory back; the other end keeps its own."""
-        self._memory.close()
+    def hand_over(self) -> None:
+        """The child has inherited the descriptor: it is not needed here any more."""
         os.close(self.fd)
 
 

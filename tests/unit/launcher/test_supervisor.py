@@ -117,7 +117,9 @@ class Stage:
     ) -> int:
         def start_server() -> tuple[Child, Pulse]:
             pulse = Pulse.make()
-            return self.child("server", ShardError, server, pulse.fd), pulse
+            child = self.child("server", ShardError, server, pulse.fd)
+            pulse.hand_over()
+            return child, pulse
 
         both = Supervisor(grace, Restarts(most, draw=lambda: 0.0), timeout)
         with both.handling_signals():

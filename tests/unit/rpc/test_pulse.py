@@ -51,7 +51,7 @@ def test_another_process_shows_its_pulse() -> None:
     finally:
         child.kill()
         child.wait()
-        pulse.close()
+        pulse.hand_over()
 
 
 def test_without_a_watcher_nothing_is_done() -> None:
