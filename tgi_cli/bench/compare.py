@@ -127,7 +127,7 @@ def differences(a: Run, b: Run) -> list[str]:
                 notes.append(f"{what} differs: {key} {left.get(key)!r} and {right.get(key)!r}")
     for name, run in (("first", a), ("second", b)):
         if any(record.client.behind for record in run.steps):
-            notes.append(f"the client was the bottleneck of a step of the {name} run")
+            notes.append(f"the load generator was the limit in a step of the {name} run")
     return notes
 
 

@@ -127,8 +127,7 @@ def _rates(
 def _warnings(record: StepRecord, figures: StepFigures) -> list[str]:
     warnings = []
     if record.client.behind:
-        reason = record.client.reason or "its clock ticked late"
-        warnings.append(f"the client was the bottleneck: {reason}")
+        warnings.append(record.client.reason or "the load generator was the limit")
     if figures.requests and not figures.succeeded:
         warnings.append("every request failed: there are no latencies")
     elif figures.failed:

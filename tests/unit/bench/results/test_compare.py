@@ -167,5 +167,5 @@ def test_what_differs_is_told() -> None:
     assert differences(first, second) == [
         "the workload differs: seed 0 and 1",
         "the machine differs: processor 'a processor' and 'another'",
-        "the client was the bottleneck of a step of the second run",
+        "the load generator was the limit in a step of the second run",
     ]

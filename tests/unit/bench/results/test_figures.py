@@ -83,8 +83,8 @@ def test_a_queue_is_seen_by_who_was_due() -> None:
             "1 of 100 requests failed (1.0%)",
         ),
         (
-            record(request(0), client=Client(behind=True, reason="it used all of its core")),
-            "the client was the bottleneck: it used all of its core",
+            record(request(0), client=Client(behind=True, reason="it took all of a core")),
+            "it took all of a core",
         ),
         (
             record(request(0, counted_by="events")),

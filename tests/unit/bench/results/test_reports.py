@@ -117,7 +117,7 @@ def test_a_load_as_markdown() -> None:
     assert "| 4 clients  | ITL" in text
     assert re.search(r"\| \d+\.\d \(\d+\.\d to \d+\.\d\) \|", text)
     assert "- a note" in lines
-    assert "- 16 clients: the client was the bottleneck: its core was busy" in lines
+    assert "- 16 clients: its core was busy" in lines
 
 
 def test_of_nothing() -> None:
