@@ -158,7 +158,8 @@ class _Run:
         feeder: asyncio.Task[None] | None = None
         try:
             await self._start(route)
-            feed = Feeder(self._processes, self._step, chain(first, self._requests))
+            made = chain(first, self._requests)
+            feed = Feeder(self._processes, self._step, made, self._recount.expect)
             async for event in self._until_ready():
                 yield event
             if not self._over:

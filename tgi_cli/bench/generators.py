@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -157,11 +157,17 @@ class Feeder:
 
     Args:
         requests: in the order of the step; read in a thread, because making them takes time.
+        on_made: is told of each, with its number.
     """
 
     def __init__(
-        self, processes: Sequence[LoadProcess], step: Step, requests: Iterator[Request]
+        self,
+        processes: Sequence[LoadProcess],
+        step: Step,
+        requests: Iterator[Request],
+        on_made: Callable[[int, Request], None],
     ) -> None:
+        self._on_made = on_made
         self._processes = processes
         self._requests = requests
         self._next = 0
@@ -189,6 +195,7 @@ class Feeder:
             self._over = len(made) < count or count == 0 or self._next + len(made) == self._left
             shares: list[list[Item]] = [[] for _ in self._processes]
             for request in made:
+                self._on_made(self._next, request)
                 turn = self._next if request.conversation is None else request.conversation
                 shares[turn % len(shares)].append(Item(self._next, request))
                 self._next += 1

@@ -1,4 +1,4 @@
-"""Tokens of answers, counted here: where the server does not say, and to check one that does."""
+"""Tokens, counted here: of answers whose server does not say, and to check one that does."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 
-from tgi_cli.bench.records import RequestRecord
+from tgi_cli.bench.records import Request, RequestRecord
 from tgi_cli.bench.settings import TokenCounter
 
 _CHECKED = 64
-"""Answers of a step whose usage is checked."""
+"""Requests of a step whose usage is checked."""
 _TOLERANCE = 0.02
 
 
@@ -24,9 +24,24 @@ class Recount:
     def begin(self) -> None:
         """Forget what was counted: a step begins."""
         self._answers = self._said = self._counted = self._bare = 0
+        self._prompts: dict[int, int] = {}
+        self._read = self._made = self._compared = 0
+
+    def expect(self, index: int, request: Request) -> None:
+        """A request that will be sent: its server should read as many tokens as it has.
+
+        Not of messages, around which a template is put, nor of what goes on with something.
+        """
+        plain = request.messages is None and request.conversation is None
+        if self._tokenizer is not None and plain and len(self._prompts) < _CHECKED:
+            self._prompts[index] = request.prompt_tokens
 
     async def count(self, record: RequestRecord, text: str) -> RequestRecord:
         """The record, with its output counted if its server did not say."""
+        if record.counted_by == "usage" and record.error is None and record.index in self._prompts:
+            self._compared += 1
+            self._read += record.input_tokens
+            self._made += self._prompts[record.index]
         if not text or record.error is not None:
             return record
         if record.counted_by == "usage":
@@ -52,6 +67,14 @@ class Recount:
                 f"The server's usage is {self._said} output tokens where {self._tokenizer.name} "
                 f"counts {self._counted} in the same text ({self._answers} answers): the tokenizer "
                 "may be another model's, or tokens are not text."
+            )
+        difference = abs(self._read - self._made)
+        # A server may leave out the one token that a tokenizer puts in front, or add it.
+        if difference > max(_TOLERANCE * self._made, self._compared):
+            assert self._tokenizer is not None
+            notes.append(
+                f"The server reads {self._read} prompt tokens where {self._tokenizer.name} counts "
+                f"{self._made} ({self._compared} prompts): the tokenizer may be another model's."
             )
         if self._bare:
             notes.append(

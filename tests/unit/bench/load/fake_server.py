@@ -131,6 +131,7 @@ def completions(
     usage: bool = True,
     refuse_usage: bool = False,
     keep_alive: bool = False,
+    prompt_tokens: int = 4,
 ) -> Handler:
     """OpenAI's text completions and chats: ``tokens`` words, ``per_event`` of them at a time."""
 
@@ -152,7 +153,7 @@ def completions(
         last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
         await reply.event({"choices": [{**last, "finish_reason": "length"}]})
         if usage and "stream_options" in call.body:
-            counted = {"prompt_tokens": 7, "completion_tokens": tokens}
+            counted = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
             await reply.event({"choices": [], "usage": counted})
         await reply.event("[DONE]")
         await reply.end()

@@ -110,7 +110,7 @@ async def test_clients_wait_for_their_answers() -> None:
     }
     for request in record.requests:
         assert request.error is None
-        assert (request.input_tokens, request.output_tokens) == (7, 3)
+        assert (request.input_tokens, request.output_tokens) == (4, 3)
         assert (request.counts, request.counted_by) == ([1, 1, 1], "usage")
         assert request.finish_reason == "length"
         assert request.scheduled == request.dispatched
@@ -178,7 +178,7 @@ async def test_batches_are_sent_together_and_again() -> None:
     assert batches == record.batches
     assert [batch.warmup for batch in batches] == [True, False, False]
     for batch in batches:
-        assert (batch.batch_size, batch.sequence_length, batch.decode_length) == (4, 7, 5)
+        assert (batch.batch_size, batch.sequence_length, batch.decode_length) == (4, 4, 5)
         assert len(batch.decodes) == 4
         assert batch.prefill > 0
     assert server.most == 4
@@ -520,6 +520,20 @@ async def test_a_usage_that_does_not_fit_the_text_is_noted() -> None:
     assert len(driver.notes) == 1
     assert "18 output tokens" in driver.notes[0]
     assert "36" in driver.notes[0]
+
+
+async def test_prompts_that_the_server_counts_otherwise_are_noted() -> None:
+    with FakeServer(completions(tokens=2, prompt_tokens=9)).serving() as server:
+        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        step = clients(1, requests=3)
+        record = record_of(await driven(server, step, prompts(), driver=driver))
+        said = {"messages": [{"role": "user", "content": "x"}]}
+        chat = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        await driven(server, step, prompts(**said), driver=chat)
+    assert {r.input_tokens for r in record.requests} == {9}
+    assert len(driver.notes) == 1
+    assert "27 prompt tokens where words counts 12 (3 prompts)" in driver.notes[0]
+    assert chat.notes == []  # a template belongs to them
 
 
 @pytest.mark.parametrize(("reason", "noted"), [("stop", True), ("length", False)])
