@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.unit.bench.screen.test_screens import TEXTS
 from tests.unit.bench.screen.views import SIZES, drawn_views, opened
 from tgi_cli.bench.results import load
-from tgi_cli.bench.screen import VIEWS, picture
+from tgi_cli.bench.screen import VIEWS, ViewName, picture
 
 
 async def texts() -> None:
@@ -36,9 +36,9 @@ async def pictures(folder: Path) -> None:
             path.write_text(app.export_screenshot(), encoding="utf-8")
 
 
-def pictures_of(run: Path, other: Path | None, folder: Path) -> None:
-    """Write a picture of every view of a saved run."""
-    for name in VIEWS:
+def pictures_of(run: Path, other: Path | None, names: list[ViewName], folder: Path) -> None:
+    """Write a picture of every named view of a saved run."""
+    for name in names:
         for width, height in SIZES:
             before = load(other) if other else None
             svg = picture(load(run), other=before, first=name, width=width, height=height)
@@ -51,7 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--run", type=Path)
-    parser.add_argument("--other", type=Path)
+    parser.add_argument("--other", type=Path, help="an earlier one, to compare with")
+    parser.add_argument("--view", action="append", choices=VIEWS)
     parser.add_argument("--texts", action="store_true")
     given = parser.parse_args()
     if given.texts:
@@ -59,7 +60,7 @@ def main() -> None:
     if given.folder is not None:
         given.folder.mkdir(parents=True, exist_ok=True)
         if given.run is not None:
-            pictures_of(given.run, given.other, given.folder)
+            pictures_of(given.run, given.other, given.view or list(VIEWS), given.folder)
         else:
             asyncio.run(pictures(given.folder))
 

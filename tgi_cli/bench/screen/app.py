@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -185,6 +186,8 @@ class BenchApp(App[None]):
             self.board.apply(event)
         if over and self.board.run is None and self.board.fatal is None:
             self._note_failure()
+        if self.board.run is not None and self.board.run.target.model:
+            self.heading = replace(self.heading, model=self.board.run.target.model)
         if self.following and self.board.running is not None:
             self.shown = self.board.running
         elif self.shown not in self.board.steps:
@@ -210,8 +213,9 @@ class BenchApp(App[None]):
 
     async def _ask(self) -> None:
         """Ask the server, once somebody has wanted to see what it says."""
-        if self._url is None:
-            return
+        run = self.board.run
+        if self._url is None or (run is not None and run.target.started_here):
+            return  # a server of the run's own ends with it
         if self._poller is None and self.current == "server":
             url = self._url if isinstance(self._url, str) else self._url()
             self._poller = Poller(url, self._headers) if url else None
@@ -247,7 +251,7 @@ class BenchApp(App[None]):
         scene = self.scene
         state = lines.state(scene, self.leaving, self._start_run is not None)
         self.query_one("#head", Drawing).show(
-            lambda width, height: lines.head(self.heading, state, width), state
+            lambda width, height: lines.head(self.heading, state, width), (self.heading, state)
         )
         tabs = lines.step_tabs(scene)
         place = self.board.steps.index(self.shown) if self.shown in self.board.steps else -1

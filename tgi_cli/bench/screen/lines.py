@@ -75,7 +75,7 @@ def message(scene: Scene, leaving: bool) -> Text:
     if board.fatal is not None:
         cause, remedy = board.fatal
         advice = f" ({remedy})" if remedy else ""
-        return Text(_one_line(f"the run failed: {cause}{advice}"), style=error_style(dark))
+        return Text(_one_line(f"failed: {cause}{advice}"), style=error_style(dark))
     if board.error:
         count = f"{board.errors} errors, the newest: " if board.errors > 1 else "error: "
         return Text(_one_line(count + board.error), style=error_style(dark))

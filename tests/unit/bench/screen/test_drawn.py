@@ -126,6 +126,14 @@ def test_comparisons_name_what_became_worse() -> None:
     assert "No figure is worse" in comparison.drawn(compare(http_run(), http_run()), 79).plain
 
 
+def test_changes_fit_their_columns() -> None:
+    ratios = (1.0, 1.123, 0.0, 0.5, 2.2, 10.99, 12.4, 1e9, float("inf"))
+    assert [comparison.change(ratio) for ratio in ratios] == [
+        *("+0.0 %", "+12.3 %", "-100 %", "-50.0 %", "+120 %", "+999 %", "x12", "> x1000"),
+        "> x1000",
+    ]
+
+
 def test_bars_of_a_request() -> None:
     row = Row("#1", due=1.0, sent=2.0, first=4.0, last=8.0, tokens=5)
     assert bars(row, 0.0, 10.0, 10) == (" ", "·", "▒▒", "████")

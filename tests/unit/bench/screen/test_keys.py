@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
 from tests.unit.bench.screen.cells import cells, shown
@@ -298,7 +299,7 @@ async def test_a_fatal_failure_is_told_and_kept_for_the_exit_code() -> None:
         driven.end()
         await driven.tell()
         await pilot.pause()
-        assert "the run failed: the model server died (see its log)" in shown(driven.app)
+        assert "failed: the model server died (see its log)" in shown(driven.app)
         await pilot.press("right", "2", "q")
     assert driven.app.feed.failure is driven.failure
 
@@ -347,11 +348,27 @@ async def test_every_request_failing_and_steps_without_results() -> None:
 
 
 async def test_names_in_any_script() -> None:
-    app = BenchApp(title=Title("組織/模型-🚀-[red]x[/]", ("длина: 10",)), run=batch_run())
+    run = batch_run()
+    named = msgspec.structs.replace(run.target, model="組織/模型-🚀-[red]x[/]")
+    run = msgspec.structs.replace(run, target=named)
+    app = BenchApp(title=Title(named.model, ("длина: 10",)), run=run)
     async with app.run_test(size=(80, 24)) as pilot:
         await app.settle()
         await pilot.pause()
         assert "組織/模型-🚀-[red]x[/] | длина: 10" in cells(app)[0]
+
+
+async def test_the_model_is_named_once_it_is_known() -> None:
+    driven = Driven()
+    driven.app.heading = Title("http://127.0.0.1:3000")
+    async with driven.app.run_test(size=(80, 24)) as pilot:
+        await driven.tell(*step_events(0, 6, driven.result.steps[0], 3))
+        await pilot.pause()
+        assert cells(driven.app)[0].startswith("http://127.0.0.1:3000")
+        driven.end()
+        await driven.tell()
+        await pilot.pause()
+        assert cells(driven.app)[0].startswith(MODEL)
 
 
 async def test_resizes_while_it_runs() -> None:

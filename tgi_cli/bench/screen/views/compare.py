@@ -96,8 +96,10 @@ def name_of(row: Row, width: int) -> str:
 
 
 def change(ratio: float) -> str:
-    """A ratio as a change: +12.3 %."""
+    """A ratio as a change in at most eight columns: +12.3 %, +123 %, x12, > x1000."""
     percent = (ratio - 1) * 100
-    if abs(percent) >= 1000:
-        return f"x{fitted(ratio, 5, 0)}"
-    return f"{percent:+.1f} %"
+    if ratio >= 1000:
+        return "> x1000"
+    if percent >= 1000:
+        return f"x{ratio:.0f}"
+    return f"{percent:+.1f} %" if abs(percent) < 99.95 else f"{percent:+.0f} %"
