@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -115,21 +116,33 @@ def json_line(level: str, message: str, target: str = "tgi", **fields: object) -
     return _JsonFormatter(roles[0] if roles else "tgi").format(record)
 
 
-def pass_on(line: bytes, role: str) -> None:
-    """Write what another process wrote to its stderr: a line of its JSON log as it is, anything
-    else as a log line of ``role``."""
-    if not line.strip():
-        return
-    text = line.decode("utf-8", "replace").rstrip("\n")
+def is_log_line(line: bytes) -> bool:
+    """Whether another process wrote this to its JSON log, and to the end."""
+    if not line.startswith(b'{"timestamp"'):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:  # the half of one, by a process that was killed
+        return False
+    return True
+
+
+def pass_on(line: bytes) -> None:
+    """Write a line of another process's log among our own, as it is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            # As with lines of our own: if nobody can read them, that is no reason to fail.
+            with handler.lock or threading.RLock(), suppress(OSError, ValueError):
+                handler.stream.write(line.decode() + "\n")
+                handler.stream.flush()
+
+
+def say_for(role: str, text: str) -> None:
+    """Log what a process of this role wrote to its stderr that is no log line."""
     record = logging.LogRecord("stderr", logging.WARNING, "", 0, "%s", (text,), None)
     record.role = role
     for handler in logging.getLogger().handlers:
-        if not _is_log_line(line) or not isinstance(handler, logging.StreamHandler):
-            handler.handle(record)
-            continue
-        with handler.lock or threading.RLock():
-            handler.stream.write(text + "\n")
-            handler.stream.flush()
+        handler.handle(record)
 
 
 def dump_on_signal() -> None:
@@ -139,16 +152,6 @@ def dump_on_signal() -> None:
     """
     faulthandler.enable(_STDERR)
     faulthandler.register(signal.SIGUSR1, _STDERR, all_threads=True)
-
-
-def _is_log_line(line: bytes) -> bool:
-    if not line.startswith(b'{"timestamp"'):
-        return False
-    try:
-        json.loads(line)
-    except ValueError:  # the half of one, by a process that was killed
-        return False
-    return True
 
 
 def _uncaught(

@@ -57,10 +57,22 @@ def test_anything_else_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
 import os
 os.write(2, b'[W123 gloo.cpp:1] \xff odd\n\n{"timestamp": "half a li')
 """
-    odd, half = said_by(script, capsys)
-    assert (odd["role"], odd["level"], odd["target"]) == ("model-server", "WARNING", "stderr")
-    assert odd["fields"]["message"] == "[W123 gloo.cpp:1] � odd"
-    assert half["fields"]["message"] == '{"timestamp": "half a li'
+    (line,) = said_by(script, capsys)
+    assert (line["role"], line["level"], line["target"]) == ("model-server", "WARNING", "stderr")
+    assert line["fields"]["message"] == '[W123 gloo.cpp:1] � odd\n{"timestamp": "half a li'
+
+
+def test_the_order_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    script = """
+import logging, sys
+from tgi_cli import logging as logs
+logs.setup("model-server", json_output=True)
+for number in range(3):
+    logging.getLogger("tgi_cli").info("said %d", number)
+    print("printed", number, file=sys.stderr, flush=True)
+"""
+    said = [line["fields"]["message"] for line in said_by(script, capsys)]
+    assert said == ["said 0", "printed 0", "said 1", "printed 1", "said 2", "printed 2"]
 
 
 def test_so_do_crashes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,8 +86,9 @@ thread.start()
 thread.join()
 ctypes.string_at(0)
 """
-    thread, *stacks = said_by(script, capsys)
+    thread, crash = said_by(script, capsys)
     assert thread["level"] == "CRITICAL"
     assert thread["fields"]["message"] == "in thread worker: division by zero"
     assert "ZeroDivisionError" in thread["fields"]["exception"]
-    assert any("Segmentation fault" in line["fields"]["message"] for line in stacks)
+    assert "Fatal Python error: Segmentation fault" in crash["fields"]["message"]
+    assert "<string>" in crash["fields"]["message"], "where it was"
