@@ -61,7 +61,8 @@ rope-factor: 2
 def test_each_kind_of_value(
     served: dict[str, Any], write: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(["serve", "--config", write(EVERYTHING)]) == ExitCode.OK
+    path = write(EVERYTHING)
+    assert main.run(["serve", "--config", path]) == ExitCode.OK
     config, router = served["config"], served["router"]
     assert (config.model_id, config.sharded, config.prefix_caching) == ("org/m", False, False)
     assert config.cuda_graphs == (1, 2, 4)
@@ -69,7 +70,8 @@ def test_each_kind_of_value(
     assert config.rope_factor == 2.0
     assert router.cors_allow_origin == ("https://a.example", "http://b:1")
     assert (router.api_key, router.otlp_endpoint) == ("secret", None)
-    assert "nothing is ever sent" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"usage_stats in {path}: nothing is ever sent" in said
 
 
 def test_sections_are_for_one_command(served: dict[str, Any], write: Any) -> None:

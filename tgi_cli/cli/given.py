@@ -100,6 +100,11 @@ class Given(Mapping[str, Any]):
         """The values of those settings that are fields of a dataclass."""
         return {name: self._values[name] for name in _fields(kind) if name in self._values}
 
+    def called(self, name: str) -> str:
+        """A setting in the words of whoever set it: the flag, the variable, the key of the file."""
+        origin = self.origins[name]
+        return f"{name} in {origin.name}" if origin.kind == "file" else origin.name
+
     def explain(self) -> None:
         """Log one line for each thing that was said and has no effect here.
 
@@ -108,7 +113,7 @@ class Given(Mapping[str, Any]):
         """
         if self._values.get("ngrok"):
             raise ConfigError(
-                f"{self.origins['ngrok']}: there is no tunnel through ngrok here",
+                f"{self.called('ngrok')}: there is no tunnel through ngrok here",
                 "leave it off, and run `ngrok http PORT` beside the server",
             )
         for setting in self.settings:
@@ -116,7 +121,7 @@ class Given(Mapping[str, Any]):
                 value = self._values[setting.name]
                 if value is False or value == 0:
                     continue  # as it is anyway
-                log.warning("%s: %s", self.origins[setting.name].name, setting.note)
+                log.warning("%s: %s", self.called(setting.name), setting.note)
         if self.origins.get("port", DEFAULT).name == "HF_MODEL_ID":
             log.info("HF_MODEL_ID: listening on port %d, as SageMaker wants", SAGEMAKER_PORT)
         for name, note in variable_notes(os.environ):
@@ -176,7 +181,7 @@ def _contradiction(given: Given, one: str, other: str) -> ConfigError:
             "--max-input-tokens and --max-input-length are two names of one limit",
             "give the first only (or unset MAX_INPUT_LENGTH)",
         )
-    names = [given.origins[name].name for name in (one, other)]
+    names = [given.called(name) for name in (one, other)]
     if "model" in (one, other) or "model_id" in (one, other):
         return ConfigError(
             f"{given[one]!r} and {given[other]!r}: {' and '.join(names)} name a model each",
