@@ -131,14 +131,13 @@ def of_script(url: str, asked: argparse.Namespace) -> Figures:
 
 def of_guidellm(url: str, asked: argparse.Namespace, folder: Path, tokenizer: str) -> Figures:
     """What guidellm measures."""
-    path = folder / "guidellm.json"
     lengths = {"prompt_tokens": asked.input, "output_tokens": asked.output}
     command = [asked.guidellm, "-m", "guidellm", "benchmark", "run", "--target", url]
     command += ["--profile", "concurrent", "--rate", str(asked.clients)]
     command += ["--max-requests", str(asked.requests), "--data", json.dumps(lengths)]
-    command += ["--processor", tokenizer, "--output-path", str(path), "--disable-console"]
+    command += ["--processor", tokenizer, "--outputs", "json", "--output-dir", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (benchmark,) = json.loads(path.read_text())["benchmarks"]
+    (benchmark,) = json.loads((folder / "benchmarks.json").read_text())["benchmarks"]
     metrics = benchmark["metrics"]
 
     def of(name: str, statistic: str = "median") -> float:

@@ -12,7 +12,7 @@ import msgspec
 
 from tgi_cli.bench import machine
 from tgi_cli.bench.drive import Driver
-from tgi_cli.bench.options import Options, described, plan_of, requests_of
+from tgi_cli.bench.options import Options, described, notes_of, plan_of, requests_of
 from tgi_cli.bench.own_server import own_server
 from tgi_cli.bench.records import Event, Run
 from tgi_cli.bench.results import Lines, RunStarted
@@ -153,7 +153,7 @@ class Job:
                 request.options, request.settings, request.tokenizer_name or found.target.model
             ),
             "slo": request.options.slo,
-            "notes": list(found.notes),
+            "notes": [*notes_of(request.options), *found.notes],
         }
         self._runner = Runner(self.plan, found.target, driver, requests, about)
         if request.jsonl is None:

@@ -214,6 +214,13 @@ def _stream(
     return synthetic(tokenizer, made, seed)
 
 
+def notes_of(options: Options) -> list[str]:
+    """What a reader of the figures must know of the workload."""
+    if options.prompts is None:
+        return []
+    return ["the file's prompts come again in every step: a prefix cache may know them by then"]
+
+
 def described(options: Options, settings: Settings, tokenizer_name: str) -> dict[str, Any]:
     """Every setting that shaped the requests, for ``Run.workload``; no key, no header."""
     sampling = msgspec.structs.asdict(settings.sampling)

@@ -133,7 +133,7 @@ def _warnings(record: StepRecord, figures: StepFigures) -> list[str]:
     elif figures.failed:
         share = figures.failed / figures.requests
         warnings.append(f"{figures.failed} of {figures.requests} requests failed ({share:.1%})")
-    if 0 < figures.succeeded < FEW:
+    if 0 < figures.succeeded < FEW and not figures.batches:
         warnings.append(
             f"{figures.succeeded} requests: p95 and above are hardly more than the maximum"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.bench.options import Options, Prefix, described, plan_of, requests_of
+from tgi_cli.bench.options import Options, Prefix, described, notes_of, plan_of, requests_of
 from tgi_cli.bench.records import Request, Step
 from tgi_cli.bench.settings import Sampling, Settings
 from tgi_cli.bench.sweeps import Bounds, client_step, rate_step
@@ -97,6 +97,8 @@ def test_files(tmp_path: Path) -> None:
     lines.write_text("one two\nthree\n")
     options = Options(load="concurrency", prompts=lines)
     assert {request.prompt for request in some(options, ONE)} == {"one two", "three"}
+    assert "prefix cache" in notes_of(options)[0]
+    assert notes_of(Options(load="sweep")) == []
     assert {request.max_tokens for request in some(options, ONE)} == {128}
     shared = tmp_path / "shared.json"
     turns = [("human", "how are you"), ("gpt", "I am well thanks"), ("human", "so"), ("gpt", "so")]
