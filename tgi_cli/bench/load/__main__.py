@@ -19,6 +19,7 @@ from tgi_cli.bench.load.honesty import Watch
 from tgi_cli.errors import ExitCode, TgiError
 
 _COLLECT_AFTER = 50_000
+_FLUSH_SECONDS = 30.0
 
 
 class _Out(asyncio.BaseProtocol):
@@ -41,10 +42,10 @@ class _Out(asyncio.BaseProtocol):
             self._transport.write(frames.pack(message))
 
     async def flush(self) -> None:
-        """Close it when all is written."""
+        """Close it when all is written, or nobody has read for a while."""
         if self._transport is not None:
             self._transport.close()
-        await self.closed
+            await asyncio.wait({self.closed}, timeout=_FLUSH_SECONDS)
 
 
 def main() -> int:
