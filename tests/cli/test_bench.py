@@ -328,6 +328,8 @@ def test_help_names_the_inner_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert main.run(["bench", "--help"]) == ExitCode.OK
     out = " ".join(capsys.readouterr().out.split())
     assert "tgi bench view" in out
+    assert out.count("[default: ") > 10, "also those that the help texts name"
+    assert "[default: 256]" in out
     assert "tgi bench compare" in out
     assert main.run(["bench", "compare", "--help"]) == ExitCode.OK
     assert "--fail-on" in capsys.readouterr().out

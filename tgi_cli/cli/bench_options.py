@@ -99,7 +99,7 @@ BatchSize = Annotated[
         panel=_BATCH,
         metavar="N",
         parser=whole(1),
-        help="May be repeated. [default: 1 2 4 8 16 32]",
+        help="May be repeated. \\[default: 1 2 4 8 16 32]",
     ),
 ]
 SequenceLength = Annotated[
@@ -110,7 +110,7 @@ SequenceLength = Annotated[
         panel=_BATCH,
         metavar="N",
         parser=whole(1),
-        help="Tokens of each prompt. [default: 10]",
+        help="Tokens of each prompt. \\[default: 10]",
         env="SEQUENCE_LENGTH",
     ),
 ]
@@ -122,7 +122,7 @@ DecodeLength = Annotated[
         panel=_BATCH,
         metavar="N",
         parser=whole(1),
-        help="Tokens to generate. [default: 8]",
+        help="Tokens to generate. \\[default: 8]",
         env="DECODE_LENGTH",
     ),
 ]
@@ -134,7 +134,7 @@ Runs = Annotated[
         panel=_BATCH,
         metavar="N",
         parser=whole(1),
-        help="For each batch size. [default: 10]",
+        help="For each batch size. \\[default: 10]",
         env="RUNS",
     ),
 ]
@@ -216,7 +216,7 @@ Duration = Annotated[
         panel=_STEP,
         metavar="SECONDS",
         parser=ratio,
-        help="Of each step. [default: 30, without --requests]",
+        help="Of each step. \\[default: 30, without --requests]",
     ),
 ]
 Requests = Annotated[
@@ -233,7 +233,7 @@ InputTokens = Annotated[
         panel=_WORKLOAD,
         metavar="LENGTHS",
         help="Of prompts: 256, uniform:64,256, normal:512,128 or lognormal:512,128,MIN,MAX. "
-        "[default: 256]",
+        "\\[default: 256]",
     ),
 ]
 OutputTokens = Annotated[
@@ -242,7 +242,7 @@ OutputTokens = Annotated[
         "--output-tokens",
         panel=_WORKLOAD,
         metavar="LENGTHS",
-        help="Of answers, in the same forms. [default: 128, or what a file says]",
+        help="Of answers, in the same forms. \\[default: 128, or what a file says]",
     ),
 ]
 PrefixFlag = Annotated[
