@@ -92,6 +92,7 @@ def test_imports_run_downward_only() -> None:
 @pytest.mark.parametrize(
     "place",
     [
+        "bench",
         "engine",
         "router",
         "offline",
