@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 import tgi_cli.router.server as router_server
 import tgi_cli.rpc.model_server as model_server_module
 from tgi_cli import demo
 from tgi_cli.cli import main, tgi_names
+from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.config.settings import SETTINGS
 from tgi_cli.errors import ExitCode
 
@@ -420,3 +422,42 @@ def test_log_colorize_is_inverted_as_it_was(
     monkeypatch.setenv("LOG_COLORIZE", "1")
     assert main.run(["serve"]) == ExitCode.OK
     assert os.environ["NO_COLOR"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        (
+            "bench",
+            "-t --tokenizer-name --revision -b --batch-size -s --sequence-length -d "
+            "--decode-length -r --runs -w --warmups -m --master-shard-uds-path --temperature "
+            "--top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark "
+            "--do-sample",
+        ),
+        (
+            "quantize",
+            "--revision --logger-level --json-output --trust-remote-code --upload-to-model-id "
+            "--percdamp --act-order --no-act-order --groupsize",
+        ),
+        (
+            "download-weights",
+            "--revision --extension --auto-convert --no-auto-convert --logger-level --json-output "
+            "--no-json-output --trust-remote-code --no-trust-remote-code --merge-lora "
+            "--no-merge-lora",
+        ),
+    ],
+)
+def test_the_other_programs_flags_are_known(command: str, flags: str) -> None:
+    entry = next(entry for entry in COMMANDS if entry.name == command)
+    built = typer.main.get_command(main.application(command))
+    found = built.commands[entry.name]  # type: ignore[attr-defined]
+    known = {word for p in found.params for word in (*p.opts, *p.secondary_opts)}
+    assert set(flags.split()) <= known
+
+
+def test_quantize_takes_its_switches_in_the_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(tgi_names, "run", lambda words, defaults: ran.append(words) or 0)
+    words = ["quantize", "org/m", "/out", "--no-trust-remote-code", "--no-json-output"]
+    assert tgi_names.as_server([*words, "--act-order"]) == ExitCode.OK
+    assert ran == [["quantize", "org/m", "/out", "--act-order"]]

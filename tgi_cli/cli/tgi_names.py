@@ -31,6 +31,8 @@ SERVER_DEFAULTS: Mapping[str, str] = {
     "otlp_service_name": "text-generation-inference.server",
 }
 
+_AS_IT_IS = ("--no-trust-remote-code", "--no-json-output")
+
 
 def launcher() -> None:
     """``text-generation-launcher``: ``tgi serve``."""
@@ -72,7 +74,9 @@ def as_server(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command == "serve":
         return _serve_shard(rest)
-    if command in ("download-weights", "quantize"):
+    if command == "quantize":  # which knows these switches in the affirmative alone
+        return _run(command, [word for word in rest if word not in _AS_IT_IS])
+    if command == "download-weights":
         return _run(command, rest)
     if command in ("-h", "--help"):
         print(
