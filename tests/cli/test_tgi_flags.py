@@ -431,8 +431,8 @@ def test_log_colorize_is_inverted_as_it_was(
             "bench",
             "-t --tokenizer-name --revision -b --batch-size -s --sequence-length -d "
             "--decode-length -r --runs -w --warmups -m --master-shard-uds-path --temperature "
-            "--top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark "
-            "--do-sample",
+            "--top-k --top-p --typical-p --repetition-penalty --frequency-penalty "
+            "--top-n-tokens --watermark --do-sample",
         ),
         (
             "quantize",
