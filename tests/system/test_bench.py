@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 from pathlib import Path
 
@@ -138,6 +143,51 @@ def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
     assert run.notes[-1] == "the run was interrupted before its end"
     assert step_figures(run.steps[0]).succeeded > 10
     assert "the run was interrupted before its end" in out
+
+
+def test_in_a_terminal_it_is_the_dashboard(tmp_path: Path) -> None:
+    output, lines, picture = (tmp_path / name for name in ("run.json", "run.jsonl", "run.svg"))
+    master, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    seen = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the terminal closes with its last process
+            while part := os.read(master, 65536):
+                seen.extend(part)
+
+    with Stub(prefill=0.01, token=0.005).serving() as stub:
+        command = [sys.executable, "-m", "tgi_cli", "bench", "--url", stub.url]
+        command += ["-c", "1", "-n", "4", "--output-tokens", "4", "--output", str(output)]
+        process = subprocess.Popen(
+            [*command, "--jsonl", str(lines), "--svg", str(picture)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            poll(
+                lambda: lines.exists() and b'"RunEnded"' in lines.read_bytes(),
+                60,
+                "the run ends",
+            )
+            os.write(master, b"q")
+            assert process.wait(30) == ExitCode.OK
+        finally:
+            process.kill()
+            process.wait()
+            reader.join(10)
+            os.close(master)
+    assert step_figures(results.load(output).steps[0]).succeeded == 4
+    assert picture.read_text().startswith("<svg")
+    screen, _, after = bytes(seen).rpartition(b"\x1b[?1049l")
+    assert b"\x1b[?1049h" in screen, "the terminal's other screen"
+    assert b"| Load " in after, "the tables are on the one that stays"
 
 
 def test_batches_on_a_shard_of_its_own(tmp_path: Path) -> None:
