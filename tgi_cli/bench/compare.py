@@ -132,7 +132,7 @@ def differences(a: Run, b: Run) -> list[str]:
 
 
 def _comparable(machine: dict[str, Any]) -> dict[str, Any]:
-    """What shapes figures; the versions of packages only where both name them all."""
+    """What shapes figures and should be alike; versions are often what is compared."""
     return {key: machine.get(key) for key in ("processor", "cores", "gpus", "hostname", "system")}
 
 
