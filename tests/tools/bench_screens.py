@@ -36,12 +36,16 @@ async def pictures(folder: Path) -> None:
             path.write_text(app.export_screenshot(), encoding="utf-8")
 
 
-def pictures_of(run: Path, other: Path | None, names: list[ViewName], folder: Path) -> None:
-    """Write a picture of every named view of a saved run."""
+def pictures_of(
+    run: Path, other: Path | None, names: list[ViewName], step: int, folder: Path
+) -> None:
+    """Write a picture of every named view of a saved run, at one of its steps."""
     for name in names:
         for width, height in SIZES:
             before = load(other) if other else None
-            svg = picture(load(run), other=before, first=name, width=width, height=height)
+            svg = picture(
+                load(run), other=before, first=name, step=step, width=width, height=height
+            )
             path = folder / f"bench-{name}-{width}x{height}.svg"
             path.write_text(svg, encoding="utf-8")
 
@@ -52,6 +56,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--run", type=Path)
     parser.add_argument("--other", type=Path, help="an earlier one, to compare with")
+    parser.add_argument("--step", type=int, default=0)
     parser.add_argument("--view", action="append", choices=VIEWS)
     parser.add_argument("--texts", action="store_true")
     given = parser.parse_args()
@@ -60,7 +65,7 @@ def main() -> None:
     if given.folder is not None:
         given.folder.mkdir(parents=True, exist_ok=True)
         if given.run is not None:
-            pictures_of(given.run, given.other, given.view or list(VIEWS), given.folder)
+            pictures_of(given.run, given.other, given.view or list(VIEWS), given.step, given.folder)
         else:
             asyncio.run(pictures(given.folder))
 

@@ -107,11 +107,12 @@ def picture(
     *,
     other: Run | None = None,
     first: ViewName = "steps",
+    step: int = 0,
     width: int = 140,
     height: int = 45,
 ) -> str:
-    """One view of a saved run as SVG; needs no terminal."""
-    app = _app(title=Title.of(run), run=run, other=other, first=first)
+    """One view of a saved run, at one of its steps, as SVG; needs no terminal."""
+    app = _app(title=Title.of(run), run=run, other=other, first=first, step=step)
     return app.picture(width, height)
 
 

@@ -77,6 +77,7 @@ class BenchApp(App[None]):
         slo: Mapping[str, float] | None = None,
         svg: Path | None = None,
         first: ViewName = "steps",
+        step: int = 0,
         poller: Poller | None = None,
     ) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class BenchApp(App[None]):
         self.board = Board() if run is None else Board.of(run)
         self.figures = Figures(run.slo if run is not None and slo is None else slo)
         self.feed = Feed()
-        self.shown: StepState | None = self.board.steps[0] if self.board.steps else None
+        self.shown: StepState | None = self.board.steps[step] if self.board.steps else None
         self.following = run is None
         self.leaving = False
         self.signalled = 0
@@ -128,7 +129,7 @@ class BenchApp(App[None]):
             async with self.run_test(size=(width, height)) as pilot:
                 await self.settle()
                 await pilot.pause()
-                return self.export_screenshot()
+                return self.export_screenshot(simplify=True)
 
         return asyncio.run(shot())
 
@@ -335,7 +336,7 @@ class BenchApp(App[None]):
     def _close(self) -> None:
         if self._svg is not None:
             try:
-                self._svg.write_text(self.export_screenshot(), encoding="utf-8")
+                self._svg.write_text(self.export_screenshot(simplify=True), encoding="utf-8")
             except OSError as error:
                 self.svg_failure = error.strerror or str(error)
         self.exit()

@@ -21,10 +21,12 @@ def test_a_picture_needs_no_terminal() -> None:
     assert any("Decode (token)" in line or "Decode" in line for line in lines)
 
 
-def test_without_a_terminal_the_remedy_is_told() -> None:
+def test_without_a_terminal_the_remedy_is_told_and_textual_comes_late() -> None:
     code = (
-        "from tests.unit.bench.screen.script import batch_run\n"
+        "import sys\n"
         "from tgi_cli.bench.screen import view\n"
+        "print('textual' in sys.modules)\n"
+        "from tests.unit.bench.screen.script import batch_run\n"
         "from tgi_cli.errors import ConfigError\n"
         "try: view(batch_run())\n"
         "except ConfigError as error: print(error.remedy)\n"
@@ -32,7 +34,7 @@ def test_without_a_terminal_the_remedy_is_told() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "take --ui plain\n"
+    assert done.stdout == "False\ntake --ui plain\n"
 
 
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,11 +49,3 @@ def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError) as raised:
         screen.watch("http://127.0.0.1:1")
     assert "tgi-cli[bench]" in raised.value.remedy
-
-
-def test_the_package_itself_imports_no_textual() -> None:
-    code = "import sys, tgi_cli.bench.screen; print('textual' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "False\n"

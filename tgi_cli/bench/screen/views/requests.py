@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from rich.segment import Segment
@@ -18,6 +19,7 @@ from tgi_cli.bench.screen.board import StepState, described
 from tgi_cli.bench.screen.charts import Ticks
 from tgi_cli.bench.screen.colours import colour, error_style
 from tgi_cli.bench.screen.drawing import Drawing
+from tgi_cli.bench.screen.figures import PAUSE
 from tgi_cli.bench.screen.numbers import seconds
 from tgi_cli.bench.screen.views.scene import Scene
 
@@ -84,7 +86,12 @@ class RequestsView(Vertical):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self._painted: object = None
+        self._painted: tuple[object, ...] = ()
+        self._next = 0.0
+
+    def _same(self, key: tuple[object, ...]) -> bool:
+        """Whether only the step's requests have changed."""
+        return (*key[:1], *key[2:]) == (*self._painted[:1], *self._painted[2:])
 
     def compose(self) -> ComposeResult:
         """Textual's."""
@@ -96,6 +103,10 @@ class RequestsView(Vertical):
         """Show this moment."""
         shown = scene.shown
         key = (shown, shown.version if shown is not None else 0, scene.zoom, scene.dark)
+        running = shown is not None and shown.record is None
+        if running and time.monotonic() < self._next and self._same(key):
+            return  # so many rows are not laid out anew ten times a second
+        self._next = time.monotonic() + PAUSE
         timeline = self.query_one("#timeline", Timeline)
         if key != self._painted:
             self._painted = key
