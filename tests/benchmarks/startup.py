@@ -31,21 +31,23 @@ from pathlib import Path
 
 _READY_SECONDS = 300.0
 _HELP_ROUNDS = 15
-_TGI = (sys.executable, "-P", "-m", "tgi_cli")
+_TGI = (sys.executable, "-m", "tgi_cli")
 
 
-def drop(folders: Iterable[Path]) -> None:
-    """Have the system forget the content of all files below; they are read again from the disk."""
-    for folder in folders:
-        for path in folder.rglob("*"):
-            if not path.is_file():
-                continue
-            try:
-                descriptor = os.open(path, os.O_RDONLY)
-            except OSError:
-                continue
-            with contextlib.suppress(OSError):  # a file of another's
-                os.fdatasync(descriptor)  # only what is written out can be dropped
+def files_of(model: str) -> list[Path]:
+    """Of the checkpoint, and of all packages that a server may import."""
+    folders = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
+    folders.add(Path(__file__).resolve().parents[2] / "tgi_cli")
+    folders.update([] if model == "bundled" else [Path(model)])
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def drop(files: Iterable[Path]) -> None:
+    """Have the system forget the content of files; they are read again from the disk."""
+    os.sync()  # only what is written out can be dropped
+    for path in files:
+        with contextlib.suppress(OSError):  # a file of another's
+            descriptor = os.open(path, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
 
@@ -90,25 +92,29 @@ class Server:
             self._process.wait()
 
 
-def start(model: str, cold: bool, extra: Sequence[str]) -> float:
-    """Seconds to ready of one server, which is stopped again."""
-    if cold:
-        packages = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
-        ours = Path(__file__).resolve().parents[2] / "tgi_cli"
-        drop([*packages, ours, *([] if model == "bundled" else [Path(model)])])
+def start(model: str, forgotten: Iterable[Path], extra: Sequence[str]) -> tuple[float, float]:
+    """Seconds to ready of one server, and of CPU time until it has stopped again."""
+    drop(forgotten)
+    before = cpu_so_far()
     server = Server(model, extra)
     try:
-        return server.ready()
+        seconds = server.ready()
     finally:
         server.close()
+    return seconds, cpu_so_far() - before
+
+
+def cpu_so_far() -> float:
+    """User and system time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cpu_seconds(command: Sequence[str]) -> float:
-    """User and system time of a command."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """The same of a command."""
+    before = cpu_so_far()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu_so_far() - before
 
 
 def of(values: Sequence[float]) -> dict[str, float]:
@@ -138,15 +144,17 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Seconds to ready, by model, page cache and variant; all take turns."""
     taken: dict[str, list[float]] = {}
+    files = {model: files_of(model) for model in models}
     for number in range(rounds + 1):
         for model in models:
             for variant, extra in variants.items():
                 for cold in (True, False):
-                    seconds = start(model, cold, extra)
+                    seconds, cpu = start(model, files[model] if cold else (), extra)
                     if number:  # the first fills caches on the disk
                         state = "cold" if cold else "warm"
                         name = ", ".join(filter(None, (Path(model).name, state, variant)))
                         taken.setdefault(name, []).append(seconds)
+                        taken.setdefault(f"{name}: CPU", []).append(cpu)
     return {name: of(values) for name, values in taken.items()}
 
 

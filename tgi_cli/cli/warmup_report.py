@@ -52,6 +52,8 @@ def print_model(found: dict[str, Any]) -> None:
             for row in found["decode"]
         ),
     )
+    for left_out in found["left_out"]:
+        console.print(f"not timed: {left_out}", markup=False, soft_wrap=True)
     kept = found["kept"]
     if kept is not None:
         console.print(f"kept for the next start: {kept}", markup=False, soft_wrap=True)

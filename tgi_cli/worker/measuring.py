@@ -36,8 +36,9 @@ def measure(
         progress: told of the loading; see :func:`tgi_cli.models.load_model`.
 
     Returns:
-        Values that JSON has; sizes in bytes, times in seconds. ``kept`` is the file that later
-        starts find (None: it could not be written).
+        Values that JSON has; sizes in bytes, times in seconds. ``left_out``
+        says what took too long to be timed, ``kept`` is the file that later starts find (None: it
+        could not be written).
 
     Raises:
         TgiError: as :func:`tgi_cli.worker.worker.load_worker` and ``warmup``.
@@ -108,5 +109,6 @@ def measure(
         "memory_bytes_per_second": rate,
         "prefill": prefills,
         "decode": decodes,
+        "left_out": stopwatch.left_out,
         "kept": None if kept is None else str(kept),
     }

@@ -29,7 +29,7 @@ CONTEXT = 128
 """Tokens that decoding sequences have, where the limits allow."""
 LENGTHS = (128, 512, 1024, 2048, 4096)
 """Of prompts."""
-MOST_SECONDS = 30.0
+MOST_SECONDS = 10.0
 """For a prompt, or for the contexts of one number of sequences; larger ones are left out."""
 
 _ROUNDS = 3
@@ -80,6 +80,9 @@ class Stopwatch:
     Args:
         worker: warmed up.
         capacity: what its warm-up found.
+
+    Attributes:
+        left_out: what was not timed, and why.
     """
 
     def __init__(self, worker: Runs, capacity: Capacity) -> None:
@@ -87,6 +90,7 @@ class Stopwatch:
         self._config: EngineConfig = capacity.config
         self._tokens = capacity.max_batch_total_tokens
         self._ahead = 0 if self._config.device == "cpu" else 1
+        self.left_out: list[str] = []
 
     def prefills(self, lengths: Sequence[int] = LENGTHS) -> Iterator[Prefill]:
         """Of each length that the limits allow, or of the longest prompt that they do."""
@@ -95,7 +99,10 @@ class Stopwatch:
         rate = 0.0
         for length in fitting or [most]:
             if rate * length > MOST_SECONDS:
-                return
+                self.left_out.append(
+                    f"a prompt of {length} tokens, some {rate * length:.0f} s of computing"
+                )
+                continue
             steps = self._prompts(1, length)
             seconds = self._run(steps)
             if seconds < _LONG_SECONDS:  # the first of a kind takes longer
@@ -116,7 +123,13 @@ class Stopwatch:
         rate = 0.0
         for size in sizes or [1 << power for power in range(most.bit_length())]:
             new = max(0, size - rows)
-            if size > most or (rate and new * rate > MOST_SECONDS):
+            if size > most:
+                self.left_out.append(f"decodes of {size} sequences: the limits allow {most}")
+                continue
+            if new * rate > MOST_SECONDS:
+                self.left_out.append(
+                    f"decodes of {size} sequences, some {new * rate:.0f} s for their contexts"
+                )
                 continue
             if new:
                 rate = self._run(self._prompts(new, context, rows)) / new
