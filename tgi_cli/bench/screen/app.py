@@ -115,7 +115,8 @@ class BenchApp(App[None]):
             raise SystemExit(128 + self.signalled)
         if self.return_code:
             self._end_run()
-            raise TgiError("the dashboard failed; its traceback is above", "take --ui plain")
+            if self.feed.result is None:
+                raise TgiError("the dashboard failed; its traceback is above", "take --ui plain")
         if self.feed.failure is not None:
             raise self.feed.failure
         if self.svg_failure:

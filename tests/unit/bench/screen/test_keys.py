@@ -438,3 +438,21 @@ async def test_the_view_tabs_fit_in_eighty_columns() -> None:
         assert "5 Compare" in foot
         assert foot.endswith("q quit")
         assert app.query_one("#view-tabs", TabRow).size.width >= 57
+
+
+def test_a_dashboard_that_broke_still_gives_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    driven = Driven()
+
+    def run() -> None:
+        driven.app.feed.follow(driven.start)
+        driven.app.exit(return_code=1)
+
+    monkeypatch.setattr("sys.__stdin__", Terminal())
+    monkeypatch.setattr("sys.__stderr__", Terminal())
+    monkeypatch.setattr(driven.app, "run", run)
+    assert driven.app.show() is driven.result
+    assert driven.stopped == 1
