@@ -30,7 +30,7 @@ from tests.tools.processes import command_of, descendants_of, follower_of, is_go
 _START_SECONDS = 600.0
 _LIMIT_SECONDS = 300.0
 """After which what has not happened counts as never."""
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.02
 FINISH_TOKENS = 600
 """Of each stream that is to finish after SIGTERM."""
 
@@ -53,6 +53,7 @@ class Server:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.url = self._ready()
+        self._client = httpx.Client(base_url=self.url, timeout=10)
 
     def child(self, command: str) -> int:
         """The process id of ``model-server`` or ``router``."""
@@ -65,7 +66,7 @@ class Server:
 
     def health(self) -> int | None:
         try:
-            return httpx.get(f"{self.url}/health", timeout=10).status_code
+            return self._client.get("/health").status_code
         except httpx.HTTPError:
             return None
 

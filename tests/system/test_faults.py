@@ -46,6 +46,7 @@ class Server:
         self.process = process
         self.temporary = temporary
         self.url = process.url
+        self._client = httpx.Client(base_url=self.url, timeout=60)
 
     @property
     def shard(self) -> int:
@@ -56,13 +57,16 @@ class Server:
         return self.process.process.poll() is None
 
     def health(self) -> int:
-        return httpx.get(f"{self.url}/health", timeout=30).status_code
+        return self._client.get("/health").status_code
 
     def answer(self) -> str:
         """To a short question."""
-        answer = httpx.post(f"{self.url}/generate", json=body_of("whole", 20), timeout=60)
+        answer = self.ask("whole", 20)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["generated_text"])
+
+    def ask(self, form: str, new_tokens: int) -> httpx.Response:
+        return self._client.post(ROUTES[form], json=body_of(form, new_tokens))
 
     def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> Crowd:
         crowd = Crowd(self.url, forms, new_tokens)
@@ -130,8 +134,7 @@ def assert_unwell(server: Server) -> None:
     """New requests are sent elsewhere meanwhile."""
     poll(lambda: server.health() == 503, 20, "/health says 503")
     for form in ROUTES:
-        url = server.url + ROUTES[form]
-        refused = httpx.post(url, json=body_of(form, 5), timeout=30)
+        refused = server.ask(form, 5)
         assert refused.status_code == 503, refused.text
         assert int(refused.headers["retry-after"]) > 0
 
