@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from tgi_cli.config.settings import Setting, settings_of, variable_notes
+from tgi_cli.config.settings.values import truth
 from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ class Given(Mapping[str, Any]):
             source = context.get_parameter_source(setting.name)
             kind = "DEFAULT" if source is None else source.name
             origins[setting.name] = _origin(kind, setting, path, keys)
+            if origins[setting.name].kind == "variable" and setting.kind.type is bool:
+                # Some versions of click take any word for a yes.
+                values[setting.name] = _truth_of(origins[setting.name].name)
             if values.pop(REFUSAL + setting.name, False):
                 values[setting.name] = False
                 origins[setting.name] = Origin("flag", f"--no-{setting.flag[2:]}")
@@ -163,6 +167,13 @@ class Given(Mapping[str, Any]):
         if best == "master_shard_uds_path":
             value = f"unix:{value}"
         self._values[name], self.origins[name] = value, self.origins[best]
+
+
+def _truth_of(variable: str) -> bool:
+    try:
+        return truth(os.environ[variable])
+    except ValueError as error:
+        raise ConfigError(f"{variable}: {error}") from error
 
 
 def _origin(kind: str, setting: Setting, path: str, keys: tuple[str, ...]) -> Origin:
