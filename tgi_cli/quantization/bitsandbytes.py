@@ -138,6 +138,7 @@ def quantize(kind: str, weight: Tensor) -> Codes:
     table = torch.tensor(TABLES[kind])
     ascending, order = table.sort()
     limits = (ascending[1:] + ascending[:-1]) / 2
-    codes = order[torch.bucketize(blocks / scales[..., None], limits)].to(torch.uint8)
-    codes = codes.flatten(1)[:, :inputs].contiguous()
+    places = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
+    codes = order.to(torch.uint8).index_select(0, places.flatten())
+    codes = codes.view(outputs, -1)[:, :inputs].contiguous()
     return Codes(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)
