@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -31,6 +32,9 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that it is they who close them."""
 _STOPPING = "the server is shutting down"
+_SAME_SECONDS = 1.0
+"""Signals that come so soon after the first are the same: a service manager that sends it to all
+processes sends it to the launcher too, which passes it on."""
 _LAST_SECONDS = 5
 """For the last bytes of answers that are complete, behind the grace period."""
 
@@ -39,8 +43,8 @@ def run_router(config: RouterConfig) -> None:
     """Serve until SIGTERM or SIGINT; return when what was in flight is done.
 
     The port does not listen before the engine is ready. The first signal drains: new requests
-    get 503, those in flight have ``graceful_termination_timeout`` seconds. A second
-    ends those too.
+    get 503, those in flight have ``graceful_termination_timeout`` seconds. Another, more than a
+    second later, ends those too.
 
     Raises:
         AddressInUseError: the port cannot be bound.
@@ -65,6 +69,8 @@ class _Router:
         self._state: RouterState | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._told = 0.0
+        """When it was told to end."""
 
     async def run(self) -> None:
         """See :func:`run_router`."""
@@ -127,8 +133,9 @@ class _Router:
             if self._starting is not None:
                 self._starting.cancel()
         elif self._draining is None:
+            self._told = time.monotonic()
             self._draining = asyncio.ensure_future(self._drain(self._server, self._state))
-        else:
+        elif time.monotonic() - self._told > _SAME_SECONDS:
             logger.warning("second signal: ending what is in flight")
             self._state.generator.abort(_STOPPING)
             self._server.should_exit = True
