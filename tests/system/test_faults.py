@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 FORMS = [*ROUTES] * 8
 ENDLESS = 8000
 """Tokens: nothing ends by itself while a test lasts."""
-TIMEOUT = 3
+TIMEOUT = 4
 FLAGS = (
     "--no-measured-limits",
     "--dtype",

@@ -373,23 +373,23 @@ async def test_health_is_an_answer(
 async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it_moves(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
-    client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=0.4)
-    await asyncio.sleep(1.0)
+    client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=1.0)
+    await asyncio.sleep(1.5)
     assert client.connected, "it is idle: it need not move"
     engine.live_requests = 1
     stream = client.submit(request(1))
-    for _ in range(10):
-        await asyncio.sleep(0.1)
+    for _ in range(8):
+        await asyncio.sleep(0.25)
         engine.progress += 1
     assert client.connected, "it moves, however long the request takes"
     ended = (await collect(stream)).finished
     assert ended is not None
-    assert ended.error == "the model server has not moved for 0.4 s"
+    assert ended.error == "the model server has not moved for 1 s"
     assert not client.connected
     assert not await client.healthy()
     with pytest.raises(ShardError, match="gone"):
         client.submit(request(2))
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.6)
     assert not client.connected, "it answers, and stands still"
     engine.progress += 1
     await until(lambda: client.connected)
