@@ -178,13 +178,29 @@ def _calibrated_blocks(
     shown: BlockProgress,
 ) -> None:
     """Each block with what the quantized ones before it make of the samples."""
+    first = partial.done
+    last = max(index for index, slots in enumerate(chosen.blocks) if slots)
+    if first <= last:
+        _run_blocks(model, chosen, recipe, ids, partial, shown, last)
+    while partial.done < len(model.blocks):  # nothing in them is to be quantized
+        partial.commit({}, [])
+        shown.reached(partial.done)
+
+
+def _run_blocks(
+    model: Skeleton,
+    chosen: Selection,
+    recipe: Recipe,
+    ids: Tensor,
+    partial: Partial,
+    shown: BlockProgress,
+    last: int,
+) -> None:
+    """As above, up to the last block that anything is quantized in."""
     stream = Stream(model, ids)
     first = partial.done
-    if first == len(model.blocks):
-        return
     written = stream.begin(partial.inputs(0) if first == 0 else None)
     inputs = written or stream.activations(partial.inputs(first))
-    last = len(model.blocks) - 1
     for index in range(first, last + 1):
         path = model.block_paths[index]
         model.materialize(path)
