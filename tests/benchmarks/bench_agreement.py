@@ -7,6 +7,9 @@ Three questions, each answered by a table on stdout:
   has it. Without ``--url`` the bundled model is served.
 - repetition: the same server compared with itself, ``--rounds`` times: nothing may be called.
 - regression: the same server behind a proxy that makes every answer 10 % slower: must be called.
+
+``--stub`` asks them of a server that only waits. A server that is faster than a load generator
+shows the generator: give one whose steps take ten milliseconds or more.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.tools.openai_stub import Stub
+from tgi_cli import demo
 from tgi_cli.bench import results
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.own_server import own_server
@@ -42,7 +47,7 @@ from tgi_cli.bench.reports.tables import table
 from tgi_cli.bench.statistics import step_figures
 
 Figures = dict[str, float]
-NAMES = ("requests", "ttft_p50", "itl_p50", "e2e_p50", "requests_per_second", "tokens_per_second")
+NAMES = ("requests", "ttft_p50", "tpot_p50", "e2e_p50", "requests_per_second", "tokens_per_second")
 
 
 class SlowProxy:
@@ -110,7 +115,7 @@ def of_ours(run: Run) -> Figures:
     figures = step_figures(run.steps[0], intervals=False)
     return {
         "requests": figures.succeeded,
-        **{f"{name}_p50": figures.latencies[name].p50 for name in ("ttft", "itl", "e2e")},
+        **{f"{name}_p50": figures.latencies[name].p50 for name in ("ttft", "tpot", "e2e")},
         "requests_per_second": figures.rates["requests_per_second"],
         "tokens_per_second": figures.rates["output_tokens_per_second"],
     }
@@ -129,26 +134,30 @@ def of_script(url: str, asked: argparse.Namespace) -> Figures:
     return found
 
 
-def of_guidellm(url: str, asked: argparse.Namespace, folder: Path, tokenizer: str) -> Figures:
-    """What guidellm measures."""
-    lengths = {"prompt_tokens": asked.input, "output_tokens": asked.output}
-    command = [asked.guidellm, "-m", "guidellm", "benchmark", "run", "--target", url]
-    command += ["--profile", "concurrent", "--rate", str(asked.clients)]
-    command += ["--max-requests", str(asked.requests), "--data", json.dumps(lengths)]
-    command += ["--processor", tokenizer, "--outputs", "json", "--output-dir", str(folder)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (benchmark,) = json.loads((folder / "benchmarks.json").read_text())["benchmarks"]
+def of_guidellm(url: str, asked: argparse.Namespace, folder: Path) -> Figures:
+    """What guidellm 0.8 measures; what it calls inter-token latency is our TPOT."""
+    path = folder / "guidellm.json"
+    tokenizer = asked.tokenizer or str(demo.model_path())
+    lengths = f"prompt_tokens={asked.input},output_tokens={asked.output}"
+    backend = {"kind": "openai_http", "target": url, "request_format": "/v1/completions"}
+    command = [asked.guidellm, "-m", "guidellm", "run", "--backend", json.dumps(backend)]
+    command += ["--profile", f"kind=concurrent,streams={asked.clients}"]
+    command += ["--constraint", f"kind=max_requests,count={asked.requests}"]
+    command += ["--tokenizer", json.dumps({"kind": "huggingface_auto", "model": tokenizer})]
+    command += ["--data", f"kind=synthetic_text,{lengths}", "--disable-console"]
+    command += ["--output", f"kind=json,path={path}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (benchmark,) = json.loads(path.read_text())["benchmarks"]
     metrics = benchmark["metrics"]
 
-    def of(name: str, statistic: str = "median") -> float:
-        found = metrics[name]["successful"]
-        return float(found["percentiles"]["p50"] if statistic == "p50" else found[statistic])
+    def of(name: str, statistic: str) -> float:
+        return float(metrics[name]["successful"][statistic])
 
     return {
         "requests": float(metrics["request_totals"]["successful"]),
-        "ttft_p50": of("time_to_first_token_ms"),
-        "itl_p50": of("inter_token_latency_ms"),
-        "e2e_p50": of("request_latency") * 1000,
+        "ttft_p50": of("time_to_first_token_ms", "median"),
+        "tpot_p50": of("inter_token_latency_ms", "median"),
+        "e2e_p50": of("request_latency", "median") * 1000,
         "requests_per_second": of("requests_per_second", "mean"),
         "tokens_per_second": of("output_tokens_per_second", "mean"),
     }
@@ -182,7 +191,7 @@ async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
         sides["tgi bench"].append(of_ours(runs[-1]))
         sides["script"].append(await asyncio.to_thread(of_script, url, asked))
         if asked.guidellm:
-            found = await asyncio.to_thread(of_guidellm, url, asked, folder, asked.tokenizer)
+            found = await asyncio.to_thread(of_guidellm, url, asked, folder)
             sides["guidellm"].append(found)
     print(f"## Agreement, {asked.clients} clients, {asked.rounds} rounds in turns\n")
     print(agreement(sides), end="\n\n")
@@ -194,6 +203,29 @@ async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
         second = await asyncio.to_thread(ours, slow, asked, folder, "slow")
     print(f"\n## Through a proxy, and through one that makes it {asked.slower:g} % slower\n")
     print(comparison(compare(first, second)))
+
+
+def stubbed(asked: argparse.Namespace) -> None:
+    """The same against a server that only waits, so that its true figures are known."""
+    slower = 1 + asked.slower / 100
+    stub, slow = (Stub(prefill=0.05 * factor, token=0.02 * factor) for factor in (1.0, slower))
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as name:
+        folder = Path(name)
+        runs: list[Run] = []
+        sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
+        with stub.serving():
+            for number in range(asked.rounds):
+                runs.append(ours(stub.url, asked, folder, f"run-{number}"))
+                sides["tgi bench"].append(of_ours(runs[-1]))
+                sides["script"].append(of_script(stub.url, asked))
+        print(f"## 50 ms to the first token, 20 ms to each other, {asked.clients} clients\n")
+        print(agreement(sides), end="\n\n")
+        for number, again in enumerate(runs[1:], start=1):
+            print(f"- first run and run {number + 1}: {verdict(compare(runs[0], again))}")
+        with slow.serving():
+            second = ours(slow.url, asked, folder, "slow")
+        print(f"\n## {asked.slower:g} % slower\n")
+        print(comparison(compare(runs[0], second)))
 
 
 async def run(asked: argparse.Namespace) -> None:
@@ -216,8 +248,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slower", type=float, default=10.0)
     parser.add_argument("--guidellm", metavar="PYTHON", default="")
-    parser.add_argument("--tokenizer", default="", help="for guidellm: a folder or an id")
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument(
+        "--tokenizer", default="", help="for guidellm, with --url: a folder or an id"
+    )
+    parser.add_argument("--stub", action="store_true", help="a server that only waits")
+    asked = parser.parse_args()
+    if asked.stub:
+        stubbed(asked)
+    else:
+        asyncio.run(run(asked))
 
 
 if __name__ == "__main__":

@@ -51,12 +51,14 @@ async def load(url: str, clients: int, requests: int, words: int, tokens: int) -
         await asyncio.gather(*(one() for _ in range(clients)))
         seconds = time.perf_counter() - began
     gaps = [b - a for times, _ in answers for a, b in pairwise(times[1:])]
+    per_token = [(times[-1] - times[1]) / max(count - 1, 1) for times, count in answers]
     produced = sum(count for _, count in answers)
     return {
         "requests": len(answers),
         "tokens": produced,
         "ttft_p50": statistics.median(times[1] - times[0] for times, _ in answers) * 1000,
         "itl_p50": statistics.median(gaps) * 1000,
+        "tpot_p50": statistics.median(per_token) * 1000,
         "e2e_p50": statistics.median(times[-1] - times[0] for times, _ in answers) * 1000,
         "requests_per_second": len(answers) / seconds,
         "tokens_per_second": produced / seconds,

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import Run, StepRecord
+from tgi_cli.bench.records import RequestRecord, Run, StepRecord
 from tgi_cli.bench.statistics import METRICS, batch_values, counted, observe, windows
 from tgi_cli.bench.statistics.bootstrap import resampled
+from tgi_cli.bench.statistics.figures import MERGED
 from tgi_cli.bench.statistics.goodput import goodput_windows
 from tgi_cli.bench.statistics.rates import SLICES, resampled_rate
 
@@ -126,6 +127,10 @@ def differences(a: Run, b: Run) -> list[str]:
             if left.get(key) != right.get(key):
                 notes.append(f"{what} differs: {key} {left.get(key)!r} and {right.get(key)!r}")
     for name, run in (("first", a), ("second", b)):
+        if any(_merged(counted(record.requests)) for record in run.steps):
+            notes.append(
+                f"several tokens came in an event in the {name} run: ITL is not compared, TPOT is"
+            )
         if any(record.client.behind for record in run.steps):
             notes.append(f"the load generator was the limit in a step of the {name} run")
     return notes
@@ -269,6 +274,8 @@ def _figures(
     observed = observe(requests)
     for name, group in groupby(_COMPARED, key=lambda pair: pair[0]):
         values, clusters = observed[name]
+        if name == "itl" and _merged(answered):
+            continue
         if not values.size or len(answered) < 2:
             continue
         wanted = [p for _, p in group if values.size * (100 - p) / 100 >= BEYOND or p == 50]
@@ -284,6 +291,12 @@ def _figures(
             value = float(rates[name].mean())
             found[name, "mean"] = _Figure(value, resampled_rate(rates[name], seed), SLICES)
     return found
+
+
+def _merged(answered: Sequence[RequestRecord]) -> bool:
+    """Whether tokens came several in an event, so that gaps are what chance put together."""
+    events = sum(len(request.arrivals) for request in answered)
+    return sum(request.output_tokens for request in answered) > MERGED * max(events, 1)
 
 
 def _slices(times: Sequence[float], duration: float) -> NDArray[np.int64]:

@@ -155,6 +155,23 @@ def test_a_tail_needs_values_beyond_it() -> None:
     assert ("ttft_scheduled", "p99") in statistics
 
 
+def test_gaps_between_events_of_several_tokens_are_not_compared() -> None:
+    first = load(Server(), (1,))
+    merged = [
+        msgspec.structs.replace(
+            made, arrivals=[made.arrivals[0], *made.arrivals[1::2]], counts=made.counts[:11]
+        )
+        for made in first.steps[0].requests
+    ]
+    second = saved([msgspec.structs.replace(first.steps[0], requests=merged)])
+    result = compare(first, second)
+    assert verdicts(result, "itl") == set()
+    assert verdicts(result, "tpot") == {"same"}
+    assert result.notes == [
+        "several tokens came in an event in the second run: ITL is not compared, TPOT is"
+    ]
+
+
 def test_what_differs_is_told() -> None:
     first = load(Server(), (1,))
     second = saved(
