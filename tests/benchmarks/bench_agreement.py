@@ -213,11 +213,15 @@ def stubbed(asked: argparse.Namespace) -> None:
         folder = Path(name)
         runs: list[Run] = []
         sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
+        if asked.guidellm:
+            sides["guidellm"] = []
         with stub.serving():
             for number in range(asked.rounds):
                 runs.append(ours(stub.url, asked, folder, f"run-{number}"))
                 sides["tgi bench"].append(of_ours(runs[-1]))
                 sides["script"].append(of_script(stub.url, asked))
+                if asked.guidellm:
+                    sides["guidellm"].append(of_guidellm(stub.url, asked, folder))
         print(f"## 50 ms to the first token, 20 ms to each other, {asked.clients} clients\n")
         print(agreement(sides), end="\n\n")
         for number, again in enumerate(runs[1:], start=1):
