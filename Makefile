@@ -1,4 +1,4 @@
-# The two commands that matter: `make serve` and `make test`. Both set up what they need.
+# The commands that matter: `make serve`, `make bench` and `make test`. Each sets up what it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 PORT ?= 3000
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
-.PHONY: serve test lint completions reference proto clean
+.PHONY: serve bench test lint completions reference proto clean
 
 serve: $(VENV)/.installed
 	$(BIN)/tgi serve --port $(PORT)
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/tgi bench
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest
@@ -44,6 +47,10 @@ $(VENV)/bin/python:
 $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	touch $@
+
+$(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[bench]"
+	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
