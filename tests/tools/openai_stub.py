@@ -78,6 +78,10 @@ class Stub:
         """GET /v1/models."""
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
+    async def health(self, request: Request) -> Response:
+        """GET /health."""
+        return Response()
+
     @contextlib.contextmanager
     def serving(self) -> Iterator[Stub]:
         """It listens on a free port of 127.0.0.1, in a thread, until the block ends."""
@@ -88,6 +92,7 @@ class Stub:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/health", self.health),
         ]
         config = uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off")
         server = uvicorn.Server(config)
