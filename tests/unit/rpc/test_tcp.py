@@ -17,9 +17,10 @@ from tests.unit.rpc.fakes import INFO, ScriptedEngine, request, until
 from tests.unit.rpc.test_steps import generate
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import options, probe
-from tgi_cli.rpc.client import GONE, GrpcEngineClient, fetch_info
+from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.listening import TcpListen
 from tgi_cli.rpc.server import EngineServer
+from tgi_cli.rpc.streams import GONE
 from tgi_cli.rpc.tls import TlsFiles
 
 
@@ -81,8 +82,10 @@ def server_files(authority: Authority, *, clients: Authority | None = None) -> T
 
 
 def client_files(authority: Authority, *, own: Authority | None = None) -> TlsFiles:
-    issued = None if own is None else own.issue("router")
-    return TlsFiles(issued and issued.certificate, issued and issued.key, authority.certificate)
+    if own is None:
+        return TlsFiles(authority=authority.certificate)
+    issued = own.issue("router")
+    return TlsFiles(issued.certificate, issued.key, authority.certificate)
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls", "mutual", "by another name"])
