@@ -319,5 +319,5 @@ def test_the_share_of_a_gpus_memory(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_stretched_model_is_not_cross_checked() -> None:
-    with pytest.raises(ConfigError, match="--cross-check .* without --rope-scaling"):
+    with pytest.raises(ConfigError, match=r"--cross-check .* without --rope-scaling"):
         resolved(cross_check=True, rope_factor=2.0)
