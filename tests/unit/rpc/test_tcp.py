@@ -18,9 +18,9 @@ from tests.unit.rpc.test_steps import generate
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import options, probe
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
+from tgi_cli.rpc.interface import GONE
 from tgi_cli.rpc.listening import TcpListen
 from tgi_cli.rpc.server import EngineServer
-from tgi_cli.rpc.streams import GONE
 from tgi_cli.rpc.tls import TlsFiles
 
 
