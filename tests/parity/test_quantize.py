@@ -89,7 +89,6 @@ def test_gptq(name: str, tmp_path: Path) -> None:
     )
     ids = heldout(plain, 64)[:8]
     better, worse = (evaluate(plain, path, ids, CPU).kl for path in (outcome.path, rounded.path))
-    print(f"BW {name} {better:.4f} {worse:.4f}")
     assert better < 0.9 * worse
 
 
@@ -235,7 +234,6 @@ def demo_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome
 
 def test_calibration_pays_on_the_bundled_model(demo_outcomes: dict[str, Outcome]) -> None:
     kl = {name: outcome.evaluation.kl for name, outcome in demo_outcomes.items()}  # type: ignore[union-attr]
-    print(kl)
     assert kl["gptq"] < 0.6 * kl["rtn"]
     assert kl["awq"] < 0.9 * kl["rtn"]
     for outcome in demo_outcomes.values():
