@@ -259,7 +259,7 @@ def test_without_the_extra_lines_are_written_and_said_why(
         return None if name == "textual" else found(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    for stream in ("stdin", "stdout"):
+    for stream in ("stdin", "stderr"):
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
     assert main.run(["bench", "--url", "http://h"]) == ExitCode.OK
     assert capsys.readouterr().err.splitlines()[0] == (

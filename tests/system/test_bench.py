@@ -232,7 +232,8 @@ def test_a_server_that_dies_ends_the_run_with_what_there_is(tmp_path: Path) -> N
         )
         poll(lambda: stub.requests > 20, 60, "requests come")
     code, _, err = finished(process)
-    assert code == ExitCode.OK, err
+    assert code == ExitCode.FAILURE, err
     run = json.loads(output.read_text())
     assert len(run["steps"]) == 2
+    assert run["failure"] == run["notes"][-1]
     assert run["notes"][-1].startswith("the run ended at concurrency 4: ")

@@ -166,6 +166,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         machine: processor, cores, memory, GPUs, system, versions.
         workload: every setting that shaped the requests, seed included.
         slo: limits by metric in ms, such as ``{"ttft": 200, "tpot": 50}``.
+        failure: what ended the run before its plan did; empty if nothing, or somebody, did.
     """
 
     version: int = VERSION
@@ -178,6 +179,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: list[StepRecord]
     slo: dict[str, float] = {}
     notes: list[str] = []
+    failure: str = ""
 
 
 # What happens while a run goes on, in order; the screens and the plain output follow these.

@@ -70,6 +70,7 @@ class Runner:
             created=time.time(), tgi=tgi_cli.__version__, target=target, steps=[], **fields
         )
         self._stopped = ""
+        self._failure = ""
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run soon, with what there is; a note says why. To be called on its loop."""
@@ -95,7 +96,7 @@ class Runner:
             cancelled = True
             notes.append("the run was cancelled")
         notes += [note for note in self._driver.notes if note not in notes]
-        run = msgspec.structs.replace(self.begun, steps=steps, notes=notes)
+        run = msgspec.structs.replace(self.begun, steps=steps, notes=notes, failure=self._failure)
         on_event(RunEnded(run))
         if cancelled:
             raise asyncio.CancelledError
@@ -110,12 +111,13 @@ class Runner:
                 steps.append(record)
             if self._stopped:
                 break
-            if failure is not None:
-                return [f"the run ended at {step.kind} {step.label}: {failure}"]
-            if record is None:
-                return [f"the run ended at {step.kind} {step.label}: the step left no record"]
-            if _nobody_is_there(record):
-                return [f"the run ended at {step.kind} {step.label}: nothing answers there"]
+            if failure is None and record is None:
+                failure = "the step left no record"
+            if failure is None and record is not None and _nobody_is_there(record):
+                failure = "nothing answers there"
+            if failure is not None or record is None:
+                self._failure = f"the run ended at {step.kind} {step.label}: {failure}"
+                return [self._failure]
             try:
                 step = search.send(record)
             except StopIteration as end:

@@ -207,7 +207,7 @@ def _dashboard(ui: str) -> bool:
     """Whether the dashboard is to be shown. Raises ConfigError if it was asked for and cannot."""
     from importlib.util import find_spec
 
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    terminal = sys.stdin.isatty() and sys.stderr.isatty()  # tables may go to a file
     installed = all(find_spec(name) is not None for name in ("textual", "textual_plot"))
     if ui == "tui":
         if not installed:
@@ -334,7 +334,7 @@ def _refuse_svg(svg: Path | None) -> None:
 
 
 def _refuse_nothing(run: Run) -> None:
-    """Raises TgiError if nothing at all was measured."""
+    """Raises TgiError if nothing at all was measured, or not all that was to be."""
     answered = any(
         record.batches or any(request.error is None for request in record.requests)
         for record in run.steps
@@ -343,6 +343,8 @@ def _refuse_nothing(run: Run) -> None:
         said = [r.detail or r.error for record in run.steps for r in record.requests if r.error]
         cause = f"nothing was measured: {(said or run.notes or ['no step ran'])[-1]}"
         raise TgiError(cause, "see the server's log")
+    if run.failure:
+        raise TgiError(run.failure, "the figures are of what ran before")
 
 
 def _refuse_regression(result: Comparison) -> None:
