@@ -1,6 +1,6 @@
 """Trains a small Llama on the standard library's sources: a model whose weights mean something.
 
-    python -m tests.tools.trained OUT [--steps 240]
+    python -m tests.tools.trained OUT [--steps 400]
 
 4 layers, hidden 256, 4.2 M parameters, a byte-level BPE of 2048 tokens: about two minutes on two
 cores. Quantization loses next to nothing of random weights, and nothing that could be compared.
@@ -26,13 +26,13 @@ from tgi_cli.demo.tokenizer import END_OF_TEXT_ID, save_tokenizer, train_tokeniz
 VOCABULARY = 2048
 LENGTH = 256
 ROWS = 8
-STEPS = 240
+STEPS = 400
 _TEXTS = 400
 """Modules of the standard library that are read."""
 
 
 def train(out: Path, steps: int = STEPS, seed: int = 0) -> float:
-    """Write a trained checkpoint (float32) into ``out``; returns its last loss."""
+    """Write a trained checkpoint (bfloat16) into ``out``; returns its last loss."""
     torch.manual_seed(seed)
     random.seed(seed)
     stdlib = Path(sysconfig.get_path("stdlib"))
@@ -72,7 +72,7 @@ def train(out: Path, steps: int = STEPS, seed: int = 0) -> float:
         optimizer.step()
         if step % 40 == 39:
             print(f"step {step + 1}: loss {loss.item():.3f}", file=sys.stderr)
-    model.eval().save_pretrained(out)
+    model.eval().bfloat16().save_pretrained(out)
     save_tokenizer(tokenizer, out, config.max_position_embeddings)
     return loss.item()
 
