@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -18,7 +19,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 import tgi_cli
@@ -37,7 +37,8 @@ _FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
 """Of a model's folder."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
     """Figures that do not depend on how much memory is free.
 
     Attributes:
@@ -60,11 +61,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.when))
 
 
-class _Record(msgspec.Struct, frozen=True):
-    key: dict[str, Any]
-    measured: Measured
-
-
 def key_of(config: EngineConfig) -> dict[str, Any]:
     """All that the figures depend on, as JSON has it.
 
@@ -82,14 +78,21 @@ def key_of(config: EngineConfig) -> dict[str, Any]:
         "versions": {
             "tgi": tgi_cli.__version__,
             "torch": str(torch.__version__),
-            "transformers": metadata.version("transformers"),
+            "transformers": _version("transformers"),
             "kernels": build.digest() if kernels.native() is not None else "",
         },
         "device": [device.kind, device.name, device.total_memory, device.count],
         "threads": default_threads(),
         "model": _files(config.model_path),
-        "settings": msgspec.to_builtins(settings),
+        "settings": settings,
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # native models run without it
+        return ""
 
 
 def path_of(key: dict[str, Any]) -> Path:
@@ -103,23 +106,25 @@ def load(key: dict[str, Any]) -> Measured | None:
     """The figures of a key; None where there are none."""
     path = path_of(key)
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=_Record)
+        record = json.loads(path.read_bytes())
+        measured = Measured(**record["measured"])
+        same = _encode(record["key"]) == _encode(key)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         log.warning("what was measured before cannot be read: %s: %s", path, error)
         return None
-    # Numbers keep their values on the way through JSON, tuples become lists.
-    return record.measured if _encode(record.key) == _encode(key) else None
+    return measured if same else None
 
 
 def save(key: dict[str, Any], measured: Measured) -> Path:
     """Keep figures, in place of those that were there. Raises OSError."""
     path = path_of(key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = _Record(key, msgspec.structs.replace(measured, when=time.time()))
+    kept = dataclasses.asdict(dataclasses.replace(measured, when=time.time()))
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(record), indent=1))
+        record = {"key": key, "measured": kept}
+        file.write(json.dumps(record, indent=1, default=str).encode())
     Path(file.name).replace(path)
     return path
 
@@ -141,7 +146,8 @@ def keep(config: EngineConfig, capacity: Capacity) -> Path:
 
 
 def _encode(key: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(key, order="sorted")
+    """As it stands in a file: there tuples are lists."""
+    return json.dumps(key, sort_keys=True, default=str).encode()
 
 
 def _files(folder: Path) -> list[list[Any]]:
