@@ -172,6 +172,7 @@ def test_memory_is_that_of_blocks_not_of_the_model(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = map(float, done.stdout.split())
     block = (large - small) / 16 * 2  # in float32
-    assert second - first < 1.5 * block < 0.2 * (large - small), (
+    # The heap's leftovers come to one to three blocks; all sixteen more would be 16.
+    assert second - first < 5 * block, (
         f"{second - first:.0f} MiB more for {large - small:.0f} MiB more of weights"
     )
