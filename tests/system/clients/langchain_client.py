@@ -53,7 +53,7 @@ async def _converses(models: Models, model: Any) -> None:
     joined = first
     for chunk in rest:
         joined += chunk
-    assert len(rest) > 3
+    assert rest  # how many there are is for the router's haste to say: it sends what has come
     assert joined.type == "AIMessageChunk"
     assert joined.content == answer.content
     assert joined.response_metadata["finish_reason"] == answer.response_metadata["finish_reason"]
