@@ -85,30 +85,37 @@ SETTINGS = (
     Setting("int8", ("--method", "int8")),
 )
 
-PROGRAM = """
-import json, resource, sys
-from tgi_cli.cli.main import run
-code = run(json.loads(sys.argv[1]))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"code": code, "peak": peak}))
+# Of the system's two highest marks ru_maxrss would not do: a child has its parent's from the start.
+PEAK = """
+def peak():
+    with open("/proc/self/status") as status:
+        return int(status.read().split("VmHWM:")[1].split()[0]) / 1024
 """
 
-THEIRS = """
-import json, os, resource, sys, time
+PROGRAM = f"""
+import json, sys
+{PEAK}
+from tgi_cli.cli.main import run
+code = run(json.loads(sys.argv[1]))
+print(json.dumps({{"code": code, "peak": peak()}}))
+"""
+
+THEIRS = f"""
+import json, os, sys, time
+{PEAK}
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 import torch
 from gptqmodel import GPTQModel, QuantizeConfig
 asked = json.loads(sys.argv[1])
-rows = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
+rows = [{{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}}
         for ids in json.load(open(asked["samples"]))]
 model = GPTQModel.load(asked["model"], QuantizeConfig(device="cpu", **asked["settings"]))
 began = time.monotonic()
 model.quantize(rows, batch_size=1)
 seconds = time.monotonic() - began
 model.save(asked["out"])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print()
-print(json.dumps({"seconds": seconds, "peak": peak}))
+print(json.dumps({{"seconds": seconds, "peak": peak()}}))
 """
 
 
