@@ -203,6 +203,31 @@ def unpack(matrix: PackedMatrix) -> Tensor:
     return weight
 
 
+def rows(matrix: PackedMatrix, ids: Tensor) -> Tensor:
+    """Rows of the weight that a matrix in bfloat16 was made of, to the bit: int64 [T] -> [T, in].
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    assert matrix.bits == 16 and not matrix.paired
+    ids = ids.long().contiguous()
+    count = len(ids)
+    out = torch.empty(count, matrix.inputs, dtype=torch.bfloat16)
+    gather = _library().tgi_rows
+    gather.restype = c_int64
+    wrong = gather(
+        c_void_p(matrix.address),
+        c_void_p(ids.data_ptr()),
+        c_int64(count),
+        c_void_p(out.data_ptr()),
+        c_int64(matrix.inputs),
+        threads(),
+    )
+    if wrong >= 0:
+        raise IndexError(f"row {int(ids[wrong])} of a weight that has {matrix.out}")
+    return out
+
+
 def linear(
     x: Tensor,
     matrix: PackedMatrix,

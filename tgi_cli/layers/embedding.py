@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.memory import release_pages
-from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear
+from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import _Linear
 from tgi_cli.quantization.codes import Codes
@@ -30,7 +30,8 @@ class Embedding(Loadable):
     """The table of token vectors: ids int64 [T] -> [T, hidden].
 
     Where a head is tied to it that keeps its own, packed copy (see :class:`LMHead`), the table
-    need not be in memory a second time: vectors are then read from the checkpoint's mapped file.
+    need not be in memory a second time: vectors are then read from the packed one, or, if that
+    does not hold their numbers to the bit, from the checkpoint's mapped file.
     """
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
@@ -45,6 +46,8 @@ class Embedding(Loadable):
         self.shape = (vocab_size, hidden_size)
         self.may_stay_mapped = False
         self.mapped: Tensor | None = None
+        self.head: PackedMatrix | None = None
+        """Of a tied head, whose rows are the vectors."""
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{path}.weight", self.shape, self._fill, self._keep)
@@ -71,13 +74,13 @@ class Embedding(Loadable):
         whole = self.mapped.to(self.dtype)
         return nn.functional.pad(whole, (0, 0, 0, self.rows - len(whole)))
 
-    def settle(self, head_weight: nn.Parameter | None) -> None:
-        """A tied head is done with the table: ``head_weight`` is what it kept of it, if it did."""
-        if self.mapped is None:
-            return
-        if head_weight is None:
+    def settle(self, head_weight: nn.Parameter | None, packed: object) -> None:
+        """A tied head is done with the table: what it kept of it, plain or in its own form."""
+        if self.mapped is not None and head_weight is None:
             release_pages(self.mapped)
-        else:
+        if isinstance(packed, PackedMatrix) and packed.bits == 16:
+            self.head, self.weight, self.mapped = packed, None, None
+        elif self.mapped is not None and head_weight is not None:
             self.weight, self.mapped = head_weight, None
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -89,6 +92,8 @@ class Embedding(Loadable):
         return self.shard.all_reduce(vectors.masked_fill_(foreign[:, None], 0))
 
     def _rows(self, ids: Tensor) -> Tensor:
+        if self.head is not None:
+            return rows(self.head, ids)
         if self.mapped is not None:
             return self.mapped.index_select(0, ids).to(self.dtype)
         assert self.weight is not None
@@ -172,7 +177,7 @@ class LMHead(_Linear):
             self.weight = nn.Parameter(tied.table(), requires_grad=False)
         super().finish()
         if tied is not None:
-            tied.settle(self.weight)
+            tied.settle(self.weight, self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shard.size == 1 and isinstance(self.packed, PackedMatrix):

@@ -16,6 +16,7 @@ from tgi_cli.kernels.linear import (
     pack_codes,
     unpack,
 )
+from tgi_cli.kernels.linear import rows as rows_of
 from tgi_cli.layers import ops
 
 ROWS = [0, 1, 2, 3, 7, 12, 13, 33, 100]
@@ -82,6 +83,31 @@ def test_products(level: str, how: str, out: int, inputs: int) -> None:
         y = linear(x, matrix)
         assert y.dtype == torch.bfloat16
         assert torch.equal(y, (x.float() @ weight.T).bfloat16()), rows
+
+
+@pytest.mark.parametrize(
+    ("out", "inputs"), [(32, 64), (1, 1), (33, 31), (100, 129), (70, 576), (1000, 2048)]
+)
+def test_rows_are_those_that_were_packed(level: str, out: int, inputs: int) -> None:
+    bits = torch.randint(-(2**15), 2**15, (out, inputs), generator=torch.Generator().manual_seed(3))
+    weight = bits.to(torch.int16).view(torch.bfloat16)  # any bits, NaN among them
+    wide = torch.nn.functional.pad(weight, (0, 5))
+    for matrix in (pack_bf16(weight), pack_bf16(wide[:, :inputs])):
+        for count in (0, 1, 2, 17, 300):
+            ids = torch.arange(count) * 7 % out
+            got = rows_of(matrix, ids)
+            assert torch.equal(got.view(torch.int16), weight[ids].view(torch.int16)), count
+        every_other = torch.arange(out).repeat_interleave(2)[::2].int()
+        got = rows_of(matrix, every_other)
+        assert torch.equal(got.view(torch.int16), weight.view(torch.int16))
+
+
+@pytest.mark.parametrize("wrong", [70, -1, 2**40, -(2**63)])
+def test_rows_that_there_are_not_are_refused(level: str, wrong: int) -> None:
+    matrix = pack_bf16(noise(70, 36))
+    for ids in ([wrong], [0, 69, wrong, 3]):
+        with pytest.raises(IndexError, match=f"row {wrong} of a weight that has 70"):
+            rows_of(matrix, torch.tensor(ids))
 
 
 @pytest.mark.parametrize("how", FORMATS)

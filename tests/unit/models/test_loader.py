@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.tools.checkpoints import make_llama, save_weights
+from tests.tools.sharded import on_shards
+from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import CheckpointError
-from tgi_cli.kernels import without_native
+from tgi_cli.kernels import native, without_native
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.quantization import packing
 
@@ -75,6 +77,45 @@ def test_a_table_that_a_head_has_packed_stays_in_its_file(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").unlink()  # what is mapped outlives its name
     assert torch.equal(table(torch.tensor([3, 200])), given[[3, 200]])
     torch.testing.assert_close(head(given[:2]), given[:2] @ given.T)
+
+
+@pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_vectors_are_the_rows_of_a_head_that_the_kernels_packed(
+    load_format: str, tmp_path: Path
+) -> None:
+    make_llama(tmp_path, tie_word_embeddings=True, vocab_size=250, dtype=torch.bfloat16)
+    config = read_config(tmp_path)
+    model = load_model(config, torch.bfloat16, CPU, load_format=load_format)
+    table = model.get_submodule("model.embed_tokens")
+    assert table.weight is None
+    assert table.mapped is None  # neither of the two holds memory
+    assert table.head is model.get_submodule("lm_head").packed
+    with without_native():
+        plain = load_model(config, torch.bfloat16, CPU, load_format=load_format)
+    ids = torch.tensor([3, 0, 249, 32, 3])
+    wanted = plain.get_submodule("model.embed_tokens")(ids)
+    assert torch.equal(table(ids), wanted)
+    if load_format == "auto":
+        assert torch.equal(wanted, weights(tmp_path)["model.embed_tokens.weight"][ids])
+    with pytest.raises(IndexError):
+        table(torch.tensor([3, 250]))
+
+
+@pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+def test_shards_add_up_the_vectors_of_their_rows(tmp_path: Path) -> None:
+    make_llama(tmp_path, tie_word_embeddings=True, vocab_size=251, dtype=torch.bfloat16)
+    ids = torch.tensor([3, 125, 126, 250, 0])
+
+    def vectors(shard: Shard) -> tuple[Tensor, bool]:
+        model = load_model(read_config(tmp_path), torch.bfloat16, CPU, shard=shard)
+        table = model.get_submodule("model.embed_tokens")
+        return table(ids), table.head is not None
+
+    wanted = weights(tmp_path)["model.embed_tokens.weight"][ids]
+    for got, packed in on_shards(2, vectors):
+        assert packed
+        assert torch.equal(got, wanted)
 
 
 def test_a_tied_head_that_is_not_packed_shares_the_table(

@@ -41,6 +41,9 @@ void each_output(const Matrix& matrix, int64_t panel, const Visit& visit) {
 // 16 pairs at a time, so that a panel's part stays in the cache while its outputs come one by one.
 constexpr int64_t STRETCH = 32;
 
+// Numbers of rows that are worth a ticket.
+constexpr int64_t ROW_TICKET = 8192;
+
 template <class Number, class Put>
 void pack(const Matrix& matrix, const Number* numbers, int64_t stride, uint8_t blank, int threads,
           const Put& put) {
@@ -114,4 +117,28 @@ TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
       }
     });
   });
+}
+
+// Rows `ids` of a bf16 matrix that is not paired, to y with `stride` between rows: -1, or where in
+// ids the first one is that there is no row for; then nothing was written. A row is read from as many
+// lines of the cache as it has pairs: one of 576 numbers takes 2 us more than a plain table's, 512 of
+// them 1 ms.
+TGI_EXPORT int64_t tgi_rows(const Matrix* matrix, const int64_t* ids, int64_t count, bf16* y,
+                            int64_t stride, int threads) {
+  const Matrix& m = *matrix;
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= m.out) return i;
+  const int64_t share = m.in < ROW_TICKET ? ROW_TICKET / (m.in > 0 ? m.in : 1) : 1;
+  share_out(threads, (count + share - 1) / share, [&](int64_t ticket, int) {
+    const int64_t end = (ticket + 1) * share < count ? (ticket + 1) * share : count;
+    for (int64_t row = ticket * share; row < end; ++row) {
+      const Place place = place_of(BF16, int(ids[row] % PANEL), 0);
+      const uint8_t* from = m.panel(ids[row] / PANEL) + place.byte;
+      bf16* to = y + row * stride;
+      int64_t pair = 0;
+      for (; pair < m.in / 2; ++pair) std::memcpy(to + 2 * pair, from + pair * m.chunk_bytes(), 4);
+      if (m.in % 2) std::memcpy(to + 2 * pair, from + pair * m.chunk_bytes(), 2);
+    }
+  });
+  return -1;
 }
