@@ -144,12 +144,16 @@ def test_a_model_without_tokenizer(config: RouterConfig, tmp_path: Path) -> None
         run_router(replace(config, model_path=tmp_path, hostname="127.0.0.1", port=0))
 
 
-def test_the_router_imports_no_torch() -> None:
+def test_a_router_of_plain_chats_imports_nothing_heavy() -> None:
     import subprocess
 
     script = (
-        "import sys, tgi_cli.router.server\n"
-        "print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
+        "import sys, tgi_cli.router.server as server, tgi_cli.demo as demo\n"
+        "server.TextBundle.load(\n"
+        "    demo.model_path(), tool_call_parser='auto', reasoning_parser='auto'\n"
+        ")\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'llguidance'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

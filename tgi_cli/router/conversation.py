@@ -63,6 +63,9 @@ class Conversation:
 
 async def converse(body: ChatRequest, state: RouterState) -> Conversation:
     """Validate, and render the conversation. Raises ApiError."""
+    form = state.text.response_format
+    if body.tools and form is not None and not form.loaded:
+        await state.workers.run(form.load)
     if len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES:
         return _converse(body, state)
     return await state.workers.run(_converse, body, state)

@@ -7,6 +7,8 @@ import re
 import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tgi_cli.errors import ConfigError
@@ -31,10 +33,27 @@ _START_KEYS = ("start_anchor", "start_anchor_pattern")
 _LETTERS = string.ascii_letters + string.digits
 
 
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The loaded response templates of one model.
+
+    Attributes:
+        every: all regions.
+        without_tools: those but calls; None: there are no others.
+        whole: a call's region as transformers parses it; None: calls are not known.
+        shape: where in a call its name and its arguments stand; None: nowhere plainly.
+    """
+
+    every: Any
+    without_tools: Any
+    whole: Any
+    shape: CallShape | None
+
+
 class ResponseFormat:
     """How one model's answers are read; built once.
 
-    Raises ValueError for a response template that is none.
+    Raises ValueError for a model's own response template that is none.
 
     Attributes:
         tools: how calls are written; None: by the model's own template, or not at all.
@@ -50,9 +69,6 @@ class ResponseFormat:
         tools: ToolFormat | None = None,
         tools_as_text: bool = False,
     ) -> None:
-        # Costs half a second and 20 MB, so only for models that mark anything.
-        from transformers.utils.chat_parsing.response_templates import load_response_template
-
         fields: dict[str, Any] = dict(template["fields"])
         self.frame = frame_of(template)
         self.tools = tools
@@ -61,25 +77,48 @@ class ResponseFormat:
         self.knows_reasoning = any(name in fields for name in REASONING)
         self.id_length = tools.id_length if tools else 0
         self.bare = bool(tools and tools.bare)
-        self.loaded = load_response_template(_neutral(template, fields))
         plain = {name: field for name, field in fields.items() if name != "tool_calls"}
-        marked = any("open" in field or "open_pattern" in field for field in plain.values())
-        self.without_tools = (
-            load_response_template(_neutral(template, plain)) if plain and marked else None
-        )
-        self.shape: CallShape | None = None
-        self.whole: Any = None
-        if self.knows_tools:
-            call = {**fields["tool_calls"], "optional": True}
-            whole = {"fields": {"tool_calls": call}, "start_anchor_pattern": ANY_START}
-            self.whole = load_response_template(whole)
-            self.shape = shape_of(self.whole.fields["tool_calls"])
+        self._marked = any("open" in field or "open_pattern" in field for field in plain.values())
+        self._template = template
+        self._fields, self._plain = fields, plain
         self._anchored = template.get("start_anchor_pattern") != ANY_START
         self._openings = [
             text for name in REASONING for text in _texts(fields.get(name, {}).get("open", []))
         ]
         self._shown = _shown(tokenizer, list(fields.values()))
         self._shown_plain = _shown(tokenizer, list(plain.values()))
+        if tools is None or self._marked:
+            self.load()
+
+    @cached_property
+    def regions(self) -> Regions:
+        """The template as transformers has it; takes half a second and 26 MB the first time."""
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        every = load_response_template(_neutral(self._template, self._fields))
+        without_tools = whole = shape = None
+        if self._marked:
+            without_tools = load_response_template(_neutral(self._template, self._plain))
+        if self.knows_tools:
+            call = {**self._fields["tool_calls"], "optional": True}
+            whole = load_response_template(
+                {"fields": {"tool_calls": call}, "start_anchor_pattern": ANY_START}
+            )
+            shape = shape_of(whole.fields["tool_calls"])
+        return Regions(every, without_tools, whole, shape)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether :meth:`reader` need not load anything any more."""
+        return "regions" in vars(self)
+
+    def load(self) -> None:
+        """Load what reads answers.
+
+        Where only calls are marked, that waits for the first request with tools: many servers
+        never see one.
+        """
+        _ = self.regions
 
     def shown(self, tools: bool) -> frozenset[int]:
         """Special tokens that have to be in the text, for regions to be told by them."""
@@ -97,9 +136,9 @@ class ResponseFormat:
         ``continued`` is what of the prompt the answer goes on from; ``tools`` those that may be
         called, of whose calls only the first counts unless they may be ``parallel``.
         """
-        loaded = self.loaded if tools else self.without_tools
-        if loaded is None:
+        if not tools and not self._marked:
             return None
+        loaded = self.regions.every if tools else self.regions.without_tools
         return ResponseReader(self, loaded, self._prefix(prompt, continued), tools, parallel)
 
     def is_reasoning(self, prompt: str, continued: str = "") -> bool:
@@ -111,7 +150,7 @@ class ResponseFormat:
     def _prefix(self, prompt: str, continued: str) -> str:
         """What of the prompt belongs to the answer: templates open the reasoning themselves."""
         if self._anchored:
-            starts = [match.end() for match in self.loaded.start_anchor_re.finditer(prompt)]
+            starts = [match.end() for match in self.regions.every.start_anchor_re.finditer(prompt)]
             return prompt[starts[-1] :] if starts else ""
         if continued:
             return continued

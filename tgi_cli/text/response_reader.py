@@ -186,7 +186,7 @@ class ResponseReader:
             self._raw = self._raw[match.end() :]
         if name != "tool_calls":
             return []
-        self._call = CallStream(self._form.shape, captures, self._names)
+        self._call = CallStream(self._form.regions.shape, captures, self._names)
         return self._numbered(self._call.begin())
 
     def _closed(self, name: str) -> list[Piece]:
@@ -203,7 +203,7 @@ class ResponseReader:
             return []
         if call.began:
             return self._numbered(call.end())
-        found = whole_calls(self._form.whole, self._region, self._tools, self._names)
+        found = whole_calls(self._form.regions.whole, self._region, self._tools, self._names)
         return self._numbered(found) if found else self._answer(self._region)
 
     def _leave(self, text: str) -> None:

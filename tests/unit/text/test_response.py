@@ -289,6 +289,17 @@ class TestChoosing:
         assert form.shown(True) == {marker, think}
         assert form.shown(False) == {think}
 
+    def test_what_only_calls_need_waits_for_tools(self, tokenizer: Tokenizer) -> None:
+        form = choose(tokenizer, "plain", False)
+        assert form is not None
+        assert form.reader("") is None
+        assert not form.loaded
+        assert form.reader("", tools=TOOLS) is not None
+        assert form.loaded
+        thinking = choose(tokenizer, "</think>", True)
+        assert thinking is not None
+        assert thinking.loaded
+
     def test_a_template_without_tools_is_told_to_write_them(self, tokenizer: Tokenizer) -> None:
         form = choose(tokenizer, "plain", False)
         assert form is not None
