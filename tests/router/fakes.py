@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from tgi_cli.engine.messages import (
     EngineInfo,
@@ -108,6 +110,20 @@ class FakeEngine:
         self.adapters = self.there = Adapters()
         self.asked = 0
         self.fault: Exception | None = None
+        self.heard: list[Callable[[bool], None]] = []
+
+    def on_found(self, heard: Callable[[bool], None]) -> None:
+        self.heard.append(heard)
+
+    def restart(self, *adapters: Adapter, another: bool = True, **limits: Any) -> None:
+        """Come back: with these adapters alone and other limits, or as ``another`` says."""
+        self.info = replace(self.info, **limits)
+        if another:
+            self.there = Adapters(self.there.max_loras, adapters)
+        self.adapters = self.there
+        for heard in self.heard:
+            heard(another)
+        self.connected = True
 
     def load_names(self, *names: str) -> None:
         """Have adapters loaded that the router has heard of."""

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tgi_cli.router.app import _bounded
 from tgi_cli.router.state import RouterState
+from tgi_cli.router.succession import bounded
 
 
 @pytest.fixture
@@ -39,4 +39,4 @@ def test_higher_ones_do_not_widen_the_engines(state: RouterState) -> None:
     info = state.client.info
     for limit in (10**6, None):
         config = replace(state.config, max_input_tokens=limit, max_total_tokens=limit)
-        assert _bounded(info, config) == info
+        assert bounded(info, config) == info

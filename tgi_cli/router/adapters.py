@@ -8,6 +8,7 @@ import time
 from tgi_cli.errors import ShardError
 from tgi_cli.hub.adapters import BASE_NAME
 from tgi_cli.router import errors
+from tgi_cli.router.kept import KeptAdapters
 from tgi_cli.rpc.interface import Adapters, EngineClient
 
 _TRUSTED_SECONDS = 5.0
@@ -19,7 +20,8 @@ _ASK_SECONDS = 0.25
 class AdapterNames:
     """The names that the engine behind this router knows. Used from the event loop alone."""
 
-    def __init__(self, client: EngineClient, model_id: str) -> None:
+    def __init__(self, client: EngineClient, model_id: str, kept: KeptAdapters) -> None:
+        self.kept = kept
         self._client = client
         self._base = {"", BASE_NAME, model_id, client.info.model_id}
         self._asked = time.monotonic()
@@ -31,7 +33,7 @@ class AdapterNames:
         return self._client.adapters
 
     async def native(self, adapter_id: str | None) -> str:
-        """The adapter of a native request, empty for the base. Raises ApiError: 422."""
+        """The adapter of a native request, empty for the base. Raises ApiError: 422, or 503."""
         name = adapter_id or ""
         if name in self._base:
             return ""
@@ -42,7 +44,7 @@ class AdapterNames:
     async def openai(self, model: str | None) -> str:
         """The adapter that a /v1 request's ``model`` names, empty for the base.
 
-        A server without adapters answers to any name, as TGI does. Raises ApiError: 404.
+        A server without adapters answers to any name, as TGI does. Raises ApiError: 404, or 503.
         """
         name = model or ""
         if name in self._base or not self.loaded.max_loras:
@@ -57,7 +59,7 @@ class AdapterNames:
             if time.monotonic() - self._asked <= age:
                 return
             try:
-                await self._client.list_adapters()
+                await self.kept.ask()
             except ShardError:
                 return  # who needs the engine will find out what is wrong with it
             self._asked = time.monotonic()
@@ -65,6 +67,7 @@ class AdapterNames:
     async def _is_loaded(self, name: str) -> bool:
         if not self.loaded.max_loras:
             return False
+        await self.kept.settled(name)
         await self.refresh(_TRUSTED_SECONDS if name in self.loaded.names else _ASK_SECONDS)
         return name in self.loaded.names
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router import access_log, errors, openapi
 from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
@@ -23,6 +21,7 @@ from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.cors import cors
 from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.generator import Generator
+from tgi_cli.router.kept import KeptAdapters
 from tgi_cli.router.metrics import Metrics
 from tgi_cli.router.observe import Observer
 from tgi_cli.router.routes import (
@@ -42,6 +41,7 @@ from tgi_cli.router.routes import (
     vertex,
 )
 from tgi_cli.router.state import RouterState
+from tgi_cli.router.succession import Succession
 from tgi_cli.router.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -80,7 +80,8 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
     generator = Generator(client, text, workers, measured, admission, grammars)
-    generator.info = _bounded(client.info, config)
+    kept = KeptAdapters(client)
+    Succession(client, config, generator, measured, kept)
     routes = _routes()
     tracing = None
     if config.otlp_endpoint is not None:
@@ -98,7 +99,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         },
     )
     app.router.redirect_slashes = False
-    names = AdapterNames(client, config.model_id)
+    names = AdapterNames(client, config.model_id, kept)
     defaults = SamplingDefaults()
     if config.generation_config == "auto":
         defaults = SamplingDefaults.read(config.model_path)
@@ -106,13 +107,6 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         config, client, text, workers, measured, admission, generator, names, defaults, tracing
     )
     return app
-
-
-def _bounded(info: EngineInfo, config: RouterConfig) -> EngineInfo:
-    """What the engine says of itself, with limits that the router was told to keep to below it."""
-    total = min(config.max_total_tokens or info.max_total_tokens, info.max_total_tokens)
-    most = min(config.max_input_tokens or info.max_input_tokens, info.max_input_tokens)
-    return replace(info, max_total_tokens=total, max_input_tokens=min(most, total - 1))
 
 
 def schema() -> str:

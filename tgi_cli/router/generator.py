@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
+from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router import access_log, errors, structured
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.generation import Generation, Prompt
@@ -39,11 +41,15 @@ class Generator:
         self.admission = admission
         self.grammars = grammars
         self._workers = workers
-        self.info = client.info
-        self.stop_ids = frozenset(self.info.eos_token_ids)
-        self.hidden_ids = text.tokenizer.special_ids | self.stop_ids
-        """Ids that add nothing to the text."""
         self.live: set[Generation] = set()
+        self.take(client.info)
+
+    def take(self, info: EngineInfo) -> None:
+        """Go by the limits and the stop ids of the engine that is there from now on."""
+        self.info = info
+        self.stop_ids = frozenset(info.eos_token_ids)
+        self.hidden_ids = self.text.tokenizer.special_ids | self.stop_ids
+        """Ids that add nothing to the text."""
 
     def abort(self, cause: str) -> None:
         """End all generations now; their clients are told the cause."""
@@ -77,7 +83,13 @@ class Generator:
             raise
         opened: list[Generation] = []
         try:
+            info = self.info
             prompts = [await self._prepare(spec) for spec in specs]
+            if self.info is not info:  # another engine came meanwhile, perhaps a smaller one
+                prompts = [
+                    replace(prompt, max_new_tokens=self._room(len(prompt.ids), prompt.spec))
+                    for prompt in prompts
+                ]
             for prompt in prompts:
                 lead: Generation | None = None
                 for sample in range(prompt.spec.samples):
@@ -123,13 +135,7 @@ class Generator:
             ids = list(spec.prompt)
         if spec.truncate is not None:
             ids = ids[-spec.truncate :]
-        new_tokens = fit_length(len(ids), spec.max_new_tokens, self.info)
-        if spec.sampling.min_new_tokens > new_tokens:
-            raise errors.validation(
-                f"`min_tokens` must be <= {new_tokens}, the tokens that may be generated. "
-                f"Given: {spec.sampling.min_new_tokens}",
-                "min_tokens",
-            )
+        new_tokens = self._room(len(ids), spec)
         grammar = None if spec.grammar is None else await self._compile(spec.grammar)
         seed = None
         if not spec.sampling.greedy:
@@ -138,9 +144,20 @@ class Generator:
         self.metrics.max_new_tokens.observe(new_tokens, spec.samples)
         return Prompt(spec, ids, new_tokens, seed, grammar)
 
+    def _room(self, input_length: int, spec: GenerationSpec) -> int:
+        """How many tokens may follow. Raises ApiError."""
+        new_tokens = fit_length(input_length, spec.max_new_tokens, self.info)
+        if spec.sampling.min_new_tokens > new_tokens:
+            raise errors.validation(
+                f"`min_tokens` must be <= {new_tokens}, the tokens that may be generated. "
+                f"Given: {spec.sampling.min_new_tokens}",
+                "min_tokens",
+            )
+        return new_tokens
+
     async def _compile(self, grammar: Grammar) -> str:
         """As the engine takes it."""
-        if self.grammars is None:
+        if self.grammars is None or not self.info.grammar:
             raise structured.not_supported(grammar.param)
         try:
             return await self.grammars.compile(grammar)

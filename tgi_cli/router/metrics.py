@@ -32,7 +32,8 @@ class Metrics:
     """
 
     def __init__(self, info: EngineInfo) -> None:
-        self._info = info
+        self.info = info
+        """Of the engine that is there. Buckets stay those of the first: a series may not change."""
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
@@ -86,5 +87,5 @@ class Metrics:
         lines += gauge(
             "tgi_request_in_flight", "Sequences that hold a place in the router.", in_flight
         )
-        lines += engine_lines(self._info, view)
+        lines += engine_lines(self.info, view)
         return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)

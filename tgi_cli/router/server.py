@@ -122,6 +122,7 @@ class _Router:
         finally:
             if self._state is not None:
                 self._state.workers.close()
+                self._state.adapters.kept.close()
                 if self._state.generator.grammars is not None:
                     self._state.generator.grammars.close()
                 if self._state.tracing is not None:

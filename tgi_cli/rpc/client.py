@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -50,6 +51,9 @@ class GrpcEngineClient:
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._watch = EngineWatch(self._stub, stall_seconds)
         self._info: EngineInfo | None = None
+        self._instance = ""
+        """Which life of the engine was met last; empty: it does not say."""
+        self._heard: list[Callable[[bool], None]] = []
         self._load = EngineLoad()
         self._statistics = EngineStatistics()
         self._adapters = Adapters()
@@ -120,6 +124,9 @@ class GrpcEngineClient:
     def connected(self) -> bool:
         return self._connected
 
+    def on_found(self, heard: Callable[[bool], None]) -> None:
+        self._heard.append(heard)
+
     async def healthy(self) -> bool:
         """Ask the engine, for two seconds at most. False when it does not answer, or hangs."""
         return self._connected and await self._watch.ask() is not None
@@ -140,19 +147,25 @@ class GrpcEngineClient:
         return self._adapters
 
     async def list_adapters(self) -> Adapters:
-        method, seconds = self._stub.ListAdapters, _LIST_SECONDS
-        self._adapters = await adapter_calls.call(method, pb.ListAdaptersRequest(), seconds)
-        return self._adapters
+        return await self._call(self._stub.ListAdapters, pb.ListAdaptersRequest(), _LIST_SECONDS)
 
     async def load_adapter(self, name: str, source: str, in_place: bool = False) -> Adapters:
         message = pb.LoadAdapterRequest(name=name, source=source, in_place=in_place)
-        self._adapters = await adapter_calls.call(self._stub.LoadAdapter, message)
-        return self._adapters
+        return await self._call(self._stub.LoadAdapter, message)
 
     async def unload_adapter(self, name: str) -> Adapters:
         message = pb.UnloadAdapterRequest(name=name)
-        self._adapters = await adapter_calls.call(self._stub.UnloadAdapter, message)
-        return self._adapters
+        return await self._call(self._stub.UnloadAdapter, message)
+
+    async def _call(self, method: Any, message: object, seconds: float | None = None) -> Adapters:
+        """Call it, of the engine that the session is with: another one is to be met first."""
+        if not self._connected:
+            raise ShardError(GONE, "see its log")
+        instance = self._instance
+        answer = await adapter_calls.call(method, message, seconds)
+        if self._instance == instance:
+            self._adapters = answer
+        return answer
 
     def submit(self, request: GenerationRequest, adapter: str = "") -> Stream:
         if not self._connected:
@@ -194,9 +207,8 @@ class GrpcEngineClient:
                     finally:
                         if listener is not None:
                             listener.close()
-                    self._info = codec.decode_info(answer)
-                    self._adapters = codec.decode_adapters(answer.adapters)
                     self._outgoing = asyncio.Queue()
+                    self._meet(answer)
                     self._connected = True
                     attempt = 0
                     if not opened.done():
@@ -226,6 +238,17 @@ class GrpcEngineClient:
                 await self._watch.until_moved()
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
             attempt += 1
+
+    def _meet(self, answer: pb.InfoResponse) -> None:
+        """Take in what the engine says of itself, and tell whoever wants to hear of it."""
+        another = not answer.instance or answer.instance != self._instance
+        self._instance = answer.instance
+        self._info = codec.decode_info(answer)
+        self._adapters = codec.decode_adapters(answer.adapters)
+        if another:
+            self._load, self._statistics = EngineLoad(), EngineStatistics()
+        for heard in self._heard:
+            heard(another)
 
     async def _serve(self, call: Any, by_socket: socket.socket | None) -> None:
         """Write and read until the session ends, or the engine hangs."""

@@ -242,11 +242,12 @@ def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
     first.preemptions = second.preemptions
 
 
-def encode_info(info: EngineInfo, adapters: Adapters = NO_ADAPTERS) -> pb.InfoResponse:
-    """What a client must know of the engine, as a message."""
-    return pb.InfoResponse(
-        **{name: getattr(info, name) for name in _INFO_FIELDS}, adapters=encode_adapters(adapters)
-    )
+def encode_info(
+    info: EngineInfo, adapters: Adapters = NO_ADAPTERS, instance: str = ""
+) -> pb.InfoResponse:
+    """What a client must know of the engine, and which life of it this is, as a message."""
+    fields = {name: getattr(info, name) for name in _INFO_FIELDS}
+    return pb.InfoResponse(**fields, adapters=encode_adapters(adapters), instance=instance)
 
 
 def decode_info(message: pb.InfoResponse) -> EngineInfo:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tgi_cli/rpc/engine.proto\x12\rtgi.engine.v1\"\r\n\x0bInfoRequest\"\xd5\x03\n\x0cInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x18\n\x10max_input_tokens\x18\x08 \x01(\r\x12\x18\n\x10max_total_tokens\x18\t \x01(\r\x12 \n\x18max_batch_prefill_tokens\x18\n \x01(\r\x12\x1e\n\x16max_batch_total_tokens\x18\x0b \x01(\x04\x12\x16\n\x0emax_batch_size\x18\x0c \x01(\r\x12\x12\n\nblock_size\x18\r \x01(\r\x12\x14\n\x0cweight_bytes\x18\x0e \x01(\x04\x12\x14\n\x0cload_seconds\x18\x0f \x01(\x01\x12)\n\x08\x61\x64\x61pters\x18\x10 \x01(\x0b\x32\x17.tgi.engine.v1.Adapters\x12\x0f\n\x07grammar\x18\x11 \x01(\x08\x12\x10\n\x08quantize\x18\x12 \x01(\t\x12\x11\n\tnum_shard\x18\x13 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x14 \x01(\x01\"E\n\x08\x41\x64\x61pters\x12\x11\n\tmax_loras\x18\x01 \x01(\r\x12&\n\x06loaded\x18\x02 \x03(\x0b\x32\x16.tgi.engine.v1.Adapter\"%\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x15\n\x13ListAdaptersRequest\"D\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x10\n\x08in_place\x18\x03 \x01(\x08\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x0f\n\rHealthRequest\"6\n\x0eHealthResponse\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x15\n\rlive_requests\x18\x02 \x01(\r\"\x13\n\x11StatisticsRequest\"\xb3\x01\n\x12StatisticsResponse\x12\x32\n\rdistributions\x18\x01 \x03(\x0b\x32\x1b.tgi.engine.v1.Distribution\x12$\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x14.tgi.engine.v1.Count\x12\x19\n\x11queue_age_seconds\x18\x03 \x01(\x01\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.tgi.engine.v1.StepMessage\"X\n\x0c\x44istribution\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0e\n\x06\x62ounds\x18\x03 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\x04\x12\x0b\n\x03sum\x18\x05 \x01(\x01\"3\n\x05\x43ount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"R\n\rClientMessage\x12\'\n\x06submit\x18\x01 \x01(\x0b\x32\x15.tgi.engine.v1.SubmitH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\x06H\x00\x42\x06\n\x04kind\"\xa4\x03\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.tgi.engine.v1.Sampling\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x66ork_of\x18\n \x01(\x06H\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x16\n\tclient_id\x18\x0c \x01(\x12H\x03\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\r \x01(\t\x12\x14\n\x07grammar\x18\x0e \x01(\tH\x04\x88\x01\x01\x42\x12\n\x10_timeout_secondsB\n\n\x08_fork_ofB\x12\n\x10_prompt_logprobsB\x0c\n\n_client_idB\n\n\x08_grammar\"\xa7\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\ttypical_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\x12\"\n\x1arelative_frequency_penalty\x18\x0b \x01(\x01\x12\x10\n\x08\x62ias_ids\x18\x0c \x03(\r\x12\x0e\n\x06\x62iases\x18\r \x03(\x01\x12\x14\n\x0c\x62\x61\x64_word_ids\x18\x0e \x03(\r\x12\x18\n\x10\x62\x61\x64_word_lengths\x18\x0f \x03(\r\x12\x16\n\x0emin_new_tokens\x18\x10 \x01(\r\x12\x11\n\twatermark\x18\x11 \x01(\x08\x12\x17\n\x0fwatermark_gamma\x18\x12 \x01(\x01\x12\x17\n\x0fwatermark_delta\x18\x13 \x01(\x01\"\xc5\x03\n\x0bStepMessage\x12\x13\n\x0brequest_ids\x18\x01 \x03(\x06\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\x12\'\n\x07started\x18\x07 \x03(\x0b\x32\x16.tgi.engine.v1.Started\x12)\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x17.tgi.engine.v1.Finished\x12\x0e\n\x06queued\x18\t \x01(\r\x12\x0f\n\x07running\x18\n \x01(\r\x12\x13\n\x0bused_blocks\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x36\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1d.tgi.engine.v1.PromptLogprobs\x12\x15\n\rreused_tokens\x18\x0e \x01(\x04\x12\x15\n\rprompt_tokens\x18\x0f \x01(\x04\x12\x15\n\rcached_blocks\x18\x10 \x01(\x04\x12\r\n\x05steps\x18\x11 \x01(\x04\x12\x16\n\x0e\x63ontext_tokens\x18\x12 \x01(\x04\"\x80\x01\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\r\n\x05start\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"F\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"=\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t2\x93\x04\n\x06\x45ngine\x12?\n\x04Info\x12\x1a.tgi.engine.v1.InfoRequest\x1a\x1b.tgi.engine.v1.InfoResponse\x12\x45\n\x06Health\x12\x1c.tgi.engine.v1.HealthRequest\x1a\x1d.tgi.engine.v1.HealthResponse\x12Q\n\nStatistics\x12 .tgi.engine.v1.StatisticsRequest\x1a!.tgi.engine.v1.StatisticsResponse\x12G\n\x07Session\x12\x1c.tgi.engine.v1.ClientMessage\x1a\x1a.tgi.engine.v1.StepMessage(\x01\x30\x01\x12I\n\x0bLoadAdapter\x12!.tgi.engine.v1.LoadAdapterRequest\x1a\x17.tgi.engine.v1.Adapters\x12M\n\rUnloadAdapter\x12#.tgi.engine.v1.UnloadAdapterRequest\x1a\x17.tgi.engine.v1.Adapters\x12K\n\x0cListAdapters\x12\".tgi.engine.v1.ListAdaptersRequest\x1a\x17.tgi.engine.v1.Adaptersb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tgi_cli/rpc/engine.proto\x12\rtgi.engine.v1\"\r\n\x0bInfoRequest\"\xe7\x03\n\x0cInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x18\n\x10max_input_tokens\x18\x08 \x01(\r\x12\x18\n\x10max_total_tokens\x18\t \x01(\r\x12 \n\x18max_batch_prefill_tokens\x18\n \x01(\r\x12\x1e\n\x16max_batch_total_tokens\x18\x0b \x01(\x04\x12\x16\n\x0emax_batch_size\x18\x0c \x01(\r\x12\x12\n\nblock_size\x18\r \x01(\r\x12\x14\n\x0cweight_bytes\x18\x0e \x01(\x04\x12\x14\n\x0cload_seconds\x18\x0f \x01(\x01\x12)\n\x08\x61\x64\x61pters\x18\x10 \x01(\x0b\x32\x17.tgi.engine.v1.Adapters\x12\x0f\n\x07grammar\x18\x11 \x01(\x08\x12\x10\n\x08quantize\x18\x12 \x01(\t\x12\x11\n\tnum_shard\x18\x13 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x14 \x01(\x01\x12\x10\n\x08instance\x18\x15 \x01(\t\"E\n\x08\x41\x64\x61pters\x12\x11\n\tmax_loras\x18\x01 \x01(\r\x12&\n\x06loaded\x18\x02 \x03(\x0b\x32\x16.tgi.engine.v1.Adapter\"%\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x15\n\x13ListAdaptersRequest\"D\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x10\n\x08in_place\x18\x03 \x01(\x08\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x0f\n\rHealthRequest\"6\n\x0eHealthResponse\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x15\n\rlive_requests\x18\x02 \x01(\r\"\x13\n\x11StatisticsRequest\"\xb3\x01\n\x12StatisticsResponse\x12\x32\n\rdistributions\x18\x01 \x03(\x0b\x32\x1b.tgi.engine.v1.Distribution\x12$\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x14.tgi.engine.v1.Count\x12\x19\n\x11queue_age_seconds\x18\x03 \x01(\x01\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.tgi.engine.v1.StepMessage\"X\n\x0c\x44istribution\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0e\n\x06\x62ounds\x18\x03 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\x04\x12\x0b\n\x03sum\x18\x05 \x01(\x01\"3\n\x05\x43ount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"R\n\rClientMessage\x12\'\n\x06submit\x18\x01 \x01(\x0b\x32\x15.tgi.engine.v1.SubmitH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\x06H\x00\x42\x06\n\x04kind\"\xa4\x03\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.tgi.engine.v1.Sampling\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x1c\n\x0ftimeout_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x66ork_of\x18\n \x01(\x06H\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x16\n\tclient_id\x18\x0c \x01(\x12H\x03\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\r \x01(\t\x12\x14\n\x07grammar\x18\x0e \x01(\tH\x04\x88\x01\x01\x42\x12\n\x10_timeout_secondsB\n\n\x08_fork_ofB\x12\n\x10_prompt_logprobsB\x0c\n\n_client_idB\n\n\x08_grammar\"\xa7\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x11\n\ttypical_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\x12\"\n\x1arelative_frequency_penalty\x18\x0b \x01(\x01\x12\x10\n\x08\x62ias_ids\x18\x0c \x03(\r\x12\x0e\n\x06\x62iases\x18\r \x03(\x01\x12\x14\n\x0c\x62\x61\x64_word_ids\x18\x0e \x03(\r\x12\x18\n\x10\x62\x61\x64_word_lengths\x18\x0f \x03(\r\x12\x16\n\x0emin_new_tokens\x18\x10 \x01(\r\x12\x11\n\twatermark\x18\x11 \x01(\x08\x12\x17\n\x0fwatermark_gamma\x18\x12 \x01(\x01\x12\x17\n\x0fwatermark_delta\x18\x13 \x01(\x01\"\xc5\x03\n\x0bStepMessage\x12\x13\n\x0brequest_ids\x18\x01 \x03(\x06\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\x12\'\n\x07started\x18\x07 \x03(\x0b\x32\x16.tgi.engine.v1.Started\x12)\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x17.tgi.engine.v1.Finished\x12\x0e\n\x06queued\x18\t \x01(\r\x12\x0f\n\x07running\x18\n \x01(\r\x12\x13\n\x0bused_blocks\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x36\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1d.tgi.engine.v1.PromptLogprobs\x12\x15\n\rreused_tokens\x18\x0e \x01(\x04\x12\x15\n\rprompt_tokens\x18\x0f \x01(\x04\x12\x15\n\rcached_blocks\x18\x10 \x01(\x04\x12\r\n\x05steps\x18\x11 \x01(\x04\x12\x16\n\x0e\x63ontext_tokens\x18\x12 \x01(\x04\"\x80\x01\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\r\n\x05start\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"F\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"=\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\r\x12\r\n\x05\x65rror\x18\x03 \x01(\t2\x93\x04\n\x06\x45ngine\x12?\n\x04Info\x12\x1a.tgi.engine.v1.InfoRequest\x1a\x1b.tgi.engine.v1.InfoResponse\x12\x45\n\x06Health\x12\x1c.tgi.engine.v1.HealthRequest\x1a\x1d.tgi.engine.v1.HealthResponse\x12Q\n\nStatistics\x12 .tgi.engine.v1.StatisticsRequest\x1a!.tgi.engine.v1.StatisticsResponse\x12G\n\x07Session\x12\x1c.tgi.engine.v1.ClientMessage\x1a\x1a.tgi.engine.v1.StepMessage(\x01\x30\x01\x12I\n\x0bLoadAdapter\x12!.tgi.engine.v1.LoadAdapterRequest\x1a\x17.tgi.engine.v1.Adapters\x12M\n\rUnloadAdapter\x12#.tgi.engine.v1.UnloadAdapterRequest\x1a\x17.tgi.engine.v1.Adapters\x12K\n\x0cListAdapters\x12\".tgi.engine.v1.ListAdaptersRequest\x1a\x17.tgi.engine.v1.Adaptersb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,43 +34,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFOREQUEST']._serialized_start=43
   _globals['_INFOREQUEST']._serialized_end=56
   _globals['_INFORESPONSE']._serialized_start=59
-  _globals['_INFORESPONSE']._serialized_end=528
-  _globals['_ADAPTERS']._serialized_start=530
-  _globals['_ADAPTERS']._serialized_end=599
-  _globals['_ADAPTER']._serialized_start=601
-  _globals['_ADAPTER']._serialized_end=638
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=640
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=661
-  _globals['_LOADADAPTERREQUEST']._serialized_start=663
-  _globals['_LOADADAPTERREQUEST']._serialized_end=731
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=733
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=769
-  _globals['_HEALTHREQUEST']._serialized_start=771
-  _globals['_HEALTHREQUEST']._serialized_end=786
-  _globals['_HEALTHRESPONSE']._serialized_start=788
-  _globals['_HEALTHRESPONSE']._serialized_end=842
-  _globals['_STATISTICSREQUEST']._serialized_start=844
-  _globals['_STATISTICSREQUEST']._serialized_end=863
-  _globals['_STATISTICSRESPONSE']._serialized_start=866
-  _globals['_STATISTICSRESPONSE']._serialized_end=1045
-  _globals['_DISTRIBUTION']._serialized_start=1047
-  _globals['_DISTRIBUTION']._serialized_end=1135
-  _globals['_COUNT']._serialized_start=1137
-  _globals['_COUNT']._serialized_end=1188
-  _globals['_CLIENTMESSAGE']._serialized_start=1190
-  _globals['_CLIENTMESSAGE']._serialized_end=1272
-  _globals['_SUBMIT']._serialized_start=1275
-  _globals['_SUBMIT']._serialized_end=1695
-  _globals['_SAMPLING']._serialized_start=1698
-  _globals['_SAMPLING']._serialized_end=2121
-  _globals['_STEPMESSAGE']._serialized_start=2124
-  _globals['_STEPMESSAGE']._serialized_end=2577
-  _globals['_PROMPTLOGPROBS']._serialized_start=2580
-  _globals['_PROMPTLOGPROBS']._serialized_end=2708
-  _globals['_STARTED']._serialized_start=2710
-  _globals['_STARTED']._serialized_end=2780
-  _globals['_FINISHED']._serialized_start=2782
-  _globals['_FINISHED']._serialized_end=2843
-  _globals['_ENGINE']._serialized_start=2846
-  _globals['_ENGINE']._serialized_end=3377
+  _globals['_INFORESPONSE']._serialized_end=546
+  _globals['_ADAPTERS']._serialized_start=548
+  _globals['_ADAPTERS']._serialized_end=617
+  _globals['_ADAPTER']._serialized_start=619
+  _globals['_ADAPTER']._serialized_end=656
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=658
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=679
+  _globals['_LOADADAPTERREQUEST']._serialized_start=681
+  _globals['_LOADADAPTERREQUEST']._serialized_end=749
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=751
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=787
+  _globals['_HEALTHREQUEST']._serialized_start=789
+  _globals['_HEALTHREQUEST']._serialized_end=804
+  _globals['_HEALTHRESPONSE']._serialized_start=806
+  _globals['_HEALTHRESPONSE']._serialized_end=860
+  _globals['_STATISTICSREQUEST']._serialized_start=862
+  _globals['_STATISTICSREQUEST']._serialized_end=881
+  _globals['_STATISTICSRESPONSE']._serialized_start=884
+  _globals['_STATISTICSRESPONSE']._serialized_end=1063
+  _globals['_DISTRIBUTION']._serialized_start=1065
+  _globals['_DISTRIBUTION']._serialized_end=1153
+  _globals['_COUNT']._serialized_start=1155
+  _globals['_COUNT']._serialized_end=1206
+  _globals['_CLIENTMESSAGE']._serialized_start=1208
+  _globals['_CLIENTMESSAGE']._serialized_end=1290
+  _globals['_SUBMIT']._serialized_start=1293
+  _globals['_SUBMIT']._serialized_end=1713
+  _globals['_SAMPLING']._serialized_start=1716
+  _globals['_SAMPLING']._serialized_end=2139
+  _globals['_STEPMESSAGE']._serialized_start=2142
+  _globals['_STEPMESSAGE']._serialized_end=2595
+  _globals['_PROMPTLOGPROBS']._serialized_start=2598
+  _globals['_PROMPTLOGPROBS']._serialized_end=2726
+  _globals['_STARTED']._serialized_start=2728
+  _globals['_STARTED']._serialized_end=2798
+  _globals['_FINISHED']._serialized_start=2800
+  _globals['_FINISHED']._serialized_end=2861
+  _globals['_ENGINE']._serialized_start=2864
+  _globals['_ENGINE']._serialized_end=3395
 # @@protoc_insertion_point(module_scope)

@@ -6,7 +6,7 @@ a few lines without one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -157,6 +157,15 @@ class EngineClient(Protocol):
     @property
     def connected(self) -> bool:
         """False once the engine is gone: live streams have ended with an ERROR."""
+        ...
+
+    def on_found(self, heard: Callable[[bool], None]) -> None:
+        """Have ``heard`` called whenever the engine is found after a loss.
+
+        With whether it is another one: True after it was started again, False when it was only
+        out of reach. In the event loop, when :attr:`info` and :attr:`adapters` are its own
+        already, and before it is :attr:`connected`.
+        """
         ...
 
     async def healthy(self) -> bool:

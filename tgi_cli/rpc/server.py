@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -90,6 +91,7 @@ class EngineServer(AdapterServicer):
         self._engine = engine
         self._tally = tally or Tally()
         self._info = info
+        self._instance = uuid.uuid4().hex
         self._engine_ids = itertools.count(1)
         self._lock = threading.Lock()
         """Guards ``_sessions``, ``_routes`` and the sessions' fields; token look-ups go without."""
@@ -160,7 +162,7 @@ class EngineServer(AdapterServicer):
     # -- rpcs ---------------------------------------------------------------------------------
 
     def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoResponse:
-        return codec.encode_info(self._info, self.adapters.now)
+        return codec.encode_info(self._info, self.adapters.now, self._instance)
 
     def Health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthResponse:
         engine = self._engine

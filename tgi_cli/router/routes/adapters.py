@@ -40,7 +40,7 @@ async def load_lora_adapter(request: Request) -> Response:
     if not body.lora_name or not body.lora_path:
         raise errors.bad_request("Both 'lora_name' and 'lora_path' must be provided.")
     try:
-        await state.client.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
+        await state.adapters.kept.load(body.lora_name, body.lora_path, body.load_inplace)
     except AdapterError as error:
         raise _refused(error) from error
     except ShardError as error:
@@ -56,7 +56,7 @@ async def unload_lora_adapter(request: Request) -> Response:
     if not body.lora_name:
         raise errors.bad_request("'lora_name' needs to be provided to unload a LoRA adapter.")
     try:
-        await state.client.unload_adapter(body.lora_name)
+        await state.adapters.kept.unload(body.lora_name)
     except AdapterError as error:
         raise _refused(error) from error
     except ShardError as error:
