@@ -122,6 +122,8 @@ def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
         _require_plain(model.config)
         job = replace(job, recipe=_with_dtype(job.recipe, model.config))
         chosen = select(model, job.recipe, job.include, job.exclude)
+        if any(entry.part is not None for entry in model.stored.values()):
+            log.info("experts are written one by one, under the family's names for them")
         _tell(chosen)
         context = getattr(model.decoder.config, "max_position_embeddings", None) or 2048
         samples: Calibration | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tgi_cli.compression.tensors import Bytes, tensors_in, write_shards
@@ -39,7 +40,7 @@ def write_checkpoint(
 
     Args:
         folder: a new one.
-        config, stored: of the original.
+        config, stored: of the original; stacked experts may be there one by one.
         blocks: files with what the quantized blocks have in place of stored tensors.
         quantized: names of these.
         recipe: how.
@@ -91,8 +92,24 @@ def _merged(
                 if tensor.name not in stored or tensor.name == name:
                     merged[tensor.name] = tensor
         else:
-            merged[name] = made.get(name) or originals[entry.file, entry.name]
+            merged[name] = made.get(name) or _part(originals[entry.file, entry.name], name, entry)
     return merged
+
+
+def _part(whole: Bytes, name: str, entry: Stored) -> Bytes:
+    """What is ``entry`` of a tensor, under its name in the output."""
+    if entry.part is None:
+        return replace(whole, name=name)
+    index, start, end = entry.part
+    matrices, rows, _ = whole.shape
+    row = whole.size // (matrices * rows)
+    return replace(
+        whole,
+        name=name,
+        shape=entry.shape,
+        start=whole.start + (index * rows + start) * row,
+        size=(end - start) * row,
+    )
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from tgi_cli.compression.skeleton import Skeleton, Slot
+from tgi_cli.compression.unstack import is_stack
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.quantization.produce.checks import unfit
 from tgi_cli.quantization.produce.recipe import Recipe
@@ -74,7 +75,7 @@ def select(
 
     chosen = tuple(tuple(slot for slot in block if wanted(slot)) for block in slots)
     for stored, entry in model.stored.items():
-        if len(entry.shape) == 3 and "experts" in stored:
+        if is_stack(stored, entry):
             reasons[stored] = "as there is no layout for experts that share a tensor"
     quantized = {slot.stored for block in chosen for slot in block}
     if not quantized:

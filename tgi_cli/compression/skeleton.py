@@ -20,12 +20,13 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
 from tgi_cli.compression.places import Place, locate
+from tgi_cli.compression.unstack import unstacked
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, read_tensor, some
 from tgi_cli.models.config import ModelConfig, read_config
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.source import Source
-from tgi_cli.models.transformers_names import sources, stored_names
+from tgi_cli.models.transformers_names import sources
 from tgi_cli.quantization.codes import Codes
 
 
@@ -65,7 +66,8 @@ class Skeleton:
         whole: transformers' model.
         decoder: the part of it that makes hidden states from ids.
         blocks: its layers; ``block_paths`` are their names.
-        stored: the checkpoint's tensors by name; a quantized weight is one of them.
+        stored: the checkpoint's tensors by name; a quantized weight is one of them, and so is
+            each matrix of experts that the checkpoint has in stacks.
 
     Raises:
         UnsupportedModelError: it is no causal language model of transformers', or its layers
@@ -88,7 +90,6 @@ class Skeleton:
         self.dtype: torch.dtype = dtype
         layout = checkpoint_format(self.config)
         headers = read_headers(folder)
-        self.stored = headers if layout is None else folded(headers, layout)
         self.whole = _model(self.config, dtype)
         self.decoder = self.whole.get_decoder()
         at, self.blocks = _blocks(self.whole, self.decoder)
@@ -97,8 +98,10 @@ class Skeleton:
             **dict(self.whole.named_parameters()),
             **dict(self.whole.named_buffers()),
         }
+        stored = headers if layout is None else folded(headers, layout)
+        self.stored = unstacked(self.whole, self._weights, stored)
         self._tied: dict[str, str] = dict(self.whole.all_tied_weights_keys)
-        self._sources = sources(self.whole, self._weights, stored_names(self.config))
+        self._sources = sources(self.whole, self._weights, self.stored)
         self._places = {
             name: locate(source, self.stored, tuple(self._weights[name].shape))
             for name, source in self._sources.items()

@@ -28,7 +28,8 @@ QUANTIZED = "quantized"
 class Stored:
     """A tensor of the checkpoint, known from its file's header.
 
-    A quantized weight passes for one: it is read from its ``parts``.
+    A quantized weight passes for one: it is read from its ``parts``. So do rows of one matrix of
+    a stack, which are a ``part`` of the tensor ``name``: its index, the first row and the last + 1.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Stored:
     read: Callable[..., Codes] | None = None
     about: str = ""
     """Of a quantized weight: how it is kept, for people."""
+    part: tuple[int, int, int] | None = None
 
 
 def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Stored]:
@@ -75,9 +77,13 @@ def read_headers(path: Path) -> dict[str, Stored]:
 
 
 def read_tensor(stored: Stored) -> Tensor:
-    """A tensor that is stored as it is."""
+    """A tensor that is stored as it is, or rows of one."""
     try:
         with safe_open(stored.file, framework="pt") as tensors:
+            if stored.part is not None:
+                index, start, end = stored.part
+                rows: Tensor = tensors.get_slice(stored.name)[index, start:end]
+                return rows
             tensor: Tensor = tensors.get_tensor(stored.name)
     except (SafetensorError, OSError) as error:
         raise unreadable(stored.file, error) from error
