@@ -209,7 +209,8 @@ def rows(matrix: PackedMatrix, ids: Tensor) -> Tensor:
     Raises:
         IndexError: there is no such row.
     """
-    assert matrix.bits == 16 and not matrix.paired
+    assert matrix.bits == 16
+    assert not matrix.paired
     ids = ids.long().contiguous()
     count = len(ids)
     out = torch.empty(count, matrix.inputs, dtype=torch.bfloat16)
