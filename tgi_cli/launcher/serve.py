@@ -69,7 +69,10 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             )
             roles = ("model-server", "router") if config.json_output else (None, None)
 
+            pulse: Pulse
+
             def start_server() -> tuple[Child, Pulse]:
+                nonlocal pulse
                 pulse = Pulse.make()
                 command = [*TGI, *server, f"--pulse-fd={pulse.fd}"]
                 fds = (lifeline, pulse.fd)
@@ -86,9 +89,8 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
                 return child
 
             def on_ready() -> None:
-                from tgi_cli.rpc.client import fetch_info
-
-                info = fetch_info(f"unix:{uds_path}", timeout=10.0)
+                info = pulse.told()
+                assert info is not None, "it is told before anything is served"
                 url = listener.url(host, port, tls)
                 seconds = time.monotonic() - began
                 announce(config, info, url, seconds, key=options.api_key is not None)

@@ -102,6 +102,7 @@ def _serve(
     gc.collect()
     gc.freeze()
     server = EngineServer(engine, worker.info(), tally, config.max_loras)
+    heart.tell(worker.info())
     if generate is not None:
         from tgi_cli.rpc.generate_front import GenerateFront  # which not every server has
 

@@ -1,24 +1,26 @@
-"""A model server's pulse: a few numbers in memory that its launcher sees without asking it.
+"""A model server's pulse: what its launcher sees of it in memory, without asking it.
 
 The process that is watched writes them on a thread of its own, the one that watches reads them;
 neither waits for the other. What beats says that the process runs at all; what progresses while
-requests are live says that its engine does. Nothing of it has a name in the file system, and it
-is gone with the last of the two.
+requests are live says that its engine does. Before it serves, it says what it serves. Nothing of
+it has a name in the file system, and it is gone with the last of the two.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import struct
 import tempfile
 import threading
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import ConfigError
 
 BEAT_SECONDS = 0.25
@@ -28,6 +30,11 @@ PATIENCE = 4.0
 
 _FIELDS = struct.Struct("@5Q")
 """Beats, state, progress, live requests, microseconds of the worst step."""
+_LENGTH = struct.Struct("@Q")
+"""Behind them: of the engine's info, which follows as JSON; 0: none yet."""
+_INFO_START = _FIELDS.size + _LENGTH.size
+_SIZE = 64 * 1024
+"""Far more than an info takes; pages that nothing is written to take no memory."""
 
 
 class State(IntEnum):
@@ -74,7 +81,7 @@ class Pulse:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _FIELDS.size)
+        self._memory = mmap.mmap(fd, _SIZE)
 
     @classmethod
     def make(cls) -> Pulse:
@@ -84,7 +91,7 @@ class Pulse:
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
-        os.ftruncate(fd, _FIELDS.size)
+        os.ftruncate(fd, _SIZE)
         return cls(fd)
 
     @classmethod
@@ -108,6 +115,20 @@ class Pulse:
         step_us = int(reading.step_seconds * 1e6)
         values = (reading.beats, reading.state, reading.progress, reading.live, step_us)
         _FIELDS.pack_into(self._memory, 0, *values)
+
+    def tell(self, info: EngineInfo) -> None:
+        """Write down what is served; once, before the state says that it is."""
+        text = json.dumps(asdict(info)).encode()
+        self._memory[_INFO_START : _INFO_START + len(text)] = text
+        _LENGTH.pack_into(self._memory, _FIELDS.size, len(text))
+
+    def told(self) -> EngineInfo | None:
+        """What is served; None: that has not been said yet."""
+        (length,) = _LENGTH.unpack_from(self._memory, _FIELDS.size)
+        if not length:
+            return None
+        said = json.loads(self._memory[_INFO_START : _INFO_START + length])
+        return EngineInfo(**said | {"eos_token_ids": tuple(said["eos_token_ids"])})
 
     def hand_over(self) -> None:
         """The child has inherited the descriptor: it is not needed here any more."""
@@ -148,6 +169,11 @@ class Heart:
         """Say what the process is at from now on."""
         self._state = state
         self._write()
+
+    def tell(self, info: EngineInfo) -> None:
+        """Say what will be served."""
+        if self._pulse is not None:
+            self._pulse.tell(info)
 
     def watch(self, engine: Moving, step_seconds: float) -> None:
         """The engine serves: show its progress. ``step_seconds`` is of its worst step, or 0."""

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
+from tests.unit.rpc.fakes import INFO
 from tgi_cli.errors import ConfigError
 from tgi_cli.rpc.pulse import Heart, Pulse, Reading, State, Stillness, allowed_seconds
 
@@ -54,8 +56,20 @@ def test_another_process_shows_its_pulse() -> None:
         pulse.hand_over()
 
 
+def test_what_is_served_is_told() -> None:
+    pulse = Pulse.make()
+    assert pulse.told() is None
+    info = replace(INFO, model_id="org/m\u00f6del " + 4096 * "x", revision="")
+    with Heart(Pulse.of(os.dup(pulse.fd))).beating() as heart:
+        heart.tell(info)
+    assert pulse.told() == info
+    assert pulse.read().state is State.LOADING
+    pulse.hand_over()
+
+
 def test_without_a_watcher_nothing_is_done() -> None:
     with Heart(None).beating() as heart:
+        heart.tell(INFO)
         heart.enter(State.SERVING)
 
 
