@@ -73,7 +73,11 @@ class FakeEngine:
         adapters: what the router has heard of; ``there`` is what is loaded.
         asked: how often the router asked.
         tally: what it has counted.
-        fault: what the next loading or unloading ends with.
+        fault: what the next loading or unloading ends with; ``faults``: the next ones of a name.
+        loading, sources: names and places of all that was to be loaded, in order.
+        opened: loading goes on when it is set.
+        folders: where places on a hub are found.
+        lost_after: it is gone after so many more loadings; None: it stays.
     """
 
     def __init__(self, tokenizer: Tokenizer, reply: str = "hello world") -> None:
@@ -110,6 +114,13 @@ class FakeEngine:
         self.adapters = self.there = Adapters()
         self.asked = 0
         self.fault: Exception | None = None
+        self.faults: dict[str, list[Exception]] = {}
+        self.loading: list[str] = []
+        self.sources: list[str] = []
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.folders: dict[str, str] = {}
+        self.lost_after: int | None = None
         self.heard: list[Callable[[bool], None]] = []
 
     def on_found(self, heard: Callable[[bool], None]) -> None:
@@ -153,8 +164,18 @@ class FakeEngine:
         return self.adapters
 
     async def load_adapter(self, name: str, source: str, in_place: bool = False) -> Adapters:
-        if self.fault is not None:
-            raise self.fault
+        self.loading.append(name)
+        self.sources.append(source)
+        await self.opened.wait()
+        if self.lost_after is not None:
+            self.connected = self.lost_after > 0
+            self.lost_after = self.lost_after - 1 if self.connected else None
+        if not self.connected:
+            raise ShardError("the model server is gone")
+        fault = self.faults[name].pop(0) if self.faults.get(name) else self.fault
+        if fault is not None:
+            raise fault
+        source = self.folders.get(source, source)
         others = tuple(adapter for adapter in self.there.loaded if adapter.name != name)
         if len(others) < len(self.there.loaded) and not in_place:
             raise AdapterError(f"an adapter {name!r} is loaded already", "", AdapterFault.TAKEN)

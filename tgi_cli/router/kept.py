@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tgi_cli.errors import ShardError
@@ -39,7 +40,7 @@ class KeptAdapters:
         self._client = client
         self._kept: dict[str, _Kept] = {}
         self._returning: dict[str, asyncio.Event] = {}
-        """Those that the engine does not have yet; set when that is decided."""
+        """Those that the engine does not have yet; set when there is news of one."""
         self._restoring: asyncio.Task[None] | None = None
 
     async def load(self, name: str, source: str, in_place: bool) -> None:
@@ -72,13 +73,14 @@ class KeptAdapters:
         returning = self._returning.get(name)
         if returning is None:
             return
-        if not self._client.connected:
-            raise errors.engine_gone(GONE)
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await returning.wait()
-        except TimeoutError:
-            raise errors.engine_gone(f"the adapter {name!r} is still being loaded again") from None
+        if self._client.connected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await returning.wait()
+            if name not in self._returning:
+                return
+        still = f"the adapter {name!r} is still being loaded again"
+        raise errors.engine_gone(still if self._client.connected else GONE)
 
     def restore(self, another: bool) -> None:
         """Have the engine load what it lacks; :meth:`settled` waits for that from now on.
@@ -112,10 +114,22 @@ class KeptAdapters:
                 logger.info("adapter %s: loaded again", name)
             except (AdapterError, ShardError) as error:
                 if isinstance(error, ShardError) and not self._client.connected:
+                    self._pause()
                     return  # until it is found, or another one
                 del self._kept[name]
-                logger.warning("adapter %s: dropped, cannot be loaded again: %s", name, error.cause)
+                if isinstance(error, AdapterError) and error.fault is AdapterFault.TAKEN:
+                    logger.info("adapter %s: somebody else has loaded one of this name", name)
+                    with suppress(ShardError):
+                        await self._client.list_adapters()
+                else:
+                    logger.warning("adapter %s: dropped, cannot be loaded again: %s", name, error)
             self._returning.pop(name).set()
+
+    def _pause(self) -> None:
+        """The engine is lost: whoever waits for it here is told."""
+        for name, returning in self._returning.items():
+            returning.set()
+            self._returning[name] = asyncio.Event()
 
     async def _load_again(self, name: str, kept: _Kept) -> None:
         """From its folder, or from where that came if it is gone. AdapterError, ShardError."""

@@ -27,7 +27,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
-from tgi_cli.rpc.interface import GONE, TokenBatch, TokenStream
+from tgi_cli.rpc.interface import GONE, Adapter, Adapters, TokenBatch, TokenStream
 from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.session import ClientSession
 from tgi_cli.rpc.streams import STOPPING
@@ -305,8 +305,18 @@ async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
     server = EngineServer(engine, INFO)
     server.start(socket_path)
     client = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=10)
+    heard: list[tuple[bool, int, tuple[str, ...], bool]] = []
+
+    def hear(another: bool) -> None:
+        names = tuple(client.adapters.names)
+        heard.append((another, client.info.max_total_tokens, names, client.connected))
+
+    client.on_found(hear)
     stream = client.submit(request(1))
     await engine.taken()
+    engine.put_tokens(running=5)
+    await until(lambda: server._gauges.running == 5)
+    await client.statistics()
     engine.outbox.put(None)
     await asyncio.to_thread(server.stop, "it broke")
     assert (await collect(stream)).finished == Finished(1, FinishReason.ERROR, "it broke")
@@ -314,11 +324,18 @@ async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
     assert not await client.healthy()
     with pytest.raises(ShardError, match="gone"):
         client.submit(request(2))
+    with pytest.raises(ShardError, match="gone"):
+        await client.list_adapters()
+    assert client.load.running == 5, "as last heard"
+    assert not heard
 
     engine = ScriptedEngine()
-    server = EngineServer(engine, INFO)
+    server = EngineServer(engine, replace(INFO, max_total_tokens=24), max_loras=3)
+    server.adapters.now = Adapters(3, (Adapter("named", "/named"),))
     server.start(socket_path)
     await until(lambda: client.connected)
+    assert heard == [(True, 24, ("named",), False)]
+    assert client.load.running == 0, "of another engine"
     assert await client.healthy()
     stream = client.submit(request(2))
     taken = await engine.taken()
@@ -374,6 +391,8 @@ async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
     client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=1.0)
+    heard: list[bool] = []
+    client.on_found(heard.append)
     await asyncio.sleep(1.5)
     assert client.connected, "it is idle: it need not move"
     engine.live_requests = 1
@@ -393,6 +412,7 @@ async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it
     assert not client.connected, "it answers, and stands still"
     engine.progress += 1
     await until(lambda: client.connected)
+    assert heard == [False], "it is the same"
     await client.close()
 
 

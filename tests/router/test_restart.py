@@ -1,0 +1,332 @@
+"""An engine that is started again: its limits are taken, and adapters of HTTP are loaded again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.router.fakes import FakeEngine
+from tgi_cli.errors import ShardError
+from tgi_cli.router import kept as module
+from tgi_cli.router.state import RouterState
+from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
+
+SMALL: dict[str, Any] = {"max_input_tokens": 7, "max_total_tokens": 8, "max_batch_total_tokens": 32}
+MAX_SECONDS = 20.0
+
+
+def native(adapter_id: str | None = None, new_tokens: int = 3, words: int = 1) -> dict[str, Any]:
+    parameters = {"max_new_tokens": new_tokens, "adapter_id": adapter_id}
+    return {"inputs": "hello " * words, "parameters": parameters}
+
+
+async def status(client: httpx.AsyncClient, body: dict[str, Any]) -> int:
+    async with asyncio.timeout(MAX_SECONDS):
+        return (await client.post("/generate", json=body)).status_code
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    return [one.message for one in records if not one.name.endswith("access_log")]
+
+
+class TestLimits:
+    async def test_a_smaller_engine_takes_less(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        assert await status(client, native(new_tokens=20)) == 200
+        assert "\ntgi_batch_max_total_tokens 1024\n" in (await client.get("/metrics")).text
+        engine.restart(**SMALL)
+        answer = await client.post("/generate", json=native(new_tokens=20))
+        assert answer.status_code == 422
+        assert "must be <= 8" in answer.json()["error"]
+        told = (await client.get("/info")).json()
+        assert (told["max_input_tokens"], told["max_total_tokens"]) == (7, 8)
+        shown = (await client.get("/metrics")).text
+        assert "\ntgi_batch_max_total_tokens 32\n" in shown
+        assert 'num_blocks="2"' in shown
+        assert await status(client, native(new_tokens=3)) == 200
+        (said,) = warnings(caplog)
+        for change in ("max_input_tokens 7 (was 63)", "max_total_tokens 8 (was 64)"):
+            assert change in said
+
+    async def test_a_larger_engine_takes_more(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        assert await status(client, native(new_tokens=100)) == 422
+        engine.restart(max_total_tokens=200, max_input_tokens=199)
+        assert await status(client, native(new_tokens=100)) == 200
+
+    async def test_stop_ids_are_the_new_engines(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.restart(eos_token_ids=(5, 9))
+        assert await status(client, native()) == 200
+        assert engine.requests[-1].stop_token_ids == {5, 9}
+
+    async def test_the_same_again_is_not_worth_a_word(
+        self, engine: FakeEngine, state: RouterState, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.restart(load_seconds=7.0, step_seconds=3.0)
+        assert not warnings(caplog)
+        assert state.metrics.info.load_seconds == 7.0
+
+    async def test_another_model_is_an_error_in_the_log(
+        self, engine: FakeEngine, state: RouterState, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.restart(model_id="other", vocab_size=7)
+        assert "tokenizer of tiny" in warnings(caplog)[-1]
+
+    @pytest.mark.parametrize("body", [native(new_tokens=20), native(words=5, new_tokens=1)])
+    async def test_what_was_being_prepared_for_a_larger_one_is_refused(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        state: RouterState,
+        monkeypatch: pytest.MonkeyPatch,
+        body: dict[str, Any],
+    ) -> None:
+        prepare = state.generator._prepare
+
+        async def slow(spec: Any) -> Any:
+            prompt = await prepare(spec)
+            engine.restart(**SMALL)
+            return prompt
+
+        monkeypatch.setattr(state.generator, "_prepare", slow)
+        answer = await client.post("/generate", json=body)
+        assert answer.status_code == 422
+        assert "must be <= 8" in answer.json()["error"]
+        assert not engine.requests
+        assert state.admission.in_flight == 0
+
+    async def test_what_asked_for_all_there_is_gets_what_there_is(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        state: RouterState,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        prepare = state.generator._prepare
+
+        async def slow(spec: Any) -> Any:
+            prompt = await prepare(spec)
+            engine.restart(**SMALL)
+            return prompt
+
+        monkeypatch.setattr(state.generator, "_prepare", slow)
+        body = {"model": "tgi", "prompt": "hello"}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        (request,) = engine.requests
+        assert request.max_new_tokens == 8 - len(request.prompt_ids)
+
+
+class TestBoundedLimits:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"max_input_tokens": 20, "max_total_tokens": 30}
+
+    async def test_the_routers_own_limits_stay(
+        self, engine: FakeEngine, state: RouterState
+    ) -> None:
+        engine.restart(max_total_tokens=200, max_input_tokens=199)
+        info = state.generator.info
+        assert (info.max_input_tokens, info.max_total_tokens) == (20, 30)
+        engine.restart(**SMALL)
+        info = state.generator.info
+        assert (info.max_input_tokens, info.max_total_tokens) == (7, 8)
+
+
+class TestAdapters:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"api_key": "secret"}
+
+    @pytest.fixture(autouse=True)
+    def key(
+        self, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client.headers["authorization"] = "Bearer secret"
+        engine.adapters = engine.there = Adapters(4)
+        monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.0)
+
+    async def load(self, client: httpx.AsyncClient, *names: str, in_place: bool = False) -> None:
+        for name in names:
+            body = {"lora_name": name, "lora_path": f"/{name}", "load_inplace": in_place}
+            assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
+
+    async def test_they_come_back_but_for_the_unloaded(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        await self.load(client, "one", "two", "three")
+        gone = {"lora_name": "two"}
+        assert (await client.post("/v1/unload_lora_adapter", json=gone)).status_code == 200
+        for _ in range(2):
+            engine.restart()
+            assert not engine.there.names
+            assert await status(client, native("three")) == 200
+            assert await status(client, native("one")) == 200
+            assert engine.used[-2:] == ["three", "one"]
+            assert await status(client, native("two")) == 422
+            assert engine.there.loaded == (Adapter("one", "/one"), Adapter("three", "/three"))
+
+    async def test_those_of_the_command_line_are_the_model_servers(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.load_names("named", "other")
+        await self.load(client, "one")
+        await self.load(client, "other", in_place=True)
+        engine.restart(*(Adapter(name, f"/adapters/{name}") for name in ("named", "other")))
+        assert await status(client, native("one")) == 200
+        assert await status(client, native("other")) == 200
+        found = {adapter.name: adapter.path for adapter in engine.there.loaded}
+        assert found == {"named": "/adapters/named", "one": "/one", "other": "/other"}
+        assert "named" not in engine.loading
+
+    async def test_requests_wait_for_theirs_and_for_no_other(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        await self.load(client, "one")
+        engine.opened.clear()
+        engine.restart()
+        waiting = [
+            asyncio.create_task(status(client, native("one"))),
+            asyncio.create_task(self.unload(client, "one")),
+        ]
+        assert await status(client, native()) == 200
+        assert await status(client, native("none")) == 422
+        assert engine.used == [""]
+        assert not any(one.done() for one in waiting)
+        engine.opened.set()
+        async with asyncio.timeout(MAX_SECONDS):
+            assert sorted(await asyncio.gather(*waiting)) == [200, 200]
+        assert engine.used == ["", "one"]
+
+    async def unload(self, client: httpx.AsyncClient, name: str) -> int:
+        answer = await client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        return answer.status_code
+
+    async def test_one_that_takes_too_long_is_a_503(
+        self, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await self.load(client, "one")
+        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
+        engine.opened.clear()
+        engine.restart()
+        answer = await client.post("/v1/completions", json={"model": "one", "prompt": "hello"})
+        assert answer.status_code == 503
+        assert "still being loaded again" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) > 0
+
+    async def test_one_that_cannot_be_loaded_is_dropped_by_name(
+        self, client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await self.load(client, "bad", "one")
+        engine.faults["bad"] = [AdapterError("its files are gone")]
+        engine.restart()
+        assert await status(client, native("one")) == 200
+        answer = await client.post("/generate", json=native("bad"))
+        assert answer.status_code == 422
+        assert "does not exist; adapters: one" in answer.json()["error"]
+        (said,) = warnings(caplog)
+        assert "adapter bad: dropped" in said
+        assert "its files are gone" in said
+        engine.loading.clear()
+        engine.restart()
+        assert await status(client, native("one")) == 200
+        assert engine.loading == ["one"], "it is not asked for again"
+
+    @pytest.mark.parametrize(
+        "fault",
+        [AdapterError("4 are being loaded", "", AdapterFault.BUSY), ShardError("no answer")],
+    )
+    async def test_an_engine_that_cannot_now_is_asked_again(
+        self, client: httpx.AsyncClient, engine: FakeEngine, fault: Exception
+    ) -> None:
+        await self.load(client, "one")
+        engine.faults["one"] = [fault, fault]
+        engine.restart()
+        assert await status(client, native("one")) == 200
+        assert engine.loading == ["one"] * 4
+
+    async def test_an_engine_that_never_answers_is_not_asked_for_ever(
+        self, client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await self.load(client, "one")
+        engine.faults["one"] = [ShardError("no answer")] * 99
+        engine.restart()
+        assert await status(client, native("one")) == 422
+        assert "adapter one: dropped" in warnings(caplog)[0]
+
+    async def test_one_whose_folder_is_gone_is_fetched_from_where_it_came(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.folders["org/one@v2"] = "/cache/one"
+        body = {"lora_name": "one", "lora_path": "org/one@v2"}
+        assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
+        engine.restart()
+        assert await status(client, native("one")) == 200
+        assert engine.sources == ["org/one@v2", "/cache/one"], "what was loaded, not what is new"
+        engine.faults["one"] = [AdapterError("no folder", "", AdapterFault.UNKNOWN)]
+        engine.restart()
+        assert await status(client, native("one")) == 200
+        assert engine.sources[2:] == ["/cache/one", "org/one@v2"]
+
+    @pytest.mark.parametrize("another", [True, False])
+    async def test_an_engine_that_is_lost_meanwhile_is_told_when_it_is_found(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        caplog: pytest.LogCaptureFixture,
+        another: bool,
+    ) -> None:
+        await self.load(client, "one", "two")
+        engine.lost_after = 1
+        engine.restart()
+        assert await status(client, native("two")) == 503
+        assert engine.there.names == ["one"]
+        assert await status(client, native("one")) == 503, "there is no engine at all"
+        engine.restart(another=another)
+        assert await status(client, native("two")) == 200
+        assert await status(client, native("one")) == 200
+        assert engine.loading[2:] == ["one", "two", *(["one"] if another else []), "two"]
+        assert not warnings(caplog)
+
+    async def test_the_same_engine_found_again_is_told_nothing(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        """Another router may have unloaded it meanwhile."""
+        await self.load(client, "one")
+        engine.there = Adapters(4)
+        engine.restart(another=False)
+        assert await status(client, native("one")) == 422
+        assert engine.loading == ["one"]
+
+    async def test_what_another_router_unloaded_or_replaced_stays_so(
+        self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
+    ) -> None:
+        await self.load(client, "one", "two", "three")
+        engine.there = Adapters(4, (Adapter("two", "/two"), Adapter("three", "/other")))
+        await state.adapters.refresh(-1.0)
+        engine.restart()
+        assert await status(client, native("two")) == 200
+        assert engine.loading[3:] == ["two"]
+
+    async def test_what_another_router_loaded_again_meanwhile_stays(
+        self, client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await self.load(client, "one")
+        engine.opened.clear()
+        engine.restart()
+        engine.there = Adapters(4, (Adapter("one", "/its"),))
+        engine.opened.set()
+        assert await status(client, native("one")) == 200
+        assert engine.there.loaded == (Adapter("one", "/its"),)
+        assert not warnings(caplog)
