@@ -31,6 +31,7 @@ HEAVY = {
     "starlette",
     "uvicorn",
     "asyncio",
+    "pydantic",
 }
 COMMANDS = [
     "serve",
@@ -160,6 +161,7 @@ VARIABLES = {
     "CUDA_GRAPHS": ("cuda_graphs", (1, 2, 8)),
     "LOAD_FORMAT": ("load_format", "dummy"),
     "QUANTIZE": ("quantize", "bitsandbytes-nf4"),
+    "QUANTIZE_HEAD": ("quantize_head", True),
     "CROSS_CHECK": ("cross_check", True),
     "CUDA_MEMORY_FRACTION": ("cuda_memory_fraction", 0.5),
     "ROPE_SCALING": ("rope_scaling", "linear"),

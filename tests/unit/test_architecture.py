@@ -157,3 +157,20 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stdout + done.stderr
+
+
+def test_a_launcher_imports_nothing_that_its_children_serve_with() -> None:
+    program = (
+        "import sys\n"
+        "import tgi_cli.launcher.serve as launcher\n"
+        "launcher.serve = lambda config, options: 0\n"
+        "from tgi_cli.cli.main import run\n"
+        "assert run(['serve', 'org/model', '--port=80', '--cuda-graphs=1,2', '--api-key=k']) == 0\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'httpx', 'huggingface_hub', 'grpc',\n"
+        "    'google.protobuf', 'numpy', 'starlette', 'uvicorn', 'asyncio', 'pydantic', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -35,6 +35,10 @@ class Entry:
         name = self.name.replace("-", "_")
         module = import_module(f"tgi_cli.cli.{self.module or name}")
         kind = getattr(module, self.kind) if self.kind else None
+        if self.settings:
+            from tgi_cli.cli.declare import SettingsCommand
+
+            kind = SettingsCommand
         return getattr(module, self.function or name), kind
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import typer
 
 from tgi_cli.cli.given import FILE, REFUSAL, Given
+from tgi_cli.cli.groups import PlainCommand
 from tgi_cli.cli.parsers import parser
-from tgi_cli.config.settings import Setting, settings_of
+from tgi_cli.config.settings import SETTINGS, Setting, settings_of
 
 Runner = Callable[[Given], None]
 
@@ -40,6 +42,41 @@ def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
         return called
 
     return declare
+
+
+class SettingsCommand(PlainCommand):
+    """A command whose words are read by the table's kinds alone.
+
+    Typer would have pydantic read them again, which finds nothing else, but takes memory and time
+    in each process of a server; see :mod:`tgi_cli.cli.groups`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = {setting.name: setting for setting in SETTINGS}
+        for param in self.params:
+            setting = settings.get(param.name.removeprefix(REFUSAL) if param.name else "")
+            if setting is not None:
+                read = partial(_read, param, setting, param.process_value)
+                param.process_value = read  # type: ignore[method-assign]
+
+
+def _read(
+    param: Any,
+    setting: Setting,
+    by_typer: Callable[[typer.Context, Any], Any],
+    context: typer.Context,
+    value: Any,
+) -> Any:
+    """A parameter's value: a word is read, what is a value already stays as it is."""
+    if isinstance(value, str):
+        try:
+            value = setting.kind.read(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), ctx=context, param=param) from None
+    elif not isinstance(value, int | float | Path | list | tuple | None):
+        return by_typer(context, value)  # what stands for no value differs between versions
+    return value if param.callback is None else param.callback(context, param, value)
 
 
 def _parameter(name: str, annotation: Any, *default: Any) -> inspect.Parameter:

@@ -12,6 +12,7 @@ import typer
 
 import tgi_cli
 from tgi_cli.cli.commands import COMMANDS
+from tgi_cli.cli.groups import PlainGroup
 from tgi_cli.errors import ExitCode, TgiError
 
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
@@ -26,6 +27,7 @@ def application(*names: str) -> typer.Typer:
     Only the help of a command has panels: what draws them takes longer to import than all else.
     """
     app = typer.Typer(
+        cls=PlainGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich" if names else None,
