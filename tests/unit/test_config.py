@@ -105,6 +105,8 @@ def test_what_cannot_be_is_refused_in_the_users_words(said: dict[str, Any], word
 @pytest.mark.parametrize("asked", [None, *ON_THE_FLY])
 def test_plain_weights_are_quantized_as_it_was_said(asked: str | None) -> None:
     assert resolved(quantize=asked).quantize == asked
+    assert not resolved(quantize=asked).quantize_head
+    assert resolved(quantize=asked, quantize_head=True).quantize_head
 
 
 @pytest.mark.parametrize(

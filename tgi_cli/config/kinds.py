@@ -91,6 +91,7 @@ class ServeConfig:
     cuda_graphs: tuple[int, ...] | None = None
     """Batch sizes to record CUDA graphs for; 0 among them: none."""
     quantize: str | None = None
+    quantize_head: bool = False
     cuda_memory_fraction: float = 1.0
     rope_scaling: str | None = None
     rope_factor: float | None = None
@@ -190,6 +191,8 @@ class EngineConfig:
     """Of the cache's elements; from :func:`resolve` always a dtype's name."""
     quantize: str | None = None
     """What plain weights are brought into as they are loaded, one of :data:`ON_THE_FLY`."""
+    quantize_head: bool = False
+    """Whether the output head is brought into 8 bits as it is loaded."""
     max_loras: int = 0
     """LoRA adapters in one step: slots on the device; 0: none can be loaded."""
     max_cpu_loras: int = DEFAULT_CPU_LORAS

@@ -288,6 +288,7 @@ def resolve(
         attention=_resolve_attention(serve, device),
         cuda_graphs=_resolve_cuda_graphs(serve.cuda_graphs),
         quantize=_resolve_quantize(serve.quantize, model, device),
+        quantize_head=serve.quantize_head,
         max_loras=loras,
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),

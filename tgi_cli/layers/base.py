@@ -29,6 +29,9 @@ class Build:
     """Where the adapters of a step stand; None: there are none."""
     max_positions: int | None = None
     """The context that is served; None: the model's."""
+    head: QuantizationMethod | None = None
+    """Of the output head, which is quantized by it; None: that of the other layers, by which it is
+    quantized only where the checkpoint has it so."""
 
 
 @dataclass(frozen=True, slots=True)

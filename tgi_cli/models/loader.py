@@ -32,6 +32,7 @@ from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
 from tgi_cli.models.source import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.head import QuantizedHead
 from tgi_cli.quantization.recognise import notice, quantizer
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def load_model(
     load_format: str = "auto",
     max_positions: int | None = None,
     quantize: str | None = None,
+    quantize_head: bool = False,
 ) -> CausalLM:
     """Build the model that ``config`` names and fill it from the files beside it.
 
@@ -116,6 +118,7 @@ def load_model(
         max_positions: the context that will be served; None: the model's.
         quantize: how plain weights are quantized as they are loaded, one of
             :data:`tgi_cli.config.ON_THE_FLY`; None: they are not.
+        quantize_head: whether the output head is brought into 8 bits.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -127,7 +130,8 @@ def load_model(
         method: QuantizationMethod = Unquantized()
         if layout is not None or quantize is not None:
             method = Quantized(dtype, device, None if quantize is None else quantizer(quantize))
-        build = Build(dtype, method, shard, lora, max_positions)
+        head = QuantizedHead(dtype, device) if quantize_head else None
+        build = Build(dtype, method, shard, lora, max_positions, head)
         model = _build(config, build, device)
         layers = [
             (layer, list(layer.slots(path)))
@@ -149,11 +153,12 @@ def load_model(
                 name = str(dtype).removeprefix("torch.")
                 text = "%d quantized weights are kept in %s: as parts of larger ones"
                 log.info(text, stacked, name)
-    if isinstance(method, Quantized) and shard.rank == 0:
+    if shard.rank == 0:
         if quantize is not None and (about := notice(quantize)):
             log.info(about)
-        for line in method.report():
-            log.info(line)
+        for each in (method, head):
+            for line in each.report() if isinstance(each, Quantized) else ():
+                log.info(line)
     return model.eval()
 
 

@@ -63,6 +63,7 @@ class LLM:
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
         quantize: how plain weights are quantized as they are loaded: ``int8``, ``fp8``,
             ``bitsandbytes-nf4``...; see ``--quantize``.
+        quantize_head: bring the output head into integers of 8 bits.
         num_shard: processes that share the model, this one the first: a GPU each, or on a CPU
             its cores together.
         lora_adapters: a map from names to folders or hub ids, or what ``--lora-adapters`` takes
@@ -105,6 +106,7 @@ class LLM:
         prefix_caching: bool = True,
         kv_cache_dtype: str = "auto",
         quantize: str | None = None,
+        quantize_head: bool = False,
         num_shard: int | None = None,
         lora_adapters: Mapping[str, str | PathLike[str]] | Sequence[str] | str = (),
         max_loras: int | None = None,
@@ -130,6 +132,7 @@ class LLM:
             prefix_caching=prefix_caching,
             kv_cache_dtype=kv_cache_dtype,
             quantize=quantize,
+            quantize_head=quantize_head,
             num_shard=num_shard,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
             max_loras=max_loras,

@@ -7,10 +7,22 @@ from torch import Tensor
 
 from tgi_cli.quantization.codes import Codes
 
+_NUMBERS = 1 << 20
+"""That are rounded at a time: 4 MiB of float32."""
+
 
 def quantize(weight: Tensor) -> Codes:
-    """Round to whole 127ths of an output's largest element: what EETQ and bitsandbytes do, too."""
-    weight = weight.float()
-    scales = weight.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
-    codes = weight.div_(scales).round_().add_(128).to(torch.uint8)
-    return Codes(codes, scales, None, torch.zeros(weight.shape[1], dtype=torch.int64), 8)
+    """Round to whole 127ths of an output's largest element: what EETQ and bitsandbytes do, too.
+
+    A few outputs at a time: in float32 a large vocabulary's head takes a gigabyte.
+    """
+    outputs, inputs = weight.shape
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(outputs, 1, dtype=torch.float32, device=weight.device)
+    step = max(1, _NUMBERS // max(1, inputs))
+    for start in range(0, outputs, step):
+        place = slice(start, start + step)
+        part = weight[place].to(torch.float32, copy=True)
+        scales[place] = part.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
+        codes[place] = part.div_(scales[place]).round_().add_(128)
+    return Codes(codes, scales, None, torch.zeros(inputs, dtype=torch.int64), 8)

@@ -237,6 +237,8 @@ class ModelWorker:
         if capacity is None:
             raise RuntimeError("the limits are not known before warm-up")
         config = capacity.config
+        weights = config.quantize or self._facts.quantization
+        head = "quantized head" if config.quantize_head else None
         return EngineInfo(
             model_id=config.model_id,
             revision=config.revision,
@@ -254,7 +256,7 @@ class ModelWorker:
             weight_bytes=capacity.weight_bytes,
             load_seconds=capacity.load_seconds,
             grammar=self.grammars is not None,
-            quantize=config.quantize or self._facts.quantization or "",
+            quantize=", ".join(filter(None, (weights, head))),
             num_shard=config.num_shard,
             step_seconds=capacity.step_seconds,
         )
@@ -311,7 +313,8 @@ def make_worker(
             "--load-format dummy has no weights that --cross-check could compare",
             "give one of the two",
         )
-    if serve.cross_check and (config.quantize or facts.quantization not in (None, "mxfp4")):
+    quantized = config.quantize or facts.quantization not in (None, "mxfp4")
+    if serve.cross_check and (quantized or config.quantize_head):
         raise ConfigError(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
@@ -335,6 +338,7 @@ def make_worker(
             lora=table,
             max_positions=config.max_total_tokens,
             quantize=config.quantize,
+            quantize_head=config.quantize_head,
         )
         adapters = None if table is None else AdapterShelf(model, table, dtype, device)
         if serve.cross_check:

@@ -129,6 +129,8 @@ def test_the_flag_acts(tmp_path: Path) -> None:
         load_worker(replace(serve, load_format="dummy"), path)
     with pytest.raises(ConfigError, match="these are quantized"):
         load_worker(replace(serve, quantize="int8"), path)
+    with pytest.raises(ConfigError, match="these are quantized"):
+        load_worker(replace(serve, quantize_head=True), path)
     write_quantized(path, tmp_path / "gptq", gptq(4, 32))
     with pytest.raises(ConfigError, match="these are quantized"):
         load_worker(serve, tmp_path / "gptq")

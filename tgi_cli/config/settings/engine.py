@@ -237,6 +237,15 @@ ENGINE_SETTINGS = (
         variables=("QUANTIZE", "HF_MODEL_QUANTIZE"),
     ),
     Setting(
+        "quantize_head",
+        SWITCH,
+        False,
+        "Bring the output head into integers of 8 bits with a scale per row, whatever the other "
+        "weights are in. Embeddings stay as they are.",
+        LOADING,
+        _ENGINE,
+    ),
+    Setting(
         "load_format",
         one_of("FORMAT", "auto", "dummy"),
         "auto",

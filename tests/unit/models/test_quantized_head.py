@@ -1,0 +1,179 @@
+"""An output head that is brought into 8 bits, whatever the other weights are in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.tools import quantized
+from tests.tools.checkpoints import make_llama, save_weights
+from tests.tools.paged import PagedRun, random_ids
+from tests.tools.sharded import on_shards
+from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.models import CausalLM, load_model, read_config
+from tgi_cli.quantization import integer
+
+CPU = torch.device("cpu")
+PROMPT = random_ids(20, seed=1)
+
+needs_kernels = pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+
+
+def make(path: Path, tied: bool, vocab_size: int = 251) -> Path:
+    """A model in bfloat16 of which each row's largest weight is 127 / 256.
+
+    Its codes times their scale are then bfloat16 numbers.
+    """
+    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    make_llama(path, dtype=torch.bfloat16, tie_word_embeddings=tied, vocab_size=vocab_size)
+    weights = load_file(path / "model.safetensors")
+    head = weights[name]
+    head.clamp_(-0.4, 0.4)[:, 5] = 127 / 256
+    save_weights(path, weights)
+    return path
+
+
+def twin_of(path: Path, twin: Path) -> Path:
+    """The same with a head that is plain, and what the codes of the other's stand for."""
+    shutil.copytree(path, twin)
+    weights = load_file(path / "model.safetensors")
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    weights["lm_head.weight"] = integer.quantize(head).dequantize(torch.bfloat16)
+    assert not torch.equal(weights["lm_head.weight"], head)
+    config = json.loads((twin / "config.json").read_text())
+    (twin / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    save_weights(twin, weights)
+    return twin
+
+
+def load(
+    path: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    quantize: str | None = None,
+    shard: Shard = ALONE,
+    quantize_head: bool = True,
+) -> CausalLM:
+    config = read_config(path)
+    return load_model(
+        config, dtype, CPU, shard=shard, quantize=quantize, quantize_head=quantize_head
+    )
+
+
+def said(model: CausalLM, dtype: torch.dtype) -> tuple[list[int], Tensor]:
+    """Greedy tokens after the prompt, and all logits on the way."""
+    run = PagedRun(model, dtype, None if dtype == torch.bfloat16 else "torch")
+    logits = [run.step({"a": PROMPT})["a"]]
+    tokens: list[int] = []
+    for _ in range(10):
+        tokens.append(int(logits[-1][-1].argmax()))
+        logits.append(run.step({"a": tokens[-1:]})["a"])
+    return tokens, torch.cat(logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_quantized_head_says_what_its_codes_stand_for(
+    shards: int, tied: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    path = make(tmp_path / "plain", tied)
+    twin = twin_of(path, tmp_path / "twin")
+
+    def run(checkpoint: Path, quantize_head: bool) -> tuple[list[int], Tensor]:
+        def work(shard: Shard) -> tuple[list[int], Tensor]:
+            model = load(checkpoint, dtype, shard=shard, quantize_head=quantize_head)
+            return said(model, dtype)
+
+        first, *others = on_shards(shards, work)
+        assert all(torch.equal(other, first[1]) for _, other in others)
+        return first
+
+    tokens, wanted = run(twin, False)
+    got, logits = run(path, True)
+    assert got == tokens
+    torch.testing.assert_close(logits, wanted, rtol=2**-7, atol=2**-7)
+    assert not torch.equal(run(path, False)[1], logits)
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantize", [None, "int8", "fp8", "bitsandbytes-nf4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_takes_half_the_memory_and_vectors_stay(
+    tied: bool, quantize: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path, tied)
+    with caplog.at_level(logging.INFO):
+        model = load(path, quantize=quantize)
+    plain = load(path, quantize=quantize, quantize_head=False)
+    head = model.get_submodule("lm_head")
+    assert isinstance(head.packed, PackedMatrix)  # what the short way to logits takes
+    assert head.packed.bits == 8
+    padded = 256 * 64
+    assert plain.weight_bytes - model.weight_bytes == padded - 4 * 256  # scales are float32
+    ids = torch.arange(251)
+    vectors = model.get_submodule("model.embed_tokens")(ids)
+    stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(vectors, stored)
+    line = "the output head is in integers of 8 bits (--quantize-head), computed with by our"
+    assert caplog.text.count(f"{line} kernels for 8 bits") == 1
+
+
+def test_the_plain_head_of_a_quantized_checkpoint(tmp_path: Path) -> None:
+    plain = make(tmp_path / "plain", tied=False)
+    path, twin = tmp_path / "quantized", tmp_path / "twin"
+    quantized.write_quantized(plain, path, quantized.gptq(4, 32), twin=twin)
+    tokens, wanted = said(
+        load(twin_of(twin, tmp_path / "both"), torch.float32, quantize_head=False), torch.float32
+    )
+    got, logits = said(load(path, torch.float32), torch.float32)
+    assert got == tokens
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, path = make(tmp_path / "plain", tied=False, vocab_size=256), tmp_path / "quantized"
+    quantized.write_quantized(plain, path, quantized.gptq(4, 32), modules="lm_head")
+    with caplog.at_level(logging.INFO):
+        model = load(path)
+    as_stored = load(path, quantize_head=False)
+    assert model.weight_bytes == as_stored.weight_bytes
+    hidden = torch.randn(3, 64).bfloat16()
+    logits = model.logits(hidden)
+    assert torch.equal(logits, as_stored.logits(hidden))
+    assert "--quantize-head changes nothing: the checkpoint has a quantized output head" in (
+        caplog.text
+    )
+
+
+def test_where_no_kernel_takes_the_codes_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path, tied=True)
+    with caplog.at_level(logging.INFO), without_native():
+        model = load(path, torch.float32)
+    stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"].float()
+    assert torch.equal(model.get_submodule("model.embed_tokens")(torch.arange(251)), stored)
+    assert "kept in float32, which saves nothing: there are kernels for bfloat16" in caplog.text
+
+
+def test_a_head_is_quantized_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(100, 24)
+    kept = weight.clone()
+    whole = integer.quantize(weight)
+    monkeypatch.setattr(integer, "_NUMBERS", 24 * 7)
+    pieces = integer.quantize(weight)
+    assert torch.equal(weight, kept)
+    assert torch.equal(pieces.codes, whole.codes)
+    assert torch.equal(pieces.scales, whole.scales)
+    assert (whole.dequantize(torch.float32) - weight).abs().max() <= whole.scales.max() * 0.51
