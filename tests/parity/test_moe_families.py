@@ -120,6 +120,25 @@ def test_experts_in_stacks(name: str, tmp_path: Path) -> None:
     assert torch.equal(logits(path), wanted)
 
 
+def test_mixtral_with_experts_one_by_one_under_newer_names(tmp_path: Path) -> None:
+    path = make_checkpoint(CASES["Mixtral"], tmp_path)
+    wanted = logits(path)
+    newer = {
+        "block_sparse_moe": "mlp",
+        ".w1.": ".gate_proj.",
+        ".w3.": ".up_proj.",
+        ".w2.": ".down_proj.",
+    }
+
+    def rename(name: str) -> str:
+        for old, new in newer.items():
+            name = name.replace(old, new)
+        return name
+
+    edit(path, lambda tensors: {rename(name): each for name, each in tensors.items()})
+    assert torch.equal(logits(path), wanted)
+
+
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     path = make_checkpoint(CASES["Mixtral"], tmp_path)
     lost = "model.layers.1.block_sparse_moe.experts.2.w3.weight"

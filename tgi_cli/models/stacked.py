@@ -43,6 +43,16 @@ def has_stacked_experts(config: ModelConfig) -> bool:
     Raises:
         CheckpointError: a file cannot be read.
     """
+    ends = (".experts.gate_up_proj", ".experts.down_proj")
+    return any(name.endswith(ends) for name in expert_names(config))
+
+
+def expert_names(config: ModelConfig) -> list[str]:
+    """Tensors of experts in the first file beside ``config`` that has any.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
     from safetensors import SafetensorError, safe_open
 
     for file in sorted(config.path.glob("*.safetensors")):
@@ -52,10 +62,8 @@ def has_stacked_experts(config: ModelConfig) -> bool:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
         if found:
-            return any(
-                name.endswith((".experts.gate_up_proj", ".experts.down_proj")) for name in found
-            )
-    return False
+            return found
+    return []
 
 
 def pick(expert: int, stacked: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tgi_cli.models import fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
+from tgi_cli.models.source import Names, Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
-from tgi_cli.models.stacked import StackedExperts, has_stacked_experts
+from tgi_cli.models.stacked import StackedExperts, expert_names, has_stacked_experts
 
 NAMES = Names(
     modules={
@@ -19,15 +21,16 @@ NAMES = Names(
     }
 )
 
-STACKED = StackedExperts(
-    Names(
-        modules={
-            "input_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm",
-            "mlp.router": "mlp.gate",
-        }
-    )
+RENAMED = Names(
+    modules={
+        "input_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.router": "mlp.gate",
+    }
 )
+"""transformers 5's own, which gptqmodel 7 writes, too: ``mlp.experts.*.gate_proj``."""
+
+STACKED = StackedExperts(RENAMED)
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -63,5 +66,11 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(fields.rope(config, head_dim, context, 1e6),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=STACKED if has_stacked_experts(config) else NAMES,
+        source=_source(config),
     )
+
+
+def _source(config: ModelConfig) -> Callable[[str], Source]:
+    if has_stacked_experts(config):
+        return STACKED
+    return RENAMED if any(".mlp.experts." in name for name in expert_names(config)) else NAMES
