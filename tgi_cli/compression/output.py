@@ -50,9 +50,10 @@ def write_checkpoint(
     tensors = _merged(stored, blocks, quantized)
     total = write_shards(folder, tensors, shard_bytes)
     raw = {key: value for key, value in config.raw.items() if key != "compression_config"}
-    raw["quantization_config"] = quantization_config(recipe, ignored)
+    modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    raw["quantization_config"] = quantization_config(recipe, ignored, modules)
     _write_json(folder / "config.json", raw)
-    for name, content in quantize_config(recipe, ignored).items():
+    for name, content in quantize_config(recipe, ignored, modules).items():
         _write_json(folder / name, content)
     copy_rest(config.path, folder)
     return total

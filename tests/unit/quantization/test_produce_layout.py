@@ -248,3 +248,24 @@ def test_what_is_asked_is_told_in_words() -> None:
         *("compressed-tensors", "compressed-tensors"),
     ]
     assert default_format("gptq", sym=False) == "gptq_v2"
+
+
+def test_gptq_names_what_is_quantized_where_something_is_not() -> None:
+    modules = [
+        f"model.layers.{block}.{name}"
+        for block in range(12)
+        for name in ("self_attn.q_proj", "mlp.gate_proj", "mlp.experts.0.up_proj")
+        if (block, name) != (1, "self_attn.q_proj")
+    ]
+    routers = [f"model.layers.{block}.mlp.gate" for block in range(12)]
+    plain = ["lm_head", *routers, "model.layers.1.self_attn.q_proj"]
+    named = "modules_in_block_to_quantize"
+    assert named not in quantization_config(GPTQ, ["lm_head"], modules)
+    (names,) = quantization_config(GPTQ, plain, modules)[named]
+    assert names[:2] == ["mlp.gate_proj", "mlp.experts.0.up_proj"]
+    assert names[2:] == [name for name in modules if name.endswith("q_proj")]
+    # transformers asks for the ends of names, vLLM for their parts.
+    assert all(name.endswith(tuple(names)) for name in modules)
+    assert not any(part in name for part in names for name in plain)
+    files = quantize_config(GPTQ, plain, modules)
+    assert files["quantize_config.json"][named] == [names]

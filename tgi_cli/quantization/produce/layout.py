@@ -8,7 +8,7 @@ https://github.com/casper-hansen/AutoAWQ and https://github.com/vllm-project/com
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -82,13 +82,16 @@ def _padded_words(numbers: Tensor, width: int) -> Tensor:
     return bits.pack(pad(numbers, (0, -numbers.shape[1] % (32 // width))), width)
 
 
-def quantization_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, Any]:
+def quantization_config(
+    recipe: Recipe, ignored: Sequence[str], modules: Collection[str] = ()
+) -> dict[str, Any]:
     """config.json's ``quantization_config``, as vLLM, transformers and gptqmodel read it.
 
     Args:
         recipe: of all quantized modules.
         ignored: full names of linear modules that stay plain, such as ``lm_head`` or
             ``model.layers.0.mlp.gate``.
+        modules: full names of those that are quantized.
     """
     if recipe.format == "compressed-tensors":
         return _compressed_config(recipe, ignored)
@@ -101,7 +104,8 @@ def quantization_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, Any
             "zero_point": True,  # the layout has zeros, also where all are in the middle
             "modules_to_not_convert": list(ignored) or None,
         }
-    return {
+    plain = [name for name in ignored if name != "lm_head"]
+    config = {
         "quant_method": "gptq",
         "checkpoint_format": recipe.format,
         "bits": recipe.bits,
@@ -115,7 +119,7 @@ def quantization_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, Any
         "lm_head": False,
         "pack_dtype": "int32",
         # A rule per module that there is no quantized weight of, as a regular expression.
-        "dynamic": {f"-:^{re.escape(name)}$": {} for name in ignored if name != "lm_head"} or None,
+        "dynamic": {f"-:^{re.escape(name)}$": {} for name in plain} or None,
         "meta": {
             "quantizer": [f"tgi:{__version__}"],
             "method": recipe.method,
@@ -123,6 +127,17 @@ def quantization_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, Any
             "mse": recipe.mse,
         },
     }
+    if plain and modules:  # transformers goes by these, not by rules
+        config["modules_in_block_to_quantize"] = [_short_names(modules, plain)]
+    return config
+
+
+def _short_names(modules: Collection[str], plain: Sequence[str]) -> list[str]:
+    """Parts of names that say which modules are quantized: what follows a block's number
+    (``mlp.up_proj``) where that is of no plain module, and full names of the others."""
+    names = dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in modules)
+    clear = [name for name in names if not any(name in other for other in plain)]
+    return clear + [name for name in modules if not name.endswith(tuple(clear))]
 
 
 def _compressed_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, Any]:
@@ -174,14 +189,16 @@ def _scheme(kind: str, width: int, strategy: str, *, dynamic: bool = False) -> d
     }
 
 
-def quantize_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The format's own files beside config.json, contents by file name.
+def quantize_config(
+    recipe: Recipe, ignored: Sequence[str], modules: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """The format's own files beside config.json, contents by file name; arguments as above.
 
     gptq: ``quantize_config.json``; awq: ``quant_config.json``; compressed-tensors: none.
     """
     if recipe.format == "compressed-tensors":
         return {}
-    config = quantization_config(recipe, ignored)
+    config = quantization_config(recipe, ignored, modules)
     if recipe.format != "awq":
         return {"quantize_config.json": config}
     own = {
