@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -58,19 +57,12 @@ def written(path: Path) -> dict[str, Tensor]:
 
 
 def check_same(first: Path, second: Path) -> None:
-    ours, theirs = written(first), written(second)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert tensor.dtype == theirs[name].dtype
-        assert torch.equal(tensor, theirs[name]), name
-    configs = [json.loads((path / "config.json").read_text()) for path in (first, second)]
-    ignored = [
-        sorted(config["quantization_config"].pop(key, None) or [])
-        for config in configs
-        for key in ("dynamic", "ignore", "modules_to_not_convert")
-    ]
-    assert configs[0] == configs[1]
-    assert ignored[:3] == ignored[3:]
+    """All but the model card, which names what it was made from."""
+    names = {file.name for file in first.iterdir()} - {"README.md"}
+    assert names == {file.name for file in second.iterdir()} - {"README.md"}
+    assert any(name.endswith(".safetensors") for name in names)
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
@@ -82,7 +74,6 @@ def check_same(first: Path, second: Path) -> None:
         ("Qwen 2 MoE", Recipe(method="fp8", **BYTES)),  # type: ignore[arg-type]
         ("Qwen 3 MoE", replace(GPTQ, bits=8, format="gptq_v2")),
         ("GLM 4.5 MoE", replace(GPTQ, format="compressed-tensors")),
-        ("OLMoE", RTN),
     ],
 )
 def test_as_if_they_had_been_one_by_one(name: str, recipe: Recipe, tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ from transformers.core_model_loading import (
 from tgi_cli.models.checkpoint import Stored
 from tgi_cli.models.transformers_names import sources
 
-_ROWS, _COLUMNS = 2, 3
-"""Of the matrices of a rehearsal: gates and ups are a row each."""
+_ROWS, _COLUMNS = 4, 3
+"""Of the matrices of a rehearsal: two of gates and two of ups, so that it shows if they take turns,
+and another number of columns, so that it shows if they are transposed."""
 
 
 def unstacked(
@@ -63,7 +64,7 @@ def unstacked(
             found[name] = entry
     if not taken or not _same(model, weights, stored, found):
         return stored
-    return found
+    return dict(sorted(found.items()))  # as files of published checkpoints mostly have them
 
 
 def is_stack(name: str, entry: Stored) -> bool:
@@ -112,7 +113,7 @@ def _parts(name: str, entry: Stored, converters: list[WeightConverter]) -> dict[
         start, end = (each * rows // _ROWS for each in (row, row + len(tensor)))
         parts[part] = replace(entry, shape=(end - start, columns), part=(expert, start, end))
     whole = sum(each.shape[0] for each in parts.values()) == experts * rows
-    return parts if whole and (rows % _ROWS == 0 or len(parts) == experts) else {}
+    return parts if whole and (rows % 2 == 0 or len(parts) == experts) else {}
 
 
 def _same(
