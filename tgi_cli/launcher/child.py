@@ -23,6 +23,7 @@ _TIDY_SECONDS = 2.0
 """What the processes that a child has started get to end by themselves when it has ended."""
 _DUMP_SECONDS = 0.5
 """What a child that hangs gets to say where it does."""
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _WHY: dict[int, str] = {
@@ -165,6 +166,13 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process, a fork of ``parent``, get SIGTERM when that ends (prctl(2); Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(ExitCode.FAILURE)
 
 
 def _signal_name(number: int) -> str:

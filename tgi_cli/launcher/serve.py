@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,7 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.errors import RouterError, ShardError
 from tgi_cli.hub import LocalModel
 from tgi_cli.launcher import children, listener
+from tgi_cli.launcher.apart import apart
 from tgi_cli.launcher.child import TGI, Child, adopt_orphans
 from tgi_cli.launcher.children import RouterOptions
 from tgi_cli.launcher.probe import Probe
@@ -44,9 +46,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
     began = time.monotonic()
     with listener.bind(config.hostname, config.port) as sock:
         with _terminable():
-            model = _resolve(config)
-            config = replace(config, model_id=model.model_id, revision=model.revision or None)
-            config = with_adapters(config)
+            model, config = apart(partial(_found, config))
         host, port = listener.local_address(sock)
         tls = options.ssl_certfile is not None
         supervisor = Supervisor(
@@ -103,6 +103,13 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
                 on_ready=on_ready,
             )
             return supervisor.run(parts)
+
+
+def _found(config: ServeConfig) -> tuple[LocalModel, ServeConfig]:
+    """The model, and ``config`` with its names and with each adapter's folder."""
+    model = _resolve(config)
+    config = replace(config, model_id=model.model_id, revision=model.revision or None)
+    return model, with_adapters(config)
 
 
 def _resolve(config: ServeConfig) -> LocalModel:
