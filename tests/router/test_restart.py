@@ -333,3 +333,29 @@ class TestAdapters:
         assert await status(client, native("one")) == 200
         assert engine.there.loaded == (Adapter("one", "/its"),)
         assert not warnings(caplog)
+
+    async def test_an_engine_that_is_lost_while_that_is_found_out(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        state: RouterState,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        await self.load(client, "one")
+        engine.faults["one"] = [AdapterError("it is loaded", "", AdapterFault.TAKEN)]
+        asked = asyncio.Event()
+
+        async def ask() -> Adapters:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        with monkeypatch.context() as silent:
+            silent.setattr(engine, "list_adapters", ask)
+            engine.restart()
+            async with asyncio.timeout(MAX_SECONDS):
+                await asked.wait()
+            engine.restart(another=False)
+        async with asyncio.timeout(MAX_SECONDS):
+            await state.adapters.kept.settled("one")
+        assert await status(client, native("one")) == 422

@@ -91,8 +91,11 @@ class KeptAdapters:
         """
         self.close()
         there = {one.name: one.path for one in self._client.adapters.loaded}
-        wanted = self._kept if another else self._returning
-        lacking = {name for name in wanted if there.get(name) != self._kept[name].path}
+        lacking = {
+            name
+            for name, kept in self._kept.items()
+            if (another or name in self._returning) and there.get(name) != kept.path
+        }
         for name in set(self._returning) - lacking:
             self._returning.pop(name).set()
         for name in lacking:
