@@ -30,7 +30,12 @@ class Ours:
 
 
 PLAIN = (Ours("tgi", "{checkpoint}"),)
-QUANTIZED = (Ours("tgi int8", "{checkpoint}", "--quantize int8"), Ours("tgi int4", "{gptq4}"))
+QUANTIZED = (
+    Ours("tgi int8", "{checkpoint}", "--quantize int8"),
+    Ours("tgi int8, head too", "{checkpoint}", "--quantize int8 --quantize-head"),
+    Ours("tgi int4", "{gptq4}"),
+    Ours("tgi int4, head of 8", "{gptq4}", "--quantize-head"),
+)
 
 
 def ours(text: str) -> Ours:

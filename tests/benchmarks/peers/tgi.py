@@ -83,7 +83,7 @@ class Tgi(Contestant):
         if "--quantize" in self._flags:
             method = self._flags[self._flags.index("--quantize") + 1]
             bits = LOADED_BITS.get(method, 16)
-        return decoded_bytes(model, bits)
+        return decoded_bytes(model, bits, 8 if "--quantize-head" in self._flags else 16)
 
 
 def _gptq(checkpoint: Path, path: Path, bits: int) -> Path:

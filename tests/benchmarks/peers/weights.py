@@ -20,21 +20,27 @@ def tensor_bytes(file: Path) -> dict[str, int]:
     }
 
 
-def decoded_bytes(checkpoint: Path, layer_bits: int = 16) -> int:
+def decoded_bytes(checkpoint: Path, layer_bits: int = 16, head_bits: int = 16) -> int:
     """Bytes of weights read for one decoded token.
 
     That is all of them, but for an embedding that is not the output layer too: of it one row is
-    read. (Of a mixture of experts it would be less.) ``layer_bits``: to which the layers'
-    matrices, of 16 bits in the files, are quantized at loading; their scales are not counted.
+    read. (Of a mixture of experts it would be less.) ``layer_bits`` and ``head_bits``: to which
+    the layers' matrices and the head, of 16 bits in the files, are quantized at loading; their
+    scales are not counted.
     """
     sizes: dict[str, int] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
         sizes |= tensor_bytes(file)
     tied = json.loads((checkpoint / "config.json").read_text()).get("tie_word_embeddings", False)
     total = 0
+    head = "embed_tokens.weight" if tied else "lm_head.weight"
     for name, size in sizes.items():
-        if tied or not name.endswith("embed_tokens.weight"):
-            total += size * layer_bits // 16 if name.endswith("_proj.weight") else size
+        if name.endswith(head):
+            total += size * head_bits // 16
+        elif name.endswith("_proj.weight"):
+            total += size * layer_bits // 16
+        elif not name.endswith("embed_tokens.weight"):
+            total += size
     return total
 
 

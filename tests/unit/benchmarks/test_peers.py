@@ -123,7 +123,8 @@ def test_peers_of_a_quantized_run_have_quantized_weights() -> None:
     line += ["--quantized"]
     peers = ["llama.cpp q8_0", "llama.cpp q4_0", "openvino int8"]
     quantized = [one.name for one in contestants(parser().parse_args(line))]
-    assert quantized == ["tgi int8", "tgi int4", *peers]
+    ours = ["tgi int8", "tgi int8, head too", "tgi int4", "tgi int4, head of 8"]
+    assert quantized == [*ours, *peers]
     line += ["--tgi", "a=x", "--tgi", "b=y"]
     assert [one.name for one in contestants(parser().parse_args(line))] == ["a", "b", *peers]
     with pytest.raises(SystemExit, match="names must differ"):
@@ -175,7 +176,9 @@ def test_weights_of_a_token_leave_out_an_embedding_that_is_no_head(tmp_path: Pat
     config = json.loads((tied / "config.json").read_text())
     assert decoded_bytes(tied) == decoded_bytes(untied) > 2 * 256 * 64
     halved = 3 * 64 * (2 * 8 + 2 * 2) * 16 + 3 * 3 * 64 * 160  # of 8 and 2 heads, and the gates
-    assert decoded_bytes(tied) - decoded_bytes(tied, layer_bits=8) == halved
+    for each in (tied, untied):
+        assert decoded_bytes(each) - decoded_bytes(each, layer_bits=8) == halved
+        assert decoded_bytes(each) - decoded_bytes(each, head_bits=8) == 256 * 64
     assert cache_bytes(config, 2) == 2 * 3 * 2 * 16 * 2
 
 
