@@ -89,8 +89,10 @@ def test_products(bits: int, group: int, zeros: bool, mixed: bool, rows: int, ke
     assert product.kernel.startswith(kernels)
     x, bias = torch.randn(rows, 512).bfloat16(), torch.randn(64).bfloat16()
     dense = weight.dequantize(torch.float32)
-    assert near(product(x, None), x, dense, None)
-    assert near(product(x, bias), x, dense, bias)
+    # torch rounds scales and, apart from them, what zero points make of them.
+    accuracy = 7 if zeros and kernels == "torch" else 8
+    assert near(product(x, None), x, dense, None, accuracy)
+    assert near(product(x, bias), x, dense, bias, accuracy)
     assert product.nbytes < 64 * 512 * (1.2 if bits == 8 else 0.95)
 
 
