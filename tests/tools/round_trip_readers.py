@@ -80,14 +80,21 @@ def vllm(model: str, ids: list[int], *, reference: bool) -> dict[str, Any]:
             max_logprobs=-1,
         )
         sampling = SamplingParams(
-            temperature=0, max_tokens=NEW_TOKENS, prompt_logprobs=-1, ignore_eos=True
+            temperature=0,
+            max_tokens=NEW_TOKENS,
+            ignore_eos=True,
+            prompt_logprobs=-1,
+            flat_logprobs=True,
+            detokenize=False,
         )
         said = engine.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)[0]
-        rows = [
-            [row[token].logprob for token in range(len(row))] for row in said.prompt_logprobs[1:]
-        ]
+        flat = said.prompt_logprobs  # of each token but the first, the likeliest first
+        rows = torch.empty(len(ids) - 1, max(flat.token_ids) + 1)
+        starts, ends = flat.start_indices[1:], flat.end_indices[1:]
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            row[flat.token_ids[start:end]] = torch.tensor(flat.logprobs[start:end])
         return {
-            "logits": torch.tensor(rows, dtype=torch.float32),
+            "logits": rows,
             "tokens": torch.tensor(list(said.outputs[0].token_ids)),
         }
     finally:
