@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="formats with this in their name")
     parser.add_argument("--work", type=Path, help="keep checkpoints and logs in this folder")
     options = parser.parse_args()
-    ids = Tokenizer.load(demo.model_path()).encode(demo.heldout_text()[:2000])[:128]
+    ids = Tokenizer.load(demo.model_path()).encode(demo.heldout_text()[:4000])[:256]
     names = [name for name in FORMATS if options.only in name]
     fine = True
     with tempfile.TemporaryDirectory() as folder:
