@@ -37,6 +37,20 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.message for one in records if one.name in names]
 
 
+def restart_meanwhile(
+    state: RouterState, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have a smaller engine take the place of the one for which a request is being prepared."""
+    prepare = state.generator._prepare
+
+    async def slow(spec: Any) -> Any:
+        prompt = await prepare(spec)
+        engine.restart(**SMALL)
+        return prompt
+
+    monkeypatch.setattr(state.generator, "_prepare", slow)
+
+
 class TestLimits:
     async def test_a_smaller_engine_takes_less(
         self,
@@ -96,14 +110,7 @@ class TestLimits:
         monkeypatch: pytest.MonkeyPatch,
         body: dict[str, Any],
     ) -> None:
-        prepare = state.generator._prepare
-
-        async def slow(spec: Any) -> Any:
-            prompt = await prepare(spec)
-            engine.restart(**SMALL)
-            return prompt
-
-        monkeypatch.setattr(state.generator, "_prepare", slow)
+        restart_meanwhile(state, engine, monkeypatch)
         answer = await client.post("/generate", json=body)
         assert answer.status_code == 422
         assert "must be <= 8" in answer.json()["error"]
@@ -117,14 +124,7 @@ class TestLimits:
         state: RouterState,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        prepare = state.generator._prepare
-
-        async def slow(spec: Any) -> Any:
-            prompt = await prepare(spec)
-            engine.restart(**SMALL)
-            return prompt
-
-        monkeypatch.setattr(state.generator, "_prepare", slow)
+        restart_meanwhile(state, engine, monkeypatch)
         body = {"model": "tgi", "prompt": "hello"}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
         (request,) = engine.requests
