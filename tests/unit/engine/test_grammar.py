@@ -144,6 +144,7 @@ def test_no_jump_over_a_stop_id_that_comes_too_early() -> None:
         {"return_generation_logits": True},
         {"logits_processors": (lambda *args: args[1],)},
         {"sampling": replace(GREEDY, bad_words=((900, 901),))},
+        {"sampling": replace(GREEDY, allowed_token_ids=tuple(range(1000)))},
     ],
 )
 def test_who_looks_at_every_token_gets_every_token(more: dict[str, Any]) -> None:
