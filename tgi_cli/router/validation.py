@@ -264,9 +264,8 @@ def _bad_words(
 ) -> tuple[tuple[int, ...], ...]:
     if not all(word.strip() for word in words):
         raise errors.validation("`bad_words` must not be empty", "bad_words")
-    found = dict.fromkeys(ids for word in words for ids in word_ids(tokenizer, word))
     # An id that the model does not have cannot be generated anyway.
-    return tuple(ids for ids in found if max(ids) < info.vocab_size)
+    return tuple(ids for ids in word_ids(tokenizer, words) if max(ids) < info.vocab_size)
 
 
 def _stops(stops: list[str], config: RouterConfig) -> StopStrings:

@@ -98,8 +98,15 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of the text; with the special tokens that the model's post-processor adds."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """As :meth:`encode`, of several texts in one call."""
         # The batch call releases the interpreter lock and computes no offsets.
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """Each id with the characters of the text, from and up to, that it stands for."""
