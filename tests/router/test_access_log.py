@@ -94,7 +94,7 @@ async def test_adapter_seed_and_samples(
         ("/generate", b'{"inputs": "marzipan", "parameters": {"top_k": 0}}', 422, "validation"),
         ("/generate", b'{"inputs": {"marzipan": 1}}', 422, "validation"),
         ("/v1/completions", b'{"prompt": "marzipan", "model": "marzipan"}', 200, None),
-        ("/v1/chat/completions", b'{"messages": [{"role": "marzipan"}]}', 200, None),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "marzipan"}]}', 200, None),
         ("/generate_stream", b'{"inputs": "marzipan", "parameters": {"top_k": 0}}', 200,
          "validation"),
     ],

@@ -84,7 +84,7 @@ class Generator:
         opened: list[Generation] = []
         try:
             info = self.info
-            prompts = [await self._prepare(spec) for spec in specs]
+            prompts = [await self._prepare(spec) for spec in await self._with_bad_words(specs)]
             if self.info is not info:  # another engine came meanwhile, perhaps a smaller one
                 prompts = [
                     replace(prompt, max_new_tokens=self._room(len(prompt.ids), prompt.spec))
@@ -126,6 +126,20 @@ class Generator:
                 f"the {self.admission.limit} that run at once",
                 "n",
             )
+
+    async def _with_bad_words(self, specs: Sequence[GenerationSpec]) -> list[GenerationSpec]:
+        """The specs with the token ids of their bad words, which prompts of a request share."""
+        found: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {(): ()}
+        for words in {spec.bad_words for spec in specs} - found.keys():
+            ids = await self._workers.word_ids(words)
+            # An id that the model does not have cannot be generated anyway.
+            found[words] = tuple(word for word in ids if max(word) < self.info.vocab_size)
+        return [
+            replace(spec, sampling=replace(spec.sampling, bad_words=found[spec.bad_words]))
+            if spec.bad_words
+            else spec
+            for spec in specs
+        ]
 
     async def _prepare(self, spec: GenerationSpec) -> Prompt:
         """The prompt's ids, how many may follow, and the seed if any is needed."""
