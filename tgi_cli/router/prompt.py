@@ -8,15 +8,24 @@ from dataclasses import dataclass, field
 from tgi_cli.router.generation import Generation
 from tgi_cli.router.openai import spelled
 from tgi_cli.router.schemas.native import PrefillToken
-from tgi_cli.router.scores import encoded_rows, shortest
+from tgi_cli.router.scores import INLINE_SCORES, encoded_rows, shortest
 from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
 
 
-def prefill_tokens(generation: Generation, tokenizer: Tokenizer) -> list[PrefillToken]:
-    """TGI's ``prefill``: empty unless asked for."""
+async def prefill_tokens(
+    generation: Generation, tokenizer: Tokenizer, workers: TextWorkers
+) -> list[PrefillToken]:
+    """TGI's ``prefill``, empty unless asked for; a long one is made by a worker."""
     if generation.spec.prompt_logprobs is None:
         return []
+    if generation.prompt_tokens <= INLINE_SCORES:
+        return _prefill_tokens(generation, tokenizer)
+    return await workers.run(_prefill_tokens, generation, tokenizer)
+
+
+def _prefill_tokens(generation: Generation, tokenizer: Tokenizer) -> list[PrefillToken]:
     logprobs = (None, *map(shortest, generation.prompt_scores.logprobs))
     return [
         PrefillToken(token_id, tokenizer.surface(token_id), logprob)
