@@ -214,7 +214,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: Name = ""
 
 
-class TopLogprob(msgspec.Struct, kw_only=True):
+class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
     """A token that could have been, and the bytes that it stands for."""
 
     token: str
@@ -222,7 +222,7 @@ class TopLogprob(msgspec.Struct, kw_only=True):
     bytes: list[int] | None
 
 
-class TokenLogprob(msgspec.Struct, kw_only=True):
+class TokenLogprob(msgspec.Struct, kw_only=True, gc=False):
     """A token that was, and what else could have been."""
 
     token: str
