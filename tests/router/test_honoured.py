@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from tests.router.fakes import END_ID, FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
+from tgi_cli.router.http import wrong_types
 from tgi_cli.router.responses_input import chat_request
 from tgi_cli.router.schemas.responses import ResponsesRequest
 from tgi_cli.router.state import RouterState
@@ -422,13 +422,18 @@ async def test_lengths_beyond_the_context_end_with_it(
 class TestCost:
     """What a request costs before and while it is answered."""
 
-    async def test_many_prompts_are_counted_first(self, client: httpx.AsyncClient) -> None:
-        body = msgspec.json.encode({"prompt": [[1]] * 300_000})
-        headers = {"content-type": "application/json"}
-        start = time.thread_time()
-        answer = await client.post(COMPLETIONS, content=body, headers=headers)
-        assert answer.status_code in (400, 413, 422)
-        assert time.thread_time() - start < 0.5
+    @pytest.mark.parametrize("prompt", [[[1]] * 30_000, ["a", None], [[1.5]] * 5])
+    async def test_prompts_are_counted_before_they_are_read(
+        self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, prompt: list[Any]
+    ) -> None:
+        def ids(*_: Any) -> None:
+            raise wrong_types("looked at")
+
+        monkeypatch.setattr("tgi_cli.router.routes.completions._ids", ids)
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt})
+        assert answer.status_code in (400, 422)
+        expected = "looked at" if len(prompt) <= 4 else "maximum allowed batch size of 4"
+        assert expected in answer.json()["error"]["message"]
 
     async def test_ids_beyond_the_context_are_refused_before_they_are_read(
         self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
