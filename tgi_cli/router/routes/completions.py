@@ -116,7 +116,7 @@ def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
             else:
                 raise wrong_types("`prompt` must be text, token ids, or a list of either")
     if not prompts or not all(prompts):
-        raise errors.validation("`inputs` cannot be empty", "prompt")
+        raise errors.validation("`prompt` cannot be empty", "prompt")
     limit = state.config.max_client_batch_size
     if len(prompts) > limit:
         raise errors.ApiError(
@@ -124,6 +124,7 @@ def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
             f"Number of prompts exceeds the maximum allowed batch size of {limit}",
             "batch size exceeded",
             param="prompt",
+            code="array_above_max_length",
         )
     return prompts
 
@@ -143,6 +144,7 @@ def _specs(
             "Suffix is not supported and can be achieved by preprocessing the prompt.",
             "suffix not supported",
             param="suffix",
+            code="unsupported_parameter",
         )
     count = 1 if body.n is None else body.n
     samples = count if body.best_of is None else body.best_of
