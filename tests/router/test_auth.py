@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -74,6 +75,54 @@ async def test_no_key_no_tokens(
 async def test_the_key_opens(client: httpx.AsyncClient, route: str, scheme: str) -> None:
     headers = {"authorization": f"{scheme} {KEY}"}
     assert (await client.post(route, json=BODY, headers=headers)).status_code == 200
+
+
+RIGHT, WRONG = f"Bearer {KEY}", "Bearer no"
+SEVERAL = [
+    [("authorization", RIGHT), ("authorization", RIGHT)],
+    [("authorization", RIGHT), ("authorization", WRONG)],
+    [("authorization", WRONG), ("authorization", RIGHT)],
+    [("Authorization", RIGHT), ("authorization", WRONG)],
+    [("authorization", WRONG), ("AUTHORIZATION", RIGHT)],
+    [("Authorization", RIGHT), ("aUTHORIZATION", RIGHT)],
+    [("authorization", RIGHT), ("authorization", "")],
+    [("authorization", ""), ("authorization", RIGHT)],
+    [("authorization", ""), ("authorization", "")],
+    [("authorization", RIGHT), ("authorization", "Basic eDp5")],
+    [("authorization", f"{RIGHT}, {RIGHT}")],
+    [("authorization", f"{RIGHT},{WRONG}")],
+    [("authorization", f"{WRONG}, {RIGHT}")],
+    [("authorization", f", {RIGHT}")],
+    [("authorization", f"{RIGHT},")],
+    [("proxy-authorization", RIGHT)],
+    [("x-authorization", RIGHT), ("authorization", "")],
+]
+"""What a proxy that joins, drops or reorders headers reads in another way than this server does:
+RFC 9110, section 5.3, allows one alone. None of them opens."""
+
+
+@pytest.mark.parametrize("given", SEVERAL)
+async def test_two_keys_are_none(
+    client: httpx.AsyncClient, engine: FakeEngine, given: list[tuple[str, str]]
+) -> None:
+    for route in GUARDED:
+        answer = await client.post(route, json=BODY, headers=given)
+        assert answer.status_code == 401, route
+    assert (await client.get("/info", headers=given)).status_code == 401
+    assert (await client.get("/health", headers=given)).status_code == 200, "needs none"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("given", SEVERAL)
+async def test_two_keys_are_none_on_the_wire(url: str, given: list[tuple[str, str]]) -> None:
+    """As the server's own parser hands them over."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in given)
+    writer.write(f"GET /info HTTP/1.1\r\nhost: x\r\n{lines}connection: close\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
 
 
 def test_what_is_open() -> None:

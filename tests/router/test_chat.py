@@ -201,7 +201,7 @@ async def test_other_model_names_are_echoed(client: httpx.AsyncClient) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 64}, "max_tokens"),
+        ({"max_tokens": 64}, "messages"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
@@ -216,13 +216,13 @@ async def test_refusals_name_the_parameter(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict, param: str, stream: bool
 ) -> None:
     answer = await client.post(ROUTE, json=body(stream=stream, **fields))
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     found = answer.json()
     assert found["error_type"] == "validation"
     assert set(found["error"]) == {"message", "type", "param", "code"}
     assert found["error"]["type"] == "invalid_request_error"
     assert found["error"]["param"] == param
-    assert found["error"]["message"].startswith("Input validation error: ")
+    assert not found["error"]["message"].startswith("Input validation error: "), "TGI's prefix"
     assert engine.requests == []
 
 
@@ -237,6 +237,6 @@ async def test_template_errors(
     transport = httpx.ASGITransport(create_app(engine, text, config))
     async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
         answer = await client.post(ROUTE, json=body())
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert answer.json()["error_type"] == "template_error"
     assert answer.json()["error"]["message"] == f"Template error: {words}"

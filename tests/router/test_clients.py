@@ -203,7 +203,7 @@ class TestOpenAI:
         assert 0 < given <= 2
 
     async def test_errors(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        with pytest.raises(openai.UnprocessableEntityError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await ai.chat.completions.create(model="tgi", messages=USER, n=129)
         assert caught.value.param == "n"
         assert "129 sequences in one request" in caught.value.message

@@ -154,7 +154,7 @@ async def test_refusals(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict, error_type: str, words: str
 ) -> None:
     answer = await client.post(ROUTE, json=body(**fields))
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert answer.json()["error_type"] == error_type
     assert words in answer.json()["error"]["message"]
     assert engine.requests == []
@@ -178,7 +178,7 @@ async def test_one_failure_fails_the_request_and_frees_all(
         *_, error, done = events(answer.text)
         assert done == "[DONE]"
     else:
-        assert answer.status_code == 424
+        assert answer.status_code == 500
         error = answer.json()
     assert error["error"]["message"] == "Request failed during generation: out of blocks"
     assert state.admission.in_flight == 0

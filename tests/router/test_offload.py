@@ -68,5 +68,5 @@ async def test_what_is_wrong_there_is_answered_as_here(client: httpx.AsyncClient
     for body in (long, short):
         body["messages"] = [*body["messages"], {"role": "user", "content": [{"type": "video"}]}]
     answers = [await client.post("/v1/chat/completions", json=body) for body in (long, short)]
-    assert answers[0].status_code == answers[1].status_code == 422
+    assert answers[0].status_code == answers[1].status_code == 400
     assert answers[0].json() == answers[1].json()

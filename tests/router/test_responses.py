@@ -226,7 +226,7 @@ async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> 
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": [{"role": "user"}]}, "input"),
         ({"input": [{"content": "x"}]}, "input"),
@@ -241,7 +241,7 @@ async def test_refusals(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
     answer = await client.post(ROUTE, json=body(**{"stream": stream, **fields}))
-    assert answer.status_code == 422, answer.text
+    assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert engine.requests == []
 
@@ -285,5 +285,5 @@ class TestOpenAI:
         assert [json.loads(call.arguments) for call in calls] == [ARGUMENTS] * 2
 
     async def test_errors(self, ai: openai.AsyncOpenAI) -> None:
-        with pytest.raises(openai.UnprocessableEntityError, match="keeps nothing"):
+        with pytest.raises(openai.BadRequestError, match="keeps nothing"):
             await ai.responses.create(model="tgi", input="hi", previous_response_id="resp_1")

@@ -339,7 +339,7 @@ async def test_refusals(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, words: str
 ) -> None:
     answer = await client.post(ROUTE, json=body(**fields))
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert words in answer.json()["error"]["message"]
     assert engine.requests == []
@@ -410,7 +410,7 @@ class TestOtherModels:
         transport = httpx.ASGITransport(create_app(FakeEngine(text.tokenizer), text, config))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             answer = await client.post(ROUTE, json=body())
-            assert answer.status_code == 422
+            assert answer.status_code == 400
             assert "--tool-call-parser" in answer.json()["error"]["message"]
             assert (await client.post(ROUTE, json=body(tool_choice="none"))).status_code == 200
 

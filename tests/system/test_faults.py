@@ -127,7 +127,8 @@ def assert_told(outcomes: list[Outcome], count: int, *causes: str) -> None:
         assert outcome.kind == "error", outcome
         assert any(cause in outcome.text for cause in causes), outcome
         if not outcome.form.endswith("stream"):
-            assert outcome.text.startswith(("424 ", "503 ")), outcome
+            failed = "500 " if outcome.form.startswith("openai") else "424 "
+            assert outcome.text.startswith((failed, "503 ")), outcome
 
 
 def assert_unwell(server: Server) -> None:

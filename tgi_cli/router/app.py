@@ -124,7 +124,7 @@ def _routes() -> list[BaseRoute]:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ApiError)
     access_log.note(error)
-    return errors.error_response(request.scope["path"], error)
+    return errors.error_response(request.scope, error)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -135,10 +135,13 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, which Starlette answers by itself."""
     assert isinstance(error, HTTPException)
-    words = {404: ("Not Found", "not_found"), 405: ("Method Not Allowed", "method_not_allowed")}
-    message, error_type = words.get(error.status_code, (str(error.detail), "validation"))
+    words = {
+        404: ("Not Found", "not_found", "unknown_url"),
+        405: ("Method Not Allowed", "method_not_allowed", "method_not_supported"),
+    }
+    message, kind, code = words.get(error.status_code, (str(error.detail), "validation", None))
     where = f"{message}: {request.method} {request.scope['path']}"
     return errors.error_response(
-        request.scope["path"],
-        errors.ApiError(error.status_code, where, error_type, headers=error.headers),
+        request.scope,
+        errors.ApiError(error.status_code, where, kind, code=code, headers=error.headers),
     )

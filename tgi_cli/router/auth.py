@@ -39,7 +39,8 @@ class KeyGuard:
             return
         error = errors.unauthorized()
         access_log.note(error)
-        await errors.error_response(scope["path"], error)(scope, receive, send)
+        scope.setdefault("route", self._route(scope))
+        await errors.error_response(scope, error)(scope, receive, send)
 
     def _brings_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -56,10 +57,13 @@ class KeyGuard:
         raw = scope.get("raw_path") or b""
         if scope["method"] not in _LOOKING or raw != scope["path"].encode():
             return False
-        for route in self._routes:
-            if route.matches(scope)[0] is Match.FULL:
-                return isinstance(route, Route) and _open(route)
-        return False
+        route = self._route(scope)
+        return isinstance(route, Route) and _open(route)
+
+    def _route(self, scope: Scope) -> BaseRoute | None:
+        return next(
+            (route for route in self._routes if route.matches(scope)[0] is Match.FULL), None
+        )
 
 
 def _open(route: Route) -> bool:

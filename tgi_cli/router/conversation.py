@@ -122,7 +122,7 @@ def _converse(body: ChatRequest, state: RouterState) -> Conversation:
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
     conversation = Conversation(
-        spec=replace(specs[0], prompt=prompt),
+        spec=replace(specs[0], prompt=prompt, prompt_param="messages"),
         continued=messages[-1]["content"] if continues else "",
         echoed=_echoed(body, messages),
         tools=tools,

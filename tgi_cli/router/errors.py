@@ -1,8 +1,11 @@
-"""Every error of the HTTP face: its status, its words, and its two bodies.
+"""Every error of the HTTP face: its statuses, its words, and its two bodies.
 
 Native routes answer as TGI: ``{"error": TEXT, "error_type": TYPE}``, and plain text where TGI's
-web framework answered by itself. /v1 routes answer as OpenAI
-(https://platform.openai.com/docs/guides/error-codes), with ``error_type`` on top.
+web framework answered by itself. OpenAI's routes answer as OpenAI
+(https://platform.openai.com/docs/guides/error-codes), with ``error_type`` on top: 400 where TGI
+says 422, so that clients raise ``BadRequestError``, and 500 where TGI says 424, which OpenAI's
+clients take for a failure of the server and try again. Which of the two an error becomes is
+decided by the path when it is written; what raises it need not know.
 """
 
 from __future__ import annotations
@@ -11,16 +14,29 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
-_OPENAI_TYPES = {
-    "overloaded": "rate_limit_exceeded",
-    "generation": "server_error",
-    "incomplete_generation": "server_error",
-    "incomplete_generation_stream": "server_error",
-    "internal": "server_error",
-    "healthcheck": "server_error",
-    "timeout": "server_error",
+from tgi_cli.router.type_errors import describe
+
+_OPENAI_STATUSES = {422: 400, 424: 500}
+_OPENAI_PATHS = frozenset(
+    (
+        "/v1", "/chat/completions", "/completions", "/responses", "/models", "/embeddings",
+        "/detokenize", "/version",
+    )
+)  # fmt: skip
+_OPENAI_PREFIXES = ("/v1/", "/models/")
+_VERTEX_ROUTES = ("vertex_predict", "vertex_health")
+"""Names of routes whose paths Vertex AI chooses: it calls /v1/endpoints/..., in TGI's form."""
+_RESPONSES = ("/v1/responses", "/responses")
+_RESPONSES_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }
+"""What a request for a response calls the parameters of the chat that it is read as."""
 
 _FAILURE_LABELS = {
     "overloaded": "overloaded",
@@ -36,10 +52,12 @@ class ApiError(Exception):
     """An answer that is not the one asked for.
 
     Attributes:
-        status: of the HTTP response.
-        message: the whole text, prefix included.
+        status: of the HTTP response, in TGI's form.
+        message: the whole text, prefix included, in TGI's form.
         error_type: TGI's word for the kind of error.
         param, code: OpenAI's: the parameter at fault; a word for programs.
+        openai_message: the text in OpenAI's form.
+        names_kept: its names are the request's own, also where a response is read as a chat.
         headers: of the response, such as Retry-After.
         plain: the native body is the bare message.
     """
@@ -52,6 +70,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
+        openai_message: str | None = None,
         headers: Mapping[str, str] | None = None,
         plain: bool = False,
     ) -> None:
@@ -61,8 +80,29 @@ class ApiError(Exception):
         self.error_type = error_type
         self.param = param
         self.code = code
+        self.names_kept = False
+        self.openai_message = message if openai_message is None else openai_message
         self.headers = dict(headers or {})
         self.plain = plain
+
+    @property
+    def openai_status(self) -> int:
+        """Of the HTTP response, in OpenAI's form."""
+        return _OPENAI_STATUSES.get(self.status, self.status)
+
+    @property
+    def openai_type(self) -> str:
+        """OpenAI's kind of error; 429 is of the kind whose limit was reached."""
+        if self.status == 429:
+            return "requests"
+        return "invalid_request_error" if self.openai_status < 500 else "server_error"
+
+    @property
+    def response_code(self) -> str:
+        """``error.code`` of a response that failed, one of those that OpenAI lists."""
+        if self.code in ("rate_limit_exceeded", "context_length_exceeded"):
+            return self.code
+        return "invalid_prompt" if self.openai_status < 500 else "server_error"
 
     @property
     def failure_label(self) -> str:
@@ -74,14 +114,74 @@ class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-def validation(message: str, param: str | None = None) -> ApiError:
-    """A parameter that cannot be."""
-    return ApiError(422, f"Input validation error: {message}", "validation", param=param)
+def validation(
+    message: str,
+    param: str | None = None,
+    code: str = "invalid_value",
+    openai_message: str | None = None,
+) -> ApiError:
+    """A parameter that cannot be. OpenAI's form has no prefix, and perhaps words of its own."""
+    return ApiError(
+        422,
+        f"Input validation error: {message}",
+        "validation",
+        param=param,
+        code=code,
+        openai_message=message if openai_message is None else openai_message,
+    )
 
 
-def unsupported(param: str, what: str | None = None) -> ApiError:
-    """A known parameter that this server cannot act on: refused, never ignored."""
-    return validation(f"{what or f'`{param}`'} is not supported by this server", param)
+def unsupported(
+    param: str, what: str | None = None, code: str = "unsupported_parameter"
+) -> ApiError:
+    """A known parameter that this server cannot act on: refused, never ignored.
+
+    ``what`` says which values of it, with ``code`` ``unsupported_value``; None: all of them.
+    """
+    return validation(f"{what or f'`{param}`'} is not supported by this server", param, code)
+
+
+def wrong_types(cause: str) -> ApiError:
+    """Valid JSON that is not what the route takes; ``cause`` is msgspec's."""
+    message, param, code = describe(cause)
+    return ApiError(
+        422,
+        f"Failed to deserialize the JSON body into the target type: {cause}",
+        "validation",
+        param=param,
+        code=code,
+        openai_message=message,
+        plain=True,
+    )
+
+
+def context_length(
+    message: str, param: str, *, context: int, most: int, prompt: int, completion: int | None
+) -> ApiError:
+    """More tokens than the context holds.
+
+    Agents read OpenAI's code and words, and shorten the conversation.
+
+    Args:
+        message: in TGI's form.
+        param: what the prompt was made of.
+        context, most: tokens of prompt and completion together, and of a prompt.
+        prompt, completion: tokens of the request; completion None: the prompt alone is too long.
+    """
+    words = f"This model's maximum context length is {context} tokens"
+    if completion is not None:
+        words += (
+            f". However, you requested {prompt + completion} tokens ({prompt} in the {param}, "
+            f"{completion} in the completion). Please reduce the length of the {param} or of the "
+            "completion."
+        )
+    else:
+        words += f", {most} of them for the {param}" if prompt <= context else ""
+        words += (
+            f". However, your {param} resulted in {prompt} tokens. Please reduce the length of "
+            f"the {param}."
+        )
+    return validation(message, param, "context_length_exceeded", words)
 
 
 def bad_request(message: str) -> ApiError:
@@ -127,7 +227,13 @@ def engine_gone(cause: str) -> ApiError:
 
 def template(message: str) -> ApiError:
     """The chat template refused the conversation, or there is none."""
-    return ApiError(422, f"Template error: {message}", "template_error", param="messages")
+    return ApiError(
+        422,
+        f"Template error: {message}",
+        "template_error",
+        param="messages",
+        code="invalid_value",
+    )
 
 
 def overloaded(retry_after: int) -> ApiError:
@@ -137,6 +243,7 @@ def overloaded(retry_after: int) -> ApiError:
         "Model is overloaded",
         "overloaded",
         code="rate_limit_exceeded",
+        openai_message=f"Model is overloaded: please try again in {retry_after}s",
         headers={"retry-after": str(retry_after)},
     )
 
@@ -178,14 +285,17 @@ def native_body(error: ApiError) -> bytes:
 
 
 def openai_body(error: ApiError) -> bytes:
-    """The JSON object of /v1 routes and their streams."""
-    fallback = "invalid_request_error" if error.status < 500 else "server_error"
+    """The JSON object of OpenAI's routes and their streams."""
+    return _openai_body(error, error.openai_message, error.param)
+
+
+def _openai_body(error: ApiError, message: str, param: str | None) -> bytes:
     return msgspec.json.encode(
         {
             "error": {
-                "message": error.message,
-                "type": _OPENAI_TYPES.get(error.error_type, fallback),
-                "param": error.param,
+                "message": message,
+                "type": error.openai_type,
+                "param": param,
                 "code": error.code,
             },
             "error_type": error.error_type,
@@ -193,11 +303,32 @@ def openai_body(error: ApiError) -> bytes:
     )
 
 
-def error_response(path: str, error: ApiError) -> Response:
-    """The error in the form of the API that ``path`` belongs to."""
-    if path.startswith("/v1/"):
-        body, media_type = openai_body(error), "application/json"
-    elif error.plain:
+def openai_status(status: int) -> int:
+    """What OpenAI's routes answer where TGI's answer ``status``."""
+    return _OPENAI_STATUSES.get(status, status)
+
+
+def is_openai(path: str, route: str = "") -> bool:
+    """Whether errors of the path have OpenAI's form; ``route`` is the name of the route there."""
+    if route in _VERTEX_ROUTES:
+        return False
+    return path in _OPENAI_PATHS or path.startswith(_OPENAI_PREFIXES)
+
+
+def error_response(scope: Scope, error: ApiError) -> Response:
+    """The error in the form of the API that the path of the request belongs to."""
+    path = scope["path"]
+    if is_openai(path, getattr(scope.get("route"), "name", "")):
+        message, param = error.openai_message, error.param
+        if path in _RESPONSES and not error.names_kept:
+            for name, own in _RESPONSES_NAMES.items():
+                message = message.replace(f"`{name}`", f"`{own}`")
+            param = _RESPONSES_NAMES.get(param, param) if param else param
+        body = _openai_body(error, message, param)
+        return Response(
+            body, error.openai_status, headers=error.headers, media_type="application/json"
+        )
+    if error.plain:
         body, media_type = error.message.encode(), "text/plain"
     else:
         body, media_type = native_body(error), "application/json"

@@ -160,7 +160,7 @@ class Generator:
 
     def _room(self, input_length: int, spec: GenerationSpec) -> int:
         """How many tokens may follow. Raises ApiError."""
-        new_tokens = fit_length(input_length, spec.max_new_tokens, self.info)
+        new_tokens = fit_length(input_length, spec.max_new_tokens, self.info, spec.prompt_param)
         if spec.sampling.min_new_tokens > new_tokens:
             raise errors.validation(
                 f"`min_tokens` must be <= {new_tokens}, the tokens that may be generated. "

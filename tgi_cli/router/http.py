@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from tgi_cli.router import errors
 from tgi_cli.router.errors import ApiError, ClientGone, late_body
 from tgi_cli.router.protocol import body_seconds
 
@@ -68,8 +69,7 @@ def with_body(request: Request, body: bytes) -> Request:
 
 def wrong_types(cause: str) -> ApiError:
     """Valid JSON that is not what the route takes."""
-    message = f"Failed to deserialize the JSON body into the target type: {cause}"
-    return ApiError(422, message, "validation", plain=True)
+    return errors.wrong_types(cause)
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

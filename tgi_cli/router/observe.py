@@ -53,7 +53,7 @@ class Observer:
             if record.status:
                 raise  # the server logs it and tears the connection
             logger.exception("a request failed", extra={"request_id": record.request_id})
-            await errors.error_response(scope["path"], failure)(scope, receive, send_named)
+            await errors.error_response(scope, failure)(scope, receive, send_named)
         finally:
             route = scope.get("route")
             record.route = getattr(route, "path", "")

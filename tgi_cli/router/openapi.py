@@ -15,6 +15,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 import tgi_cli
+from tgi_cli.router.errors import is_openai, openai_status
 from tgi_cli.router.operations import ALSO, NAMED, OPERATIONS, Operation
 from tgi_cli.router.schemas.refused import Refused, refused_names
 from tgi_cli.router.schemas.service import ErrorResponse, OpenAIErrorResponse
@@ -22,7 +23,7 @@ from tgi_cli.router.schemas.service import ErrorResponse, OpenAIErrorResponse
 _REF = "#/components/schemas/{name}"
 
 _ERRORS = {
-    400: "The body is no JSON",
+    400: "The body is no JSON; on OpenAI's routes also: a parameter that cannot be",
     401: "The API key is missing or another one",
     403: "Not allowed on this server",
     404: "No such model, adapter or path",
@@ -149,13 +150,16 @@ def _describe(
         if operation.example is not None:
             content["example"] = operation.example
         told["requestBody"] = {"required": True, "content": {"application/json": content}}
+    openai = is_openai(path, route.name)
     statuses = operation.errors
+    if openai:
+        statuses = tuple(dict.fromkeys(map(openai_status, statuses)))
     if guarded and operation.open:
         told["security"] = []
     elif guarded:
         statuses = (*statuses, 401)
     told["responses"] = {"200": _success(operation, types)} | {
-        str(status): _failure(status, path, types) for status in sorted(statuses)
+        str(status): _failure(status, openai, types) for status in sorted(statuses)
     }
     return told
 
@@ -182,9 +186,9 @@ def _success(operation: Operation, types: _Types) -> dict[str, Any]:
     return told
 
 
-def _failure(status: int, path: str, types: _Types) -> dict[str, Any]:
+def _failure(status: int, openai: bool, types: _Types) -> dict[str, Any]:
     told: dict[str, Any] = {"description": _ERRORS[status]}
-    if path.startswith("/v1/"):
+    if openai:
         told["content"] = {"application/json": {"schema": types.any_of([OpenAIErrorResponse])}}
         return told
     told["content"] = content = {}

@@ -17,6 +17,7 @@ class GenerationSpec:
 
     Attributes:
         prompt: text, or the token ids themselves.
+        prompt_param: what requests of its API call it, for errors.
         add_special_tokens: encode the text with the model's own; a rendered chat has them.
         sampling: all but the seed and the bad words.
         bad_words: texts that are not generated, not yet as token ids.
@@ -44,6 +45,7 @@ class GenerationSpec:
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
     bad_words: tuple[str, ...] = ()
+    prompt_param: str = "prompt"
     add_special_tokens: bool = True
     seed: int | None = None
     max_new_tokens: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -44,26 +45,36 @@ def request_timeout(request: Request) -> float | None:
     return seconds
 
 
-def fit_length(input_length: int, max_new_tokens: int | None, info: EngineInfo) -> int:
+def fit_length(
+    input_length: int, max_new_tokens: int | None, info: EngineInfo, param: str = "prompt"
+) -> int:
     """How many tokens may follow a prompt of ``input_length`` tokens.
 
     As TGI, a wish that goes beyond the context's end is fulfilled up to it when there is room
-    for 1024 tokens, and refused when there is not. Raises ApiError.
+    for 1024 tokens, and refused when there is not. Raises ApiError, which names ``param``.
     """
     if input_length == 0:
-        raise errors.validation("`inputs` cannot be empty", "prompt")
+        empty = f"`{param}` cannot be empty"
+        raise errors.validation("`inputs` cannot be empty", param, openai_message=empty)
+    too_long = partial(
+        errors.context_length,
+        param=param,
+        context=info.max_total_tokens,
+        most=info.max_input_tokens,
+        prompt=input_length,
+    )
     room = max(info.max_total_tokens - input_length, 0)
     asked = room if max_new_tokens is None else max_new_tokens
     if input_length + min(asked, PIECE) > info.max_total_tokens:
-        raise errors.validation(
+        raise too_long(
             f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
             f"Given: {input_length} `inputs` tokens and {asked} `max_new_tokens`",
-            "max_tokens",
+            completion=asked if input_length <= info.max_input_tokens else None,
         )
     if input_length > info.max_input_tokens:
-        raise errors.validation(
+        raise too_long(
             f"`inputs` must have less than {info.max_input_tokens} tokens. Given: {input_length}",
-            "prompt",
+            completion=None,
         )
     return min(asked, room)
 

@@ -95,6 +95,7 @@ def _settle(body: CompletionRequest) -> None:
             "Suffix is not supported and can be achieved by preprocessing the prompt.",
             "suffix not supported",
             param="suffix",
+            code="unsupported_parameter",
         )
     if body.return_full_text is not None:
         if body.echo is not None and body.echo is not body.return_full_text:
@@ -138,10 +139,11 @@ def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
                 f"Number of prompts exceeds the maximum allowed batch size of {limit}",
                 "batch size exceeded",
                 param="prompt",
+                code="array_above_max_length",
             )
         prompts = [item if isinstance(item, str) else _ids(item, body, state) for item in asked]
     if not prompts or not all(prompts):
-        raise errors.validation("`inputs` cannot be empty", "prompt")
+        raise errors.validation("`prompt` cannot be empty", "prompt")
     return prompts
 
 

@@ -162,8 +162,9 @@ class Answer:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
         if not self._begun:
             self._writer.begin()
-        code = error.code or ("server_error" if error.status >= 500 else error.error_type)
-        self._writer.response.error = ResponseError(code=code, message=error.message)
+        self._writer.response.error = ResponseError(
+            code=error.response_code, message=error.openai_message
+        )
         self._writer.fail()
         return self._writer.take()
 

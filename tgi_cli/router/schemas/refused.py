@@ -166,4 +166,6 @@ def refuse(body: Refused) -> None:
         what = f"`{name}`"
         if advice:
             what += f" ({advice})" if advice.startswith("use ") else f" {advice}"
-        raise errors.unsupported(name, what)
+        error = errors.unsupported(name, what)
+        error.names_kept = True
+        raise error
