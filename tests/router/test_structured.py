@@ -25,7 +25,8 @@ from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.grammar_check import GrammarChecker, Limits
+from tgi_cli.text.grammar_check import GrammarChecker
+from tgi_cli.text.worker_pool import Limits
 
 SCHEMA = {
     "type": "object",
