@@ -220,7 +220,7 @@ class WorkerPool:
             raise LimitError(self._memory)
         if "defect" in answer:
             logger.error("a %s process: %s", self._what, answer["defect"])
-            return {"error": answer["defect"]}
+            return {"error": "the server failed to process it: its log says why"}
         found: dict[str, Any] = answer["answer"]
         return found
 
