@@ -280,6 +280,7 @@ class TestEngine:
             (FinishReason.OVERLOADED, 429, "overloaded"),
             (FinishReason.TIMEOUT, 504, "timeout"),
             (FinishReason.CANCELLED, 500, "incomplete_generation"),
+            (FinishReason.GRAMMAR, 424, "generation"),  # of a request that has none
         ],
     )
     async def test_other_ends(

@@ -18,10 +18,13 @@ from tgi_cli.text.chat import ChatTemplate, ChatTemplateError, is_continued
 from tgi_cli.text.response import ResponseFormat
 from tgi_cli.text.response_reader import ResponseReader
 from tgi_cli.text.tools import as_text
+from tgi_cli.text.worker_pool import WorkerError, WorkersBusy
 
 INLINE_MESSAGES = 64
-"""Messages and tools of a chat that is rendered on the event loop itself. Each costs microseconds,
+"""Messages and tools of a chat that is read on the event loop itself. Each costs microseconds,
 however long it is; thousands must not hold up everybody's tokens."""
+INLINE_CHARACTERS = 64 << 10
+"""Of a prompt in which the event loop itself looks for where the answer begins."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """OpenAI's; all but the assistant's must have content."""
@@ -66,17 +69,33 @@ class Conversation:
         return replace(self.spec, shown_ids=shown)
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A chat that is yet to be rendered: what the template is given, and the rest."""
+
+    spec: GenerationSpec
+    template: ChatTemplate
+    messages: Sequence[Mapping[str, Any]]
+    told: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    continues: bool
+
+
 async def converse(body: ChatRequest, state: RouterState) -> Conversation:
     """Validate, and render the conversation. Raises ApiError."""
     form = state.text.response_format
     if body.tools and form is not None and not form.loaded:
         await state.workers.run(form.load)
-    if len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES:
-        return _converse(body, state)
-    return await state.workers.run(_converse, body, state)
+    few = len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES
+    draft = _draft(body, state) if few else await state.workers.run(_draft, body, state)
+    prompt = await _rendered(draft, body, state)
+    if few and len(prompt) <= INLINE_CHARACTERS:
+        return _conversation(draft, prompt, body, state)
+    return await state.workers.run(_conversation, draft, prompt, body, state)
 
 
-def _converse(body: ChatRequest, state: RouterState) -> Conversation:
+def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     for name in ("functions", "function_call"):
         if getattr(body, name) not in (None, [], "none", "auto"):
             raise errors.unsupported(name, f"`{name}` (deprecated by OpenAI: use `tools`)")
@@ -112,22 +131,39 @@ def _converse(body: ChatRequest, state: RouterState) -> Conversation:
     )
     try:
         continues = is_continued(messages, body.continue_final_message)
-        prompt = template.render(
-            messages,
-            told or None,
-            continue_final_message=continues,
+    except ChatTemplateError as error:
+        raise errors.template(str(error)) from error
+    return _Draft(specs[0], template, messages, told or None, variables, tools, continues)
+
+
+async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
+    """The prompt. Raises ApiError."""
+    try:
+        return await draft.template.render_async(
+            draft.messages,
+            draft.told,
+            continue_final_message=draft.continues,
             add_generation_prompt=body.add_generation_prompt is not False,
-            variables=variables,
+            variables=draft.variables,
         )
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
+    except WorkersBusy:
+        raise state.admission.overloaded() from None
+    except WorkerError as error:
+        raise errors.engine_gone(error.cause) from error
+
+
+def _conversation(
+    draft: _Draft, prompt: str, body: ChatRequest, state: RouterState
+) -> Conversation:
     conversation = Conversation(
-        spec=replace(specs[0], prompt=prompt, prompt_param="messages"),
-        continued=messages[-1]["content"] if continues else "",
-        echoed=_echoed(body, messages),
-        tools=tools,
+        spec=replace(draft.spec, prompt=prompt, prompt_param="messages"),
+        continued=draft.messages[-1]["content"] if draft.continues else "",
+        echoed=_echoed(body, draft.messages),
+        tools=draft.tools,
         parallel=body.parallel_tool_calls is not False,
-        response_format=form,
+        response_format=state.text.response_format,
     )
     return replace(conversation, spec=_constrained(conversation, body, state))
 

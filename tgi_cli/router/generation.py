@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
-from tgi_cli.router import access_log, errors
+from tgi_cli.router import access_log, errors, structured
 from tgi_cli.router.delta import Delta, Finish, Token
 from tgi_cli.router.scores import PromptScores, shortest
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.timings import Timings
 from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.grammar import GrammarError
 from tgi_cli.text.stop import StopBuffer
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ class Generation:
             return self._generator.admission.overloaded()
         if reason is FinishReason.TIMEOUT:
             return self._timed_out()
-        if reason is FinishReason.ERROR:
+        if reason is FinishReason.GRAMMAR and self.spec.grammar is not None:
+            return structured.not_valid(GrammarError(cause), self.spec.grammar.param)
+        if reason in (FinishReason.ERROR, FinishReason.GRAMMAR):
             return errors.generation_failed(cause or "the model server failed")
         return errors.incomplete()
 

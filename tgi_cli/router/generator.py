@@ -16,8 +16,9 @@ from tgi_cli.router.validation import fit_length
 from tgi_cli.rpc.interface import GONE, EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar import Grammar, GrammarError
-from tgi_cli.text.grammar_check import CheckerBusy, GrammarChecker
+from tgi_cli.text.grammar_check import GrammarChecker
 from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.worker_pool import WorkerError, WorkersBusy
 
 
 class Generator:
@@ -177,5 +178,7 @@ class Generator:
             return await self.grammars.compile(grammar)
         except GrammarError as error:
             raise structured.not_valid(error, grammar.param) from error
-        except CheckerBusy:
+        except WorkersBusy:
             raise self.admission.overloaded() from None
+        except WorkerError as error:
+            raise errors.engine_gone(error.cause) from error
