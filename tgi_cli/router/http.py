@@ -66,7 +66,7 @@ def check_values(body: bytes) -> None:
     """Refuse JSON of more values, or deeper ones, than :mod:`tgi_cli.router.bounds` allows.
 
     Counts before anything is built of it, at 2 ns a byte where text holds many brackets or quotes.
-    What is no JSON is left to the decoder. Raises ApiError: 422.
+    What is no JSON is left to the decoder. Raises ApiError: 400 too deep, 422 too many.
     """
     quotes = body.count(b'"')
     opened = body.count(b"[") + body.count(b"{")
@@ -77,10 +77,11 @@ def check_values(body: bytes) -> None:
     if body.count(b'"') > 2 * bounds.STRINGS:
         raise wrong_types(f"it holds more than {bounds.STRINGS} strings")
     brackets = b"".join(body.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+    levels = accumulate(map(_STEPS.__getitem__, brackets[: 2 * bounds.CONTAINERS]))
+    if max(levels, default=0) > bounds.DEPTH:
+        raise no_json(f"its arrays and objects are nested more than {bounds.DEPTH} deep")
     if brackets.count(b"[") + brackets.count(b"{") > bounds.CONTAINERS:
         raise wrong_types(f"it holds more than {bounds.CONTAINERS} arrays and objects")
-    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > bounds.DEPTH:
-        raise wrong_types(f"its arrays and objects are nested more than {bounds.DEPTH} deep")
 
 
 def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
@@ -90,9 +91,7 @@ def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise wrong_types(str(error)[:_CAUSE_CHARACTERS]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(
-            400, f"Failed to parse the request body as JSON: {error}", "validation", plain=True
-        ) from error
+        raise no_json(str(error)) from error
 
 
 def with_body(request: Request, body: bytes) -> Request:
@@ -103,6 +102,12 @@ def with_body(request: Request, body: bytes) -> Request:
         return next(messages, None) or await request.receive()
 
     return Request(request.scope, receive)
+
+
+def no_json(cause: str) -> ApiError:
+    """What cannot be read as JSON at all."""
+    message = f"Failed to parse the request body as JSON: {cause}"
+    return ApiError(400, message, "validation", plain=True)
 
 
 def wrong_types(cause: str) -> ApiError:
