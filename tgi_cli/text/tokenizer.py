@@ -53,6 +53,8 @@ class Tokenizer:
             if index is not None:
                 special.add(index)
         self.special_ids = frozenset(special)
+        self._surfaces: dict[int, str] = {}
+        """Of ids that were asked for: one of them takes 3 us, and a prompt has thousands."""
         self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
             '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
         )
@@ -123,6 +125,12 @@ class Tokenizer:
 
     def surface(self, token_id: int) -> str:
         """Text of one id by itself, special tokens and leading spaces shown."""
+        text = self._surfaces.get(token_id)
+        if text is None:
+            text = self._surfaces[token_id] = self._surface(token_id)
+        return text
+
+    def _surface(self, token_id: int) -> str:
         text = self.backend.decode([token_id], skip_special_tokens=False)
         if not self._byte_level and not text.startswith(" "):
             # Decoders drop the space that marks the first word of a text.
