@@ -6,18 +6,28 @@ from tgi_cli.router.generation import Generation
 from tgi_cli.router.schemas.native import PrefillToken
 from tgi_cli.router.schemas.openai import CompletionLogprobs
 from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
 
+_INLINE_TOKENS = 256
+"""Of a prompt, shown on the event loop itself: 1 ms, if none of them was shown before."""
 
-def prefill_tokens(generation: Generation, tokenizer: Tokenizer) -> list[PrefillToken]:
+
+async def prefill_tokens(
+    generation: Generation, tokenizer: Tokenizer, workers: TextWorkers
+) -> list[PrefillToken]:
     """TGI's ``prefill``: empty unless asked for."""
     if generation.spec.prompt_logprobs is None:
         return []
     logprobs = (None, *generation.prompt_scores.logprobs)
-    return [
-        PrefillToken(token_id, tokenizer.surface(token_id), logprob)
-        for token_id, logprob in zip(generation.prompt_ids, logprobs, strict=True)
-    ]
+
+    def shown() -> list[PrefillToken]:
+        return [
+            PrefillToken(token_id, tokenizer.surface(token_id), logprob)
+            for token_id, logprob in zip(generation.prompt_ids, logprobs, strict=True)
+        ]
+
+    return shown() if len(logprobs) <= _INLINE_TOKENS else await workers.run(shown)
 
 
 def scores_are_complete(generation: Generation) -> bool:

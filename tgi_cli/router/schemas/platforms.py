@@ -15,6 +15,13 @@ from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest, U
 
 Byte = Annotated[int, Meta(ge=0, le=255)]
 
+_DATA = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 255}, {"type": "string"}]},
+}
+Data = Annotated[msgspec.Raw, Meta(extra_json_schema=_DATA)]
+"""Texts, or bytes as numbers: of these a body holds so many that they are read in pieces."""
+
 _INSTANCE = {
     "anyOf": [
         {"$ref": "#/components/schemas/VertexInstance"},
@@ -54,7 +61,7 @@ class InferInput(msgspec.Struct, kw_only=True):
     name: str
     shape: list[Unsigned]
     datatype: str
-    data: list[Byte | str]
+    data: Data
 
 
 class RequestedOutput(msgspec.Struct, kw_only=True):
@@ -84,7 +91,7 @@ class InferOutput(msgspec.Struct, kw_only=True):
     name: str
     shape: list[int]
     datatype: str
-    data: list[int | str]
+    data: Data
 
 
 class InferResponse(msgspec.Struct, kw_only=True):
