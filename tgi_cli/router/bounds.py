@@ -27,6 +27,8 @@ NAME_CHARACTERS = 512
 """Of names: models, adapters, roles, functions, ids."""
 STOP_CHARACTERS = 1024
 """Of one stop string. Their number is ``--max-stop-sequences``."""
+STOPS = 1024
+"""Of any route's list of stop strings, before that flag is looked at."""
 BAD_WORDS = 256
 """Words that must not be generated, each tokenized in three ways."""
 BAD_WORD_CHARACTERS = 256
@@ -34,17 +36,24 @@ TOKEN_IDS = 4096
 """Of a list of token ids that shapes sampling: ``stop_token_ids``, ``allowed_token_ids``."""
 LOGIT_BIASES = 4096
 """Entries of ``logit_bias``; OpenAI takes 300, vLLM any number."""
+BATCH = 4096
+"""Prompts of one call; those that may run at once, ``--max-concurrent-requests``, are fewer."""
+DIMENSIONS = 16
+"""Of a tensor of KServe's."""
 
 Text = Annotated[str, Meta(extra={"bound": "payload"})]
 """Bounded by the payload alone; long ones are handled off the event loop."""
 Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
 StopString = Annotated[str, Meta(max_length=STOP_CHARACTERS)]
+Stops = Annotated[list[StopString], Meta(max_length=STOPS)]
 BadWord = Annotated[str, Meta(max_length=BAD_WORD_CHARACTERS)]
 BadWords = Annotated[list[BadWord], Meta(max_length=BAD_WORDS)]
 
-Unsigned = Annotated[int, Meta(ge=0)]
+Unsigned = Annotated[int, Meta(ge=0, extra={"bound": "checked"})]
+"""Whose range :mod:`tgi_cli.router.validation` checks, in TGI's words."""
 Unsigned32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Signed32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Dimensions = Annotated[list[Unsigned], Meta(max_length=DIMENSIONS)]
 
 TokenIds = Annotated[list[Signed32], Meta(max_length=TOKEN_IDS)]
 LogitBias = Annotated[dict[Name, float], Meta(max_length=LOGIT_BIASES)]
