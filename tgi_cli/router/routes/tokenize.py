@@ -8,7 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router.conversation import converse
-from tgi_cli.router.http import json_response, read_json
+from tgi_cli.router.http import json_response, parse, read_body, read_json
+from tgi_cli.router.routes import vllm
 from tgi_cli.router.schemas.native import ChatTokenizeResponse, GenerateRequest, SimpleToken
 from tgi_cli.router.schemas.openai import ChatRequest
 from tgi_cli.router.state import RouterState, state_of
@@ -18,9 +19,14 @@ _CHAT = msgspec.json.Decoder(ChatRequest)
 
 
 async def tokenize(request: Request) -> Response:
-    """The tokens of ``inputs``; the parameters of a generation may stand beside it."""
+    """The tokens of a text: TGI's ``inputs``, vLLM's ``prompt`` or ``messages``, or llama.cpp's
+    ``content``, each answered in its own form."""
     state = state_of(request)
-    body = await read_json(request, _GENERATE, state.config.payload_limit)
+    raw = await read_body(request, state.config.payload_limit)
+    answer = await vllm.tokenize(raw, state)
+    if answer is not None:
+        return answer
+    body = parse(raw, _GENERATE)
     return json_response(await _tokens(state, body.inputs, True))
 
 
