@@ -58,6 +58,28 @@ TWO = {
 """Two calls in every format; the last of a harmony answer ends with the text."""
 
 
+PENDING = {
+    "harmony": "<|channel|>commentary to=functions." + "f" * 2000,
+    "qwen3_coder": "<tool_call>" + " " * 2000,
+    "glm45": "<tool_call>" + "f" * 2000,
+    "mistral": "[TOOL_CALLS]f[CALL_ID]" + "x" * 2000,
+    "deepseek": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + "f" * 2000,
+    "llama3_json": " " * 2000,
+}
+"""What begins like a call, and goes on until it cannot be one."""
+
+
+@pytest.mark.parametrize("name", PENDING)
+def test_what_may_become_a_call_is_not_held_without_end(tokenizer: Tokenizer, name: str) -> None:
+    """Each token would have all of it looked at again."""
+    reader = form(tokenizer, name).reader("", tools=TOOLS)
+    assert reader is not None
+    found = [piece for letter in PENDING[name] for piece in reader.push(letter)]
+    assert len(reader._raw) < 600
+    found += reader.push("|")
+    assert Message.of([*found, *reader.finish()]).content == PENDING[name] + "|"
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer(tiny.byte_level())
