@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from tgi_cli.text.stop import STOP_CHARACTERS
+
 NAME_CHARACTERS = 512
 """Of names: models, adapters, roles, functions, ids."""
-STOP_CHARACTERS = 1024
-"""Of one stop string. Their number is ``--max-stop-sequences``."""
 BAD_WORDS = 256
 """Words that must not be generated, each tokenized in three ways."""
 BAD_WORD_CHARACTERS = 256
@@ -30,6 +30,7 @@ Text = Annotated[str, Meta(extra={"bound": "payload"})]
 """Bounded by the payload alone; long ones are handled off the event loop."""
 Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
 StopString = Annotated[str, Meta(max_length=STOP_CHARACTERS)]
+"""Their number is ``--max-stop-sequences``, and text/stop.py bounds them together."""
 BadWord = Annotated[str, Meta(max_length=BAD_WORD_CHARACTERS)]
 BadWords = Annotated[list[BadWord], Meta(max_length=BAD_WORDS)]
 

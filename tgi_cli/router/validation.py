@@ -276,7 +276,10 @@ def _stops(stops: list[str], config: RouterConfig) -> StopStrings:
             f"Given: {len(stops)}",
             "stop",
         )
-    return StopStrings(stops)
+    try:
+        return StopStrings(stops)
+    except ValueError as error:
+        raise errors.validation(str(error), "stop") from error
 
 
 def _top_n(count: int, name: str, config: RouterConfig) -> int:
