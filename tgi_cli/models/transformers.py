@@ -30,6 +30,7 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.declared import check_declared
 from tgi_cli.models.source import Source
 from tgi_cli.models.transformers_attention import (
     LOOKS,
@@ -106,6 +107,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     Raises:
         UnsupportedModelError: it cannot be run; the message says why.
     """
+    check_declared(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         decoder = _decoder(_skeleton(config, torch.float32))
         seat, _ = probe(decoder, decoder.config)
@@ -118,7 +120,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             dtype=config.dtype,
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
-            eos_token_ids=config.eos_token_ids,
+            eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in seat.specs),
         )
 

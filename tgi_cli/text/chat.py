@@ -22,6 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tgi_cli.errors import ModelError
+from tgi_cli.files import read_text
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -246,10 +247,10 @@ def _sources(model_path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     main = model_path / "chat_template.jinja"
     extra = model_path / "additional_chat_templates"
     if main.is_file():
-        sources["default"] = main.read_text(encoding="utf-8")
+        sources["default"] = read_text(main)
     if extra.is_dir():
         for path in sorted(extra.glob("*.jinja")):
-            sources[path.stem] = path.read_text(encoding="utf-8")
+            sources[path.stem] = read_text(path)
     if sources:
         return sources
     for holder in (

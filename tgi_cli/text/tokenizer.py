@@ -18,6 +18,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.errors import ModelError
+from tgi_cli.files import TOKENIZER_BYTES, require_file
+from tgi_cli.files import read_json as read_bounded
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
@@ -142,8 +144,7 @@ class Tokenizer:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when there is no such file. Raises ModelError."""
     try:
-        with path.open(encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_bounded(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -155,6 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_backend(path: Path) -> Backend:
     try:
+        require_file(path, TOKENIZER_BYTES)
         return Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any unreadable file
         raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
@@ -172,15 +174,23 @@ def _add_missing(backend: Backend, config: dict[str, Any]) -> None:
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
-    for index in sorted(listed, key=lambda key: int(key) if str(key).isdigit() else 0):
+    missing: dict[str, AddedToken] = {}
+    for index in sorted(listed, key=_id_of):
         entry = listed[index]
         content = _content(entry)
-        if content and backend.token_to_id(content) is None:
+        if isinstance(entry, dict) and content and backend.token_to_id(content) is None:
             flags = {
                 name: bool(entry.get(name, False))
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
             }
-            backend.add_tokens([AddedToken(content, **flags)])
+            missing.setdefault(content, AddedToken(content, **flags))
+    if missing:  # at once, for each call goes through all that there are
+        backend.add_tokens(list(missing.values()))
+
+
+def _id_of(key: str) -> int:
+    """The id that a key of ``added_tokens_decoder`` is; 0 for what is none."""
+    return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else 0
 
 
 def _byte_alphabet() -> dict[str, int]:

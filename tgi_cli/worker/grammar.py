@@ -13,7 +13,6 @@ its first mask 0.1 to 1.3 ms; all of these release the interpreter.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import OrderedDict
@@ -30,6 +29,7 @@ from tokenizers import Tokenizer as Backend
 
 from tgi_cli.device import default_threads
 from tgi_cli.engine.step import GrammarMatcher
+from tgi_cli.files import TOKENIZER_BYTES, read_json, require_file
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +185,7 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     """
     path = model_path / "tokenizer.json"
     if path.is_file():
+        require_file(path, TOKENIZER_BYTES)
         backend = Backend.from_file(str(path))
     else:
         from transformers import AutoTokenizer  # takes seconds, and is rarely needed
@@ -196,7 +197,7 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     config = model_path / "tokenizer_config.json"
     listed: Any = {}
     if config.is_file():
-        listed = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder")
+        listed = read_json(config).get("added_tokens_decoder")
     missing = [
         entry
         for _, entry in sorted((listed or {}).items(), key=lambda item: int(item[0]))
