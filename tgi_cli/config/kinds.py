@@ -139,6 +139,9 @@ class ModelFacts:
     """Both caches, all layers, at one byte per element: multiply by the cache dtype's size."""
     quantization: str | None = None
     """What the weights on disk are quantized with; None: they are plain."""
+    num_heads: int | None = None
+    """Attention heads, and key-value heads, of the layer that has fewest; None: not known."""
+    num_kv_heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,4 +122,6 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
         kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
         quantization=quantization_name(config),
+        num_heads=min(a.num_heads for a in attentions),
+        num_kv_heads=min(a.num_kv_heads for a in attentions),
     )

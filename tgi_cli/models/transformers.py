@@ -51,6 +51,9 @@ from tgi_cli.models.transformers_layers import (
 )
 from tgi_cli.models.transformers_names import sources, stored_names
 
+_BUFFER_BYTES = 256 << 20
+"""Of a module: tables of positions, which grow with the context that config.json states."""
+
 
 class TransformersForCausalLM(CausalLM):
     """A model of transformers over flat batches. Its modules have transformers' names.
@@ -344,6 +347,11 @@ def _fill_buffers(
             for name, buffer in module.named_buffers(recurse=False)
             if f"{path}.{name}" not in stored
         ]
+        size = sum(cast(Tensor, module._buffers[name]).nbytes for name in names)
+        if size > _BUFFER_BYTES:
+            raise Refused(
+                f"has buffers of {size >> 20} MiB that are not in the checkpoint ({path})"
+            )
         made: list[dict[str, Tensor]] = []
         for filled in (0, 1):  # what differs in the end was not computed
             for name in names:
