@@ -17,6 +17,10 @@ DEFAULT_CPU_PREFILL_TOKENS = 512
 MOST_SEQUENCES = 4096
 """That run at once, however many a user asks for: each takes a row of the worker's tables."""
 
+MOST_CONTEXT = 1 << 24
+"""Tokens of one sequence, whatever context a model states; Llama 4 Scout's is 10,485,760. Each row
+of the worker's tables is as long."""
+
 WAITING_SERVED_RATIO = 0.3
 MAX_WAITING_TOKENS = 20
 """The defaults of TGI's launcher."""

@@ -21,6 +21,7 @@ from tgi_cli.config.kinds import (
     KV_CACHE_DTYPES,
     LEAST_LORA_RANK,
     MAX_WAITING_TOKENS,
+    MOST_CONTEXT,
     MOST_SEQUENCES,
     ON_THE_FLY,
     WAITING_SERVED_RATIO,
@@ -219,7 +220,13 @@ def resolve(
     if patience < 0:
         raise ConfigError(f"--max-waiting-tokens {patience} must be at least 0")
 
-    context = model.max_position_embeddings
+    context = min(model.max_position_embeddings, MOST_CONTEXT)
+    if context < model.max_position_embeddings:
+        log.warning(
+            "the model's context is served up to %d tokens, of %d",
+            context,
+            model.max_position_embeddings,
+        )
     total = serve.max_total_tokens
     if total is None:
         total = context

@@ -64,6 +64,8 @@ class RotaryEmbedding(nn.Module):
                     **parameters,
                 },
             )
+            if not (math.isfinite(self.magnitude) and bool(frequencies.isfinite().all())):
+                raise ValueError("frequencies are not finite")
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ModelError(
                 f"config.json: rope scaling {kind!r} has no usable value: {error!s:.200}"
