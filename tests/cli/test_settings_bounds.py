@@ -21,8 +21,7 @@ def test_a_number_is_bounded_where_it_is_read(setting: Setting) -> None:
     for word in ABSURD:
         try:
             value = setting.kind.read(word)
-        except ValueError as error:
-            assert len(str(error)) < 200
+        except ValueError:
             continue
         if setting.kind.type is tuple:
             assert len(value) <= max(MOST_SIZES, 20_001)

@@ -1,8 +1,8 @@
-"""Values that no file of a checkpoint should have, each tried in turn: ``python -m ... FOLDER``.
+"""Values that no config.json should have: ``python -m tests.tools.absurd EVERY FOLDER...``.
 
-For each field of FOLDER's config.json (and of each object in it) and each absurd value, a
-checkpoint that differs in that one place is made ready to serve, in this process, whose memory is
-limited. A line of JSON on stdout says how each ended: field, value, error, seconds.
+For each field of a FOLDER's config.json (and of each object in it) and every EVERYth absurd value,
+a checkpoint that differs in that one place is made ready to serve, in this process, whose memory
+is limited. A line of JSON on stdout says how each ended: place, value, error, seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -72,22 +73,26 @@ def _late(_number: int, _frame: FrameType | None) -> None:
     raise TookTooLong
 
 
-def main(folder: Path) -> None:
+def main(every: int, folders: list[Path]) -> None:
     """Try all of them."""
     from tgi_cli.config import ServeConfig
     from tgi_cli.errors import TgiError
     from tgi_cli.worker.worker import load_worker
 
-    file = folder / "config.json"
-    raw = json.loads(file.read_text())
     serve = ServeConfig(model_id="m", measured_limits=False, disable_grammar_support=True)
-    load_worker(serve, folder)  # as it is: libraries are loaded
+    for folder in folders:
+        load_worker(serve, folder)  # as it is: libraries are loaded
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MORE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGALRM, _late)
-    for place in places(raw):
-        for value in VALUES:
+    for folder in folders:
+        file = folder / "config.json"
+        raw = json.loads(file.read_text())
+        tries = list(product(places(raw), VALUES))
+        for number, (place, value) in enumerate(tries):
+            if (number + number // len(VALUES)) % every:
+                continue
             file.write_text(changed(raw, place, value))
             began, error, told = time.monotonic(), "", False
             signal.alarm(SECONDS)
@@ -101,14 +106,16 @@ def main(folder: Path) -> None:
             finally:
                 signal.alarm(0)
             about = {
+                "folder": folder.name,
                 "place": ".".join(place),
-                "value": str(value)[:40] if value != 10**400 else "10**400",
+                "value": "10**400" if value == 10**400 else str(value)[:40],
                 "error": error,
                 "told": told,
                 "seconds": time.monotonic() - began,
             }
             print(json.dumps(about), flush=True)
+        file.write_text(json.dumps(raw))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(int(sys.argv[1]), [Path(folder) for folder in sys.argv[2:]])

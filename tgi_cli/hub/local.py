@@ -93,7 +93,7 @@ def weight_map(index: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not found:
         raise CorruptFileError(f"{index} has no weight_map", "fetch it again")
     for name in set(map(str, found.values())):
-        if Path(name).name != name or "\0" in name or len(name) > _NAME_LENGTH:
+        if Path(name).name != name or name == ".." or "\0" in name or len(name) > _NAME_LENGTH:
             shown = name[:_NAME_LENGTH]
             raise CorruptFileError(
                 f"{index} names a file that is not beside it: {shown!r}", "fetch it again"

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
 from tgi_cli.hub.headers import Entry, read_header
 from tgi_cli.hub.local import weight_map
+from tgi_cli.models.config import shown
 
 T = TypeVar("T")
 
@@ -139,7 +140,8 @@ def check_declared(
     parts = max(MOST_PARTS, 8 * (tensors + (outline.stacked if outline is not None else 0)))
     if layers * experts > parts:
         raise ModelError(
-            f"{path / 'config.json'} states {layers} layers of {experts} experts{_beside(outline)}",
+            f"{path / 'config.json'} states {shown(layers)} layers of {shown(experts)} experts"
+            + _beside(outline),
             "download the model again, or correct its config.json",
         )
 
@@ -147,7 +149,7 @@ def check_declared(
 def _require(path: Path, key: str, value: int, most: int, outline: Outline | None) -> None:
     if value > most:
         raise ModelError(
-            f"{path / 'config.json'} states {key!r} {value}{_beside(outline)}",
+            f"{path / 'config.json'} states {key!r} {shown(value)}{_beside(outline)}",
             "download the model again, or correct its config.json",
         )
 

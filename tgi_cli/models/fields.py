@@ -47,6 +47,14 @@ def factor(config: ModelConfig, key: str) -> float | None:
     return value
 
 
+def inverse_root(config: ModelConfig, key: str) -> float:
+    """One over the root of a number, which must be above 0. Raises ModelError."""
+    value = config.get(key, float)
+    if value <= 0:
+        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+    return float(value**-0.5)
+
+
 def activation(config: ModelConfig, key: str = "hidden_act", default: str = "silu") -> str:
     """The activation that config.json names. Raises UnsupportedModelError."""
     name = config.get(key, str, default)

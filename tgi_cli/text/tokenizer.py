@@ -10,7 +10,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,16 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of the text; with the special tokens that the model's post-processor adds."""
         # The batch call releases the interpreter lock and computes no offsets.
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with _no_panic():
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
+                0
+            ].ids
 
     def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """Each id with the characters of the text, from and up to, that it stands for."""
         # The batch call releases the interpreter lock.
-        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with _no_panic():
+            encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return [
             (token_id, start, stop)
             for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -139,6 +144,23 @@ class Tokenizer:
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return self.surface(token_id).encode()
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """Make a panic of the library, which is no Exception, an error of the tokenizer.
+
+    A tokenizer.json may have regular expressions that backtrack without end; after ten million
+    steps (0.7 s) the library gives up so. https://github.com/kkos/oniguruma, doc/API
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"the model's tokenizer fails on a text: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

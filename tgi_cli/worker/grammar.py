@@ -43,6 +43,9 @@ _MAX_FILLERS = 8
 _PARALLEL = 8
 """Masks from which on several threads are quicker than one."""
 
+_MOST_IDS = 1 << 24
+"""Above the ids of any vocabulary; tables of so many take 80 MB and most of a second."""
+
 _NO_TOKEN = "no token of the vocabulary may come next"
 
 
@@ -194,6 +197,9 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
             model_path, trust_remote_code=trust_remote_code, local_files_only=True
         )
         backend = tokenizer.backend_tokenizer
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > _MOST_IDS:  # tables are as long
+        raise ValueError(f"it has a token with the id {largest}")
     config = model_path / "tokenizer_config.json"
     listed: Any = {}
     if config.is_file():
