@@ -180,11 +180,11 @@ def read_config(
         )
     raw = _read_object(file)
     architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
+    if not isinstance(architectures, list) or not isinstance(next(iter(architectures), None), str):
         raise ModelError(f"{file} names no architecture")
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.is_file() else {}
-    config = ModelConfig(path, str(architectures[0]), raw, generation, trust_remote_code)
+    config = ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
     return config if rope is None else _scaled(config, *rope)
 
 
