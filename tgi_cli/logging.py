@@ -11,6 +11,7 @@ import faulthandler
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 
+_TARGET = re.compile(r"[\w.:-]+")
 _log = logging.getLogger(__name__)
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "role"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -83,8 +85,30 @@ def parse_level(text: str) -> int:
     word = next((part for part in text.split(",") if "=" not in part), "info").strip().upper()
     word = {"WARN": "WARNING", "TRACE": "DEBUG", "FATAL": "ERROR"}.get(word, word)
     if word not in LEVELS:
-        raise ValueError(f"unknown log level {text!r}; one of {', '.join(LEVELS).lower()}")
+        raise ValueError(f"unknown log level {text[:80]!r}; one of {', '.join(LEVELS).lower()}")
     return int(getattr(logging, word))
+
+
+def parse_directives(text: str) -> dict[str, int]:
+    """The levels that a filter list gives to single targets, by the targets' names.
+
+    Raises ValueError for a list with anything in it that is no level and no ``target=level``, or
+    with two levels: what would be passed over in silence is a slip.
+    """
+    found = {}
+    bare = []
+    for part in text.split(","):
+        target, equals, word = (each.strip() for each in part.partition("="))
+        if not equals:
+            parse_level(target)
+            bare.append(target)
+        elif not _TARGET.fullmatch(target) or "=" in word:
+            raise ValueError(f"{part.strip()[:80]!r} is no target=level")
+        else:
+            found[target] = parse_level(word)
+    if len(bare) > 1:
+        raise ValueError(f"{text[:80]!r} has {len(bare)} levels")
+    return found
 
 
 def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:

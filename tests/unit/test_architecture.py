@@ -131,6 +131,59 @@ def test_the_worker_knows_only_the_contracts_of_the_engine() -> None:
             assert stems <= {"step", "messages"}, path
 
 
+OWN_FILES = (
+    "files.py",  # reads them all within bounds
+    "demo/",  # ours
+    "device/",  # /proc, /sys
+    "kernels/",
+    "bench/machine.py",
+    "bench/own_server.py",
+    "cli/machine.py",
+    "cli/reference.py",
+    "router/routes/docs.py",
+    "text/grammar_worker.py",
+    "worker/memory.py",
+    "compression/activations.py",
+    "compression/calibration.py",  # of texts of any length the beginning
+    "compression/tensors.py",
+    "hub/headers.py",  # 100 MB at most
+    "hub/resolve.py",  # a checksum
+    "hub/transfer.py",
+)
+"""Read or write what this package or the system has written, or with a bound of their own."""
+
+
+def test_files_of_others_are_read_within_bounds_alone() -> None:
+    """A checkpoint, an adapter, a configuration file may be a device, a pipe or without an end."""
+    wrong = []
+    for path in modules():
+        name, source = path.relative_to(PACKAGE).as_posix(), path.read_text()
+        if not name.startswith(OWN_FILES):
+            calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+            found = [call for call in calls if _reads_a_file(call, "require_file(" in source)]
+            wrong += [f"{name}:{call.lineno} {ast.unparse(call.func)}" for call in found]
+    assert not wrong, "\n".join(wrong)
+
+
+def _reads_a_file(call: ast.Call, checked: bool) -> bool:
+    """Whether a call reads a file whose kind and size nothing has ``checked``."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id == "open"
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    words = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    if function.attr == "open":  # of a path: with keywords alone, or with a mode to read
+        reads = any(isinstance(word, str) and word.strip("bt") == "r" for word in words)
+        return owner != "os" and (reads or not call.args)
+    if function.attr in ("read_text", "read_bytes"):
+        return not call.args and owner != "worker"
+    if function.attr in ("load", "safe_load"):
+        return owner in ("json", "yaml")
+    return function.attr == "from_file" and not checked
+
+
 def test_files_can_be_read_in_a_sitting() -> None:
     long = {
         str(path.relative_to(PACKAGE)): lines

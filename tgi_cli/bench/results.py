@@ -21,6 +21,7 @@ from tgi_cli.bench.records import Run, StepRecord
 from tgi_cli.bench.statistics import BATCH_METRICS, LATENCIES, RATES, step_figures
 from tgi_cli.bench.statistics.observations import MS, tpot
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
 
 _UPGRADE = "open it with the tgi that wrote it, or upgrade: pip install --upgrade tgi-cli"
 
@@ -91,15 +92,17 @@ def load(path: Path) -> Run:
         ConfigError: the file cannot be read, is no run, or is of a newer version.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, WORKLOAD_BYTES)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except FileRefusedError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         if data.startswith(b'{"type":'):
             return _from_lines(data, path)
         _check_version(data, path)
         return msgspec.json.decode(data, type=Run)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not a saved run: {error}", "give what `tgi bench --output` wrote"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from tgi_cli.bench.settings import Sampling, Settings
 from tgi_cli.bench.statistics import parse_slo
 from tgi_cli.bench.workloads import Arrivals, Lengths
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import decode_json
 
 TGI_SOCKET = "/tmp/text-generation-server-0"
 SECRET = "***"
@@ -221,7 +221,7 @@ def _body(text: str | None) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        body = json.loads(text)
+        body = decode_json(text.encode())
     except ValueError as error:
         raise ConfigError(f"--extra-body is no JSON: {error}") from error
     if not isinstance(body, dict):

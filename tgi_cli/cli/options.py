@@ -32,18 +32,18 @@ def set_up_logs(role: str, level: str, json_output: bool) -> None:
     ``info,text_generation_router=debug`` as TGI had it, or any logger's name.
 
     Raises:
-        ConfigError: a level that is none.
+        ConfigError: a level that is none, or a directive that is no ``target=level``.
     """
     from tgi_cli import logging as logs
 
     if os.environ.get("LOG_COLORIZE") == "1":  # which, in TGI, takes colours away
         os.environ["NO_COLOR"] = "1"
     try:
+        directives = logs.parse_directives(level)
         logs.setup(role, level, json_output)
-        for part in level.split(","):
-            target, separator, word = part.strip().partition("=")
-            for name in _loggers(target) if separator else ():
-                logging.getLogger(name).setLevel(logs.parse_level(word))
+        for target, number in directives.items():
+            for name in _loggers(target):
+                logging.getLogger(name).setLevel(number)
     except ValueError as error:
         raise ConfigError(f"--logger-level: {error}") from error
 

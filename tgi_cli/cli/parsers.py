@@ -24,7 +24,7 @@ def parser(read: Callable[[str], Any]) -> Callable[[Any], Any]:
     return parse
 
 
-def whole(low: int, high: int | None = None) -> Callable[[Any], Any]:
+def whole(low: int, high: int = values.LARGEST) -> Callable[[Any], Any]:
     """A parser of whole numbers from ``low`` to ``high``."""
     return parser(values.whole(low, high).read)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from tgi_cli import demo
 from tgi_cli.errors import ConfigError, HubError, ModelError
+from tgi_cli.files import WORKLOAD_BYTES, decode_json, require_file
 from tgi_cli.text.chat import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -190,6 +190,7 @@ def _documents(path: Path, folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _read(path: Path) -> str:
+    require_file(path, WORKLOAD_BYTES)
     if path.suffix == ".gz":
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return file.read(_CHARACTERS)
@@ -200,12 +201,12 @@ def _read(path: Path) -> str:
 def _json(path: Path) -> Iterator[Any]:
     text = _read(path)
     if text.lstrip().startswith("["):
-        yield from json.loads(text)
+        yield from decode_json(text.encode(), None)
         return
     lines = text.splitlines()
     if len(text) == _CHARACTERS:
         lines.pop()  # cut in the middle
-    yield from (json.loads(line) for line in lines if line.strip())
+    yield from (decode_json(line.encode()) for line in lines if line.strip())
 
 
 def _parquet(path: Path) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import tgi_cli
 from tgi_cli.compression.blocks import Layer
 from tgi_cli.compression.evaluation import Evaluation
+from tgi_cli.files import read_text
 
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag")
 """Of the original's metadata, what holds for the quantized one too."""
@@ -84,7 +85,7 @@ def _metadata(original: str, folder: Path) -> list[str]:
     if _HUB_ID.fullmatch(original) and not Path(original).exists():
         lines += [f"base_model: {original}", "base_model_relation: quantized"]
     card = folder / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    text = read_text(card, errors="replace") if card.is_file() else ""
     if text.startswith("---\n"):
         inherited = False
         for line in text[4:].partition("\n---")[0].splitlines():

@@ -29,6 +29,7 @@ from tgi_cli.compression.stream import Stream
 from tgi_cli.device import describe as device_facts
 from tgi_cli.device.memory import large_blocks_apart
 from tgi_cli.errors import ConfigError, TgiError
+from tgi_cli.files import read_bytes
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import quantization_name
 from tgi_cli.quantization.produce.checks import check, describe
@@ -331,7 +332,7 @@ def _tell(chosen: Selection) -> None:
 
 def _identity(job: Job, model: Skeleton, samples: Calibration | None) -> dict[str, Any]:
     """What decides the output, to the last bit."""
-    headers = hashlib.sha256((job.model / "config.json").read_bytes())
+    headers = hashlib.sha256(read_bytes(job.model / "config.json"))
     for name, entry in sorted(model.stored.items()):
         headers.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
     files = sorted({entry.file for entry in model.stored.values()})

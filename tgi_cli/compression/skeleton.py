@@ -24,6 +24,7 @@ from tgi_cli.compression.unstack import unstacked
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, read_tensor, some
 from tgi_cli.models.config import ModelConfig, read_config
+from tgi_cli.models.declared import check_declared
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.source import Source
 from tgi_cli.models.transformers_names import sources
@@ -90,6 +91,7 @@ class Skeleton:
         self.dtype: torch.dtype = dtype
         layout = checkpoint_format(self.config)
         headers = read_headers(folder)
+        check_declared(folder, self.config.raw, layout is not None)
         self.whole = _model(self.config, dtype)
         self.decoder = self.whole.get_decoder()
         at, self.blocks = _blocks(self.whole, self.decoder)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tgi_cli.compression.blocks import Layer
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import INDEX_BYTES, read_json
 
 STATE = "state.json"
 
@@ -55,7 +56,7 @@ class Partial:
                 "--resume goes on with it; or delete it",
             )
         if resume and state.is_file():
-            self._read(json.loads(state.read_text(encoding="utf-8")))
+            self._read(read_json(state, INDEX_BYTES))
             return
         if resume:
             raise ConfigError(f"there is no unfinished run in {self.folder}", "leave out --resume")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tgi_cli.hub.headers import read_header
+
 _CHUNK = 16 << 20
 
 
@@ -36,20 +38,9 @@ class Bytes:
 
 def tensors_in(file: Path) -> list[Bytes]:
     """The tensors of a safetensors file, which must be whole."""
-    with file.open("rb") as source:
-        length = int.from_bytes(source.read(8), "little")
-        header: dict[str, Any] = json.loads(source.read(length))
     return [
-        Bytes(
-            name,
-            file,
-            about["dtype"],
-            tuple(about["shape"]),
-            8 + length + about["data_offsets"][0],
-            about["data_offsets"][1] - about["data_offsets"][0],
-        )
-        for name, about in header.items()
-        if name != "__metadata__"
+        Bytes(name, file, entry.dtype, entry.shape, entry.start, entry.size)
+        for name, entry in read_header(file).items()
     ]
 
 

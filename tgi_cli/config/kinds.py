@@ -17,6 +17,10 @@ DEFAULT_CPU_PREFILL_TOKENS = 512
 MOST_SEQUENCES = 4096
 """That run at once, however many a user asks for: each takes a row of the worker's tables."""
 
+MOST_CONTEXT = 1 << 24
+"""Tokens of one sequence, whatever context a model states; Llama 4 Scout's is 10,485,760. Each row
+of the worker's tables is as long."""
+
 WAITING_SERVED_RATIO = 0.3
 MAX_WAITING_TOKENS = 20
 """The defaults of TGI's launcher."""
@@ -139,6 +143,9 @@ class ModelFacts:
     """Both caches, all layers, at one byte per element: multiply by the cache dtype's size."""
     quantization: str | None = None
     """What the weights on disk are quantized with; None: they are plain."""
+    num_heads: int | None = None
+    """Attention heads, and key-value heads, of the layer that has fewest; None: not known."""
+    num_kv_heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from tgi_cli.config.kinds import (
     KV_CACHE_DTYPES,
     LEAST_LORA_RANK,
     MAX_WAITING_TOKENS,
+    MOST_CONTEXT,
     MOST_SEQUENCES,
     ON_THE_FLY,
     WAITING_SERVED_RATIO,
@@ -32,6 +33,9 @@ from tgi_cli.config.kinds import (
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 
 log = logging.getLogger(__name__)
+
+_PROCESS_BYTES = 256 << 20
+"""Of a process that runs a share of a model, without its weights: torch and the interpreter."""
 
 _DTYPES = {
     "float16": "float16",
@@ -114,7 +118,29 @@ def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
     return serve.max_lora_rank
 
 
-def _resolve_num_shard(serve: ServeConfig, device: DeviceFacts) -> int:
+def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFacts) -> int:
+    shards = _asked_shards(serve, device)
+    if shards == 1:
+        return 1
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    if heads is not None and (
+        heads % shards or (kv_heads is not None and kv_heads % shards and shards % kv_heads)
+    ):
+        kv = "" if kv_heads in (None, heads) else f" and {kv_heads} key-value heads"
+        raise UnsupportedModelError(
+            f"{heads} attention heads{kv} cannot be shared out evenly to {shards} shards",
+            "choose --num-shard so that it divides them",
+        )
+    if device.kind == "cpu" and shards * _PROCESS_BYTES > device.total_memory:
+        raise ConfigError(
+            f"--num-shard {shards}: so many processes do not fit into the memory of this machine "
+            f"({device.total_memory / 2**30:.1f} GiB)",
+            "ask for fewer; on a CPU more than one per socket is no faster",
+        )
+    return shards
+
+
+def _asked_shards(serve: ServeConfig, device: DeviceFacts) -> int:
     asked, sharded = serve.num_shard, serve.sharded
     _positive("num-shard", asked)
     if sharded is False:
@@ -194,7 +220,13 @@ def resolve(
     if patience < 0:
         raise ConfigError(f"--max-waiting-tokens {patience} must be at least 0")
 
-    context = model.max_position_embeddings
+    context = min(model.max_position_embeddings, MOST_CONTEXT)
+    if context < model.max_position_embeddings:
+        log.warning(
+            "the model's context is served up to %d tokens, of %d",
+            context,
+            model.max_position_embeddings,
+        )
     total = serve.max_total_tokens
     if total is None:
         total = context
@@ -292,6 +324,6 @@ def resolve(
         max_loras=loras,
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
-        num_shard=_resolve_num_shard(serve, device),
+        num_shard=_resolve_num_shard(serve, model, device),
         cuda_memory_fraction=serve.cuda_memory_fraction,
     )

@@ -135,7 +135,7 @@ def resolve_adapter(
                 f"there is no folder {source}", "name a folder with adapter_config.json, or an id"
             )
         try:
-            _require_adapter(local.names_in(folder), source)
+            _require_config(folder, source)
             return _with_safetensors(folder.resolve())
         except OSError as error:
             raise ModelError(f"{error.filename or source}: {error.strerror or error}") from error
@@ -191,6 +191,11 @@ def _from_hub(model_id: str, revision: str | None, progress: Progress) -> Path:
     _require_adapter(list(repository.files), model_id)
     chosen = files.select_adapter(repository.files)
     return download(repository, (chosen.small, chosen.weights), hub, progress)
+
+
+def _require_config(folder: Path, what: str) -> None:
+    """Refuse a folder without the file that makes an adapter; others are not looked at."""
+    _require_adapter([files.ADAPTER_CONFIG] * (folder / files.ADAPTER_CONFIG).is_file(), what)
 
 
 def _require_adapter(names: Sequence[str], what: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tgi_cli.errors import CorruptFileError, DiskFullError, HubError, ModelNotFoundError
+from tgi_cli.files import read_text
 from tgi_cli.hub.repository import RepoFile
 
 _COMMIT_LENGTH = 40
@@ -101,7 +102,7 @@ class RepoCache:
         """The commit that ``revision`` stood at when it was last seen, or None."""
         ref = self._ref(revision or "main")
         if ref.is_file():
-            return ref.read_text().strip()
+            return read_text(ref).strip()
         if revision is None:
             return None
         folder = self.folder / "snapshots"

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub import files
+from tgi_cli.files import CONFIG_BYTES, INDEX_BYTES
+from tgi_cli.files import read_json as read_bounded
+from tgi_cli.hub import files, headers
 
-_HEADER_LIMIT = 100_000_000
-"""Bytes; safetensors itself refuses longer headers."""
+_NAME_LENGTH = 255
+"""Of a file's name, on the file systems that there are."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; CorruptFileError if it holds anything else."""
+def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of ``limit`` bytes at most; CorruptFileError for anything else."""
     try:
-        found = json.loads(path.read_bytes())
+        found = read_bounded(path, limit)
     except ValueError as error:
         raise CorruptFileError(f"{path} is not JSON: {error}", "fetch it again") from error
     if not isinstance(found, dict):
@@ -82,37 +82,31 @@ def check_adapter(folder: Path) -> Path:
     raise ModelError(f"{folder} has an adapter_config.json and no adapter weights")
 
 
+def weight_map(index: Path) -> dict[str, str]:
+    """What an index says: the file of each tensor, all of them in the index's own folder.
+
+    Raises:
+        OSError: it cannot be read.
+        CorruptFileError: it is no index, or names a file elsewhere.
+    """
+    found = read_json(index, INDEX_BYTES).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise CorruptFileError(f"{index} has no weight_map", "fetch it again")
+    for name in set(map(str, found.values())):
+        if Path(name).name != name or name == ".." or "\0" in name or len(name) > _NAME_LENGTH:
+            shown = name[:_NAME_LENGTH]
+            raise CorruptFileError(
+                f"{index} names a file that is not beside it: {shown!r}", "fetch it again"
+            )
+    return {str(tensor): str(name) for tensor, name in found.items()}
+
+
 def check_safetensors(path: Path) -> None:
     """Compare a safetensors file's header with its size, without reading the tensors.
 
     Layout: https://huggingface.co/docs/safetensors/index#format. Raises CorruptFileError.
     """
-    size = path.stat().st_size
-    remedy = f"delete {path} and fetch it again"
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= _HEADER_LIMIT:
-            raise CorruptFileError(f"{path} is not a safetensors file", remedy)
-        if length > size - 8:
-            raise CorruptFileError(
-                f"{path} is truncated: {size} bytes, and its header alone has {length}", remedy
-            )
-        header = stream.read(length)
-    try:
-        entries = json.loads(header)
-        ends = [
-            int(entry["data_offsets"][1])
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise CorruptFileError(f"the header of {path} cannot be read", remedy) from error
-    wanted = 8 + length + max(ends, default=0)
-    if size < wanted:
-        raise CorruptFileError(f"{path} is truncated: {size} of {wanted} bytes", remedy)
-    if size > wanted:
-        raise CorruptFileError(f"{path} has {size - wanted} bytes more than its header", remedy)
+    headers.read_header(path)
 
 
 def _shards_wanted(folder: Path, weights: list[str], extension: str) -> set[str]:
@@ -120,10 +114,7 @@ def _shards_wanted(folder: Path, weights: list[str], extension: str) -> set[str]
     index = folder / files.index_of(extension)
     whole = any(files.shard_family(name) is None for name in weights)
     if index.is_file() and not whole:
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CorruptFileError(f"{index} has no weight_map", "fetch it again")
-        return {str(name) for name in weight_map.values()}
+        return set(weight_map(index).values())
     wanted = set()
     for name in weights:
         if family := files.shard_family(name):

@@ -19,6 +19,7 @@ from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.hub import children, files
 from tgi_cli.hub.convert import load_pickle, save
 from tgi_cli.hub.local import check, check_adapter, names_in, read_json
+from tgi_cli.patterns import Patterns
 
 if TYPE_CHECKING:
     from tgi_cli.hub.convert import Tensor
@@ -47,6 +48,7 @@ class Adapter:
     a: dict[str, Tensor] = field(default_factory=dict)
     b: dict[str, Tensor] = field(default_factory=dict)
     replaced: dict[str, Tensor] = field(default_factory=dict)
+    _patterns: Patterns = field(default_factory=Patterns)
 
     @classmethod
     def load(cls, folder: Path) -> Adapter:
@@ -80,9 +82,22 @@ class Adapter:
 
     def scale(self, module: str) -> float:
         """alpha / r, or alpha / sqrt(r) with use_rslora, after the patterns for the module."""
-        rank = _by_pattern(self.config.get("rank_pattern"), module, self.config["r"])
-        alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        rank = self._by_pattern("rank_pattern", module, "r")
+        alpha = self._by_pattern("alpha_pattern", module, "lora_alpha")
         return alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank
+
+    def _by_pattern(self, table: str, module: str, key: str) -> float:
+        """The value of the first pattern that is, or ends, the module's name, as PEFT has it.
+
+        Raises KeyError, TypeError, ValueError or OverflowError for what is no finite number.
+        """
+        patterns = self.config.get(table) or {}
+        if not isinstance(patterns, dict):
+            raise TypeError(f"{table} is no object")
+        for pattern, value in patterns.items():
+            if self._patterns.fullmatch(rf"(.*\.)?({pattern})", module):
+                return _finite(value)
+        return _finite(self.config[key])
 
     def merged(self, module: str, weight: Tensor) -> Tensor:
         """``weight`` with the module's pair added; the product is taken in fp32."""
@@ -166,6 +181,13 @@ def _find(name: str, base: dict[str, Path]) -> str:
     )
 
 
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
+
+
 def _same_shape(name: str, new: Tensor, old: Tensor) -> Tensor:
     if new.shape != old.shape:
         raise UnsupportedModelError(
@@ -173,14 +195,6 @@ def _same_shape(name: str, new: Tensor, old: Tensor) -> Tensor:
             _ELSEWHERE,
         )
     return new.to(old.dtype).contiguous()
-
-
-def _by_pattern(patterns: Any, module: str, default: float) -> float:
-    """The value of the first pattern that is, or ends, the module's name, as PEFT has it."""
-    for pattern, value in (patterns or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return float(value)
-    return float(default)
 
 
 if __name__ == "__main__":

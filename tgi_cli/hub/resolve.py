@@ -119,7 +119,7 @@ def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
         local.read_json(folder / "config.json")
         return folder
     if files.is_adapter(names):
-        commit = hashlib.sha256(local.check_adapter(folder).read_bytes()).hexdigest()
+        commit = _digest(local.check_adapter(folder))
         return _adapter(folder, folder.resolve().name, commit, wishes)
     if (
         wishes.extension == SAFETENSORS
@@ -131,6 +131,11 @@ def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
         return _convert_folder(folder)
     local.check(folder, wishes.extension)
     return folder
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _from_hub(model_id: str, revision: str | None, wishes: _Wishes) -> LocalModel:

@@ -51,6 +51,8 @@ class RotaryEmbedding(nn.Module):
             )
         try:
             base = float(parameters["rope_theta"])
+            if not (math.isfinite(base) and base > 0):
+                raise ValueError(f"rope_theta is {base}")
             frequencies = 1.0 / base ** (torch.arange(0, dims, 2).float() / dims)
             frequencies, self.magnitude = _KINDS[kind](
                 frequencies,
@@ -62,9 +64,11 @@ class RotaryEmbedding(nn.Module):
                     **parameters,
                 },
             )
-        except (KeyError, TypeError, ValueError) as error:
+            if not (math.isfinite(self.magnitude) and bool(frequencies.isfinite().all())):
+                raise ValueError("frequencies are not finite")
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ModelError(
-                f"config.json: rope scaling {kind!r} has no usable value: {error}"
+                f"config.json: rope scaling {kind!r} has no usable value: {error!s:.200}"
             ) from error
         self.dtype = dtype
         self.frequencies = frequencies.to(device)

@@ -5,7 +5,7 @@ https://huggingface.co/docs/safetensors/index#format
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,13 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tgi_cli.errors import CheckpointError
+from tgi_cli.errors import CheckpointError, CorruptFileError
+from tgi_cli.hub.local import weight_map
 from tgi_cli.quantization.codes import Codes
 from tgi_cli.quantization.formats import CheckpointFormat
+
+_PEEKED = 1 << 16
+"""Elements of a tensor that says how others are kept."""
 
 _SHOWN = 5
 """Names in an error message; the others are counted."""
@@ -49,9 +53,18 @@ def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Sto
     for module, tensors in layout.modules(stored).items():
 
         def peek(suffix: str, tensors: dict[str, Stored] = tensors) -> Tensor:
-            return read_tensor(tensors[suffix])
+            small = tensors[suffix]
+            if math.prod(small.shape) > _PEEKED:
+                raise CheckpointError(f"{small.name} is {list(small.shape)}: too large for it")
+            return read_tensor(small)
 
-        weight = layout.fold(module, tensors, peek)
+        try:
+            weight = layout.fold(module, tensors, peek)
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise CheckpointError(
+                f"{module} is no weight quantized with {layout.name}: {error!r}",
+                "download the model again, or correct its quantization_config",
+            ) from error
         for tensor in tensors.values():
             del plain[tensor.name]
         parts = tuple(tensors[suffix] for suffix in weight.names)
@@ -96,11 +109,10 @@ def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
     single = path / "model.safetensors"
     if index.is_file():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             names: dict[str, list[str]] = {}
-            for name, file in weight_map.items():
+            for name, file in weight_map(index).items():
                 names.setdefault(file, []).append(name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, CorruptFileError) as error:
             raise unreadable(index, error) from error
         absent = [file for file in names if not (path / file).is_file()]
         if absent:

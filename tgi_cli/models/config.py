@@ -5,15 +5,27 @@ transformers' own classes would be one import away, and cost 100 MB and seconds 
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tgi_cli.errors import CheckpointError, ConfigError, ModelError
+from tgi_cli.files import read_json
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_LARGEST = 1 << 63
+"""Whole numbers of config.json are below it, as torch's are."""
+
+_MOST_ENDS = 1024
+"""Ids that may end a text; published models have up to a dozen."""
+
+_SHOWN = 60
+"""Characters of a value in an error message."""
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """As safetensors names them."""
@@ -47,30 +59,58 @@ class ModelConfig:
             if default is None:
                 raise ModelError(f"{self.path / 'config.json'} does not say {key!r}")
             return default
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < _LARGEST:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ModelError(
-                f"{self.path / 'config.json'}: {key!r} is {value!r}, not {kind.__name__}"
+                f"{self.path / 'config.json'}: {key!r} is {shown(value)}, not {kind.__name__}"
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelError(f"{self.path / 'config.json'}: {key!r} is {value}, not a number")
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """The value of ``key``, which must be an integer above 0. Raises like ``get``."""
+        """The value of ``key``, an integer above 0 and below 2**63. Raises like ``get``."""
         value = self.get(key, int, default)
-        if value <= 0:
-            raise ModelError(f"{self.path / 'config.json'}: {key!r} is {value}, must be positive")
+        if not 0 < value < _LARGEST:
+            raise ModelError(
+                f"{self.path / 'config.json'}: {key!r} is {shown(value)}, must be positive"
+                + (" and below 2**63" if value > 0 else "")
+            )
         return value
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a text: of the generation config, else of the model's; may be none."""
-        for source in (self.generation, self.raw):
-            ids = source.get("eos_token_id")
-            if isinstance(ids, int):
-                return (ids,)
-            if isinstance(ids, list):
-                return tuple(ids)
+    def eos_token_ids(self, vocab_size: int) -> tuple[int, ...]:
+        """What ends a text: of the generation config, else of the model's; may be none.
+
+        Ids that no token of the vocabulary has are left out, with a warning: a model never says
+        them.
+
+        Raises:
+            ModelError: they are no whole numbers, or more than 1,024.
+        """
+        for source, name in (
+            (self.generation, "generation_config.json"),
+            (self.raw, "config.json"),
+        ):
+            stated = source.get("eos_token_id")
+            if stated is None:
+                continue
+            ids = stated if isinstance(stated, list) else [stated]
+            if len(ids) > _MOST_ENDS or not all(type(each) is int for each in ids):
+                raise ModelError(
+                    f"{self.path / name}: 'eos_token_id' is {shown(stated)}, not an id or a few",
+                    "download the model again, or correct the file",
+                )
+            found = tuple(dict.fromkeys(each for each in ids if 0 <= each < vocab_size))
+            if len(found) < len(set(ids)):
+                other = next(each for each in ids if each not in found)
+                log.warning(
+                    "%s: 'eos_token_id' %s is no token of the vocabulary (%d), and is left out",
+                    self.path / name,
+                    shown(other),
+                    vocab_size,
+                )
+            return found
         return ()
 
     @property
@@ -107,6 +147,8 @@ class ModelConfig:
         from safetensors import SafetensorError, safe_open
 
         for file in sorted(self.path.glob("*.safetensors")):
+            if not file.is_file():  # a pipe, say, would be waited for
+                continue
             try:
                 with safe_open(file, framework="numpy") as tensors:
                     for name in tensors.keys():  # noqa: SIM118 (not a mapping)
@@ -138,17 +180,37 @@ def read_config(
         )
     raw = _read_object(file)
     architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
+    if not isinstance(architectures, list) or not isinstance(next(iter(architectures), None), str):
         raise ModelError(f"{file} names no architecture")
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.is_file() else {}
-    config = ModelConfig(path, str(architectures[0]), raw, generation, trust_remote_code)
+    config = ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
     return config if rope is None else _scaled(config, *rope)
+
+
+def shown(value: object) -> str:
+    """A value for an error message, shortened where it is long."""
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else _outline(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def shown_error(error: Exception) -> str:
+    """An error's kind and words for an error message, shortened where they are long."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 200 else text[:200] + '...'}"
+
+
+def _outline(value: object) -> str:
+    size = len(value) if isinstance(value, (list, dict)) else 0
+    small = repr(value) if size <= _SHOWN else ""
+    return small if small and len(small) <= _SHOWN else f"a {type(value).__name__} of {size}"
 
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = read_json(file)
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {error}", "download the model again") from error
     if not isinstance(value, dict):

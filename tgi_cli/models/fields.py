@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.config import ModelConfig, shown
 from tgi_cli.models.spec import RopeSpec
 
 ACTIVATIONS = (
@@ -45,6 +45,14 @@ def factor(config: ModelConfig, key: str) -> float | None:
     if value <= 0:
         raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
     return value
+
+
+def inverse_root(config: ModelConfig, key: str) -> float:
+    """One over the root of a number, which must be above 0. Raises ModelError."""
+    value = config.get(key, float)
+    if value <= 0:
+        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+    return float(value**-0.5)
 
 
 def activation(config: ModelConfig, key: str = "hidden_act", default: str = "silu") -> str:
@@ -107,6 +115,10 @@ def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.
     """The rotary angles of a model all of whose layers share them."""
     parameters = rope_parameters(config, theta)
     partial = parameters.get("partial_rotary_factor")
+    if partial is not None and not 0 < float(partial) <= 1:
+        raise ModelError(
+            f"{config.path / 'config.json'}: 'partial_rotary_factor' is {shown(partial)}, no share"
+        )
     dims = head_dim if partial is None else int(head_dim * float(partial))
     return rope_spec(config, dims, context, parameters)
 

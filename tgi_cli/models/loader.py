@@ -9,6 +9,7 @@ https://huggingface.co/docs/safetensors/index#format
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,12 +21,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.device.memory import large_blocks_apart
-from tgi_cli.errors import CheckpointError
+from tgi_cli.device.memory import available_memory, large_blocks_apart
+from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError
 from tgi_cli.layers import Build, Loadable, WeightSlot
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, some, unreadable
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
@@ -140,6 +141,7 @@ def load_model(
         ]
         layers.sort(key=_order)
         if load_format == "dummy":
+            _require_memory(layers, build, device)
             _fill_dummies(layers, device)
         else:
             stored = read_headers(config.path)
@@ -165,7 +167,16 @@ def load_model(
 def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
     """The model without weights: as it is defined here, else as transformers defines it."""
     if is_native(config):
-        return DecoderForCausalLM(decoder_spec(config), build, device)
+        spec = decoder_spec(config)
+        try:
+            return DecoderForCausalLM(spec, build, device)
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ModelError(
+                f"no model can be built of {config.path / 'config.json'} ({shown_error(error)})",
+                "download the model again, or correct it",
+            ) from error
     from tgi_cli.models.transformers import TransformersForCausalLM  # imports transformers
 
     return TransformersForCausalLM(config, build, device)
@@ -176,6 +187,21 @@ def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:
     first = layer[0].loads_after
     slots = layer[1] if first is None else first.slots("")
     return -sum(torch.Size(slot.shape).numel() for slot in slots), first is not None
+
+
+def _require_memory(
+    layers: list[tuple[Loadable, list[WeightSlot]]], build: Build, device: torch.device
+) -> None:
+    """Without files, config.json alone says how large the model is: it must fit."""
+    numbers = sum(math.prod(slot.shape) for _, slots in layers for slot in slots)
+    # What is quantized on the way is smaller, by 4 bits for 32 at most.
+    needed, free = numbers * build.dtype.itemsize // 8, available_memory(device)
+    if needed > free:
+        raise OutOfMemoryError(
+            f"random weights for {numbers:.3g} parameters do not fit into the "
+            f"{free / 2**30:.1f} GiB that are free",
+            "name a smaller model, or correct its config.json",
+        )
 
 
 def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch.device) -> None:

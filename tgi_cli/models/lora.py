@@ -20,14 +20,19 @@ from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.hub import files
+from tgi_cli.hub.headers import read_header
 from tgi_cli.hub.local import read_json
 from tgi_cli.hub.lora import Adapter
 from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
 from tgi_cli.models.base import CausalLM
+from tgi_cli.models.config import shown
 from tgi_cli.models.source import Rows
+from tgi_cli.patterns import PatternError
 
 _MERGE = "merge it into its base (tgi download-weights --merge-lora), and serve the result"
 _OTHER_BASE = "the adapter belongs to another base; see base_model_name_or_path in its config"
+_PLAUSIBLE = 256
+"""Ranks up to which slots are made for what the configuration says."""
 _PREFIXES = ("model.", "transformer.")
 """Of base models, which adapters trained without the head leave out."""
 
@@ -83,6 +88,7 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
         ModelError: the folder holds no adapter.
     """
     adapter_rank(folder)  # which says what is wrong with a configuration
+    _check_header(folder, table)
     try:
         adapter = Adapter.load(folder)
     except (OSError, SafetensorError) as error:
@@ -119,12 +125,33 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
     return pairs
 
 
+def _check_header(folder: Path, table: LoraTable) -> None:
+    """Refuse, before they are read, weights that are none of an adapter that fits.
+
+    Whoever names a folder over HTTP may name one with hundreds of gigabytes.
+    """
+    weights = folder / files.ADAPTER_WEIGHTS[0]
+    if not weights.is_file():
+        return  # a pickle is converted before
+    for name, entry in read_header(weights).items():
+        if name.endswith(".lora_A.weight") and entry.shape and entry.shape[0] > table.rank:
+            raise _too_high(name.removesuffix(".lora_A.weight"), entry.shape[0], table)
+
+
+def _too_high(module: str, rank: int, table: LoraTable) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the adapter's {module} has rank {rank}, and there is room for {table.rank}",
+        f"start the server with --max-lora-rank {rank}",
+    )
+
+
 def _scale(adapter: Adapter, module: str, folder: Path) -> float:
     try:
         return adapter.scale(module)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        why = f": {error}" if isinstance(error, PatternError) else ""
         raise CheckpointError(
-            f"{folder / files.ADAPTER_CONFIG} states no usable r and lora_alpha for {module}"
+            f"{folder / files.ADAPTER_CONFIG} states no usable r and lora_alpha for {module}{why}"
         ) from error
 
 
@@ -132,18 +159,30 @@ def adapter_rank(folder: Path) -> int:
     """The largest rank that an adapter's configuration states. Reads no weights.
 
     Raises:
-        CorruptFileError: the configuration cannot be read.
-        CheckpointError: it states none.
+        CorruptFileError: the configuration, or the header of the weights, cannot be read.
+        CheckpointError: it states none, or one that the weights do not have.
     """
     path = folder / files.ADAPTER_CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {files.ADAPTER_CONFIG}: it is no adapter")
     config = read_json(path)
-    stated = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    ranks = [rank for rank in stated if isinstance(rank, int) and rank > 0]
+    patterns = config.get("rank_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"{path}: rank_pattern is no object")
+    stated = [config.get("r"), *patterns.values()]
+    ranks = [rank for rank in stated if type(rank) is int and rank > 0]
     if len(ranks) < len(stated):
         raise CheckpointError(f"{path} states no rank (r), or one below 1")
-    return max(ranks)
+    rank = max(ranks)
+    if rank > _PLAUSIBLE and (weights := folder / files.ADAPTER_WEIGHTS[0]).is_file():
+        largest = max((max(e.shape, default=0) for e in read_header(weights).values()), default=0)
+        if rank > largest:
+            raise CheckpointError(
+                f"{path} states a rank of {shown(rank)}, and no tensor of {weights.name} has a "
+                f"dimension above {largest}",
+                "fetch it again, or correct its configuration",
+            )
+    return rank
 
 
 def _find(module: str, targets: Targets) -> list[Target]:
@@ -177,10 +216,7 @@ def _check(module: str, a: Tensor, b: Tensor, found: list[Target], table: LoraTa
             _OTHER_BASE,
         )
     if len(a) > table.rank:
-        raise UnsupportedModelError(
-            f"the adapter's {module} has rank {len(a)}, and there is room for {table.rank}",
-            f"start the server with --max-lora-rank {len(a)}",
-        )
+        raise _too_high(module, len(a), table)
 
 
 def _ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:

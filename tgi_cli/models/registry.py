@@ -11,7 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tgi_cli.config import ModelFacts
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.errors import ModelError
+from tgi_cli.models.config import ModelConfig, shown_error
+from tgi_cli.models.declared import check_declared
 from tgi_cli.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -85,9 +87,18 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         UnsupportedModelError: it cannot be run; the message names the architecture or option.
         ModelError: config.json lacks a value or has one that cannot be.
     """
-    checkpoint_format(config)
+    quantized = checkpoint_format(config) is not None
+    check_declared(
+        config.path, config.raw, quantized or config.quantization is not None, native=True
+    )
     family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
-    spec: DecoderSpec = family.read(config)
+    try:
+        spec: DecoderSpec = family.read(config)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ModelError(
+            f"{config.path / 'config.json'} makes no sense ({shown_error(error)})",
+            "download the model again, or correct it",
+        ) from error
     return spec
 
 
@@ -108,7 +119,9 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         dtype=config.dtype,
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
-        eos_token_ids=config.eos_token_ids,
+        eos_token_ids=config.eos_token_ids(spec.vocab_size),
         kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
         quantization=quantization_name(config),
+        num_heads=min(a.num_heads for a in attentions),
+        num_kv_heads=min(a.num_kv_heads for a in attentions),
     )

@@ -56,6 +56,8 @@ def expert_names(config: ModelConfig) -> list[str]:
     from safetensors import SafetensorError, safe_open
 
     for file in sorted(config.path.glob("*.safetensors")):
+        if not file.is_file():
+            continue
         try:
             with safe_open(file, framework="numpy") as tensors:
                 found = [name for name in tensors.keys() if ".experts." in name]  # noqa: SIM118

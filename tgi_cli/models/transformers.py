@@ -30,6 +30,7 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.declared import check_declared
 from tgi_cli.models.source import Source
 from tgi_cli.models.transformers_attention import (
     LOOKS,
@@ -49,6 +50,9 @@ from tgi_cli.models.transformers_layers import (
     share_experts,
 )
 from tgi_cli.models.transformers_names import sources, stored_names
+
+_BUFFER_BYTES = 256 << 20
+"""Of a module: tables of positions, which grow with the context that config.json states."""
 
 
 class TransformersForCausalLM(CausalLM):
@@ -106,6 +110,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     Raises:
         UnsupportedModelError: it cannot be run; the message says why.
     """
+    check_declared(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         decoder = _decoder(_skeleton(config, torch.float32))
         seat, _ = probe(decoder, decoder.config)
@@ -118,7 +123,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             dtype=config.dtype,
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
-            eos_token_ids=config.eos_token_ids,
+            eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in seat.specs),
         )
 
@@ -342,6 +347,11 @@ def _fill_buffers(
             for name, buffer in module.named_buffers(recurse=False)
             if f"{path}.{name}" not in stored
         ]
+        size = sum(cast(Tensor, module._buffers[name]).nbytes for name in names)
+        if size > _BUFFER_BYTES:
+            raise Refused(
+                f"has buffers of {size >> 20} MiB that are not in the checkpoint ({path})"
+            )
         made: list[dict[str, Tensor]] = []
         for filled in (0, 1):  # what differs in the end was not computed
             for name in names:

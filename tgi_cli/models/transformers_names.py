@@ -8,7 +8,6 @@ that the model wants.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -25,6 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from tgi_cli.hub.local import weight_map
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.source import Source
@@ -110,7 +110,7 @@ def stored_names(config: ModelConfig) -> list[str]:
 def _names(path: Path) -> list[str]:
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.is_file():
-        return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        return list(weight_map(index))
     if not single.is_file():
         return []
     with safe_open(single, framework="pt") as tensors:

@@ -5,7 +5,6 @@ https://arxiv.org/abs/2208.07339, https://arxiv.org/abs/2305.14314; the library 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
+from tgi_cli.files import decode_json
 from tgi_cli.quantization.codes import Codes, contiguous_groups
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
 
@@ -63,7 +63,7 @@ class Bitsandbytes(CheckpointFormat):
                 )
             return Folded((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
         kind = "nf4" if f"{_STATE}nf4" in tensors else "fp4"
-        state = json.loads(bytes(peek(f"{_STATE}{kind}").tolist()))
+        state = decode_json(bytes(peek(f"{_STATE}{kind}").tolist()))
         outputs, inputs = state["shape"]
         block = int(state["blocksize"])
         nested = "weight.nested_absmax" in tensors

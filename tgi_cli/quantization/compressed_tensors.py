@@ -5,7 +5,6 @@ https://github.com/vllm-project/compressed-tensors
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.patterns import Patterns
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.codes import Codes
@@ -45,8 +45,9 @@ class CompressedTensors(CheckpointFormat):
     ignored = (r".*\.[qkv]_(scale|zero_point)",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self._patterns = Patterns()
         self.schemes = [
-            (list(group["targets"]), dict(group["weights"] or {}))
+            (list(map(str, group["targets"])), dict(group["weights"] or {}))
             for group in config["config_groups"].values()
         ]
         if config.get("sparsity_config", {}).get("format", "dense") != "dense":
@@ -87,18 +88,17 @@ class CompressedTensors(CheckpointFormat):
     def _scheme(self, module: str) -> dict[str, Any]:
         """Of the module: that which names it best, else the one for all linear layers."""
         for targets, scheme in self.schemes:
-            if any(_names(target, module) for target in targets):
+            if any(self._names(target, module) for target in targets):
                 return scheme
         for targets, scheme in self.schemes:
             if "Linear" in targets:
                 return scheme
         return self.schemes[0][1]
 
-
-def _names(target: str, module: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
-    return target == module
+    def _names(self, target: str, module: str) -> bool:
+        if target.startswith("re:"):
+            return self._patterns.match(target.removeprefix("re:"), module)
+        return target == module
 
 
 def _block(scheme: Mapping[str, Any]) -> tuple[int, int] | None:

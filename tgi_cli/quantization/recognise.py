@@ -66,9 +66,9 @@ def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
         )
     try:
         return FORMATS[method](config)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ModelError(
-            f"the checkpoint's quantization_config makes no sense ({error!r})",
+            f"the checkpoint's quantization_config makes no sense ({error!r:.200})",
             "download the model again, or correct it",
         ) from error
 

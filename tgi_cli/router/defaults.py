@@ -6,12 +6,16 @@ https://huggingface.co/docs/transformers/main_classes/text_generation
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tgi_cli.files import read_json
+
 logger = logging.getLogger(__name__)
+
+_LARGEST = float((1 << 31) - 1)
+"""Of any parameter: what requests may say, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class SamplingDefaults:
         """
         file = model_path / "generation_config.json"
         try:
-            stated = json.loads(file.read_text(encoding="utf-8"))
+            stated = read_json(file)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError) as error:
@@ -50,9 +54,10 @@ class SamplingDefaults:
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
+                or not abs(value) <= _LARGEST  # NaN is not, either
                 or not _sane(each.name, value)
             ):
-                logger.warning("%s: %s is %r, which is not used", file, each.name, value)
+                logger.warning("%s: %s is %.40r, which is not used", file, each.name, value)
                 continue
             found[each.name] = kind(value)
         defaults = cls(**found)  # type: ignore[arg-type]

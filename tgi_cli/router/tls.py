@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import TEXT_BYTES, FileRefusedError, require_file
 
 
 def server_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
@@ -17,6 +18,9 @@ def server_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     files = f"--ssl-certfile {certfile}" + (f" --ssl-keyfile {keyfile}" if keyfile else "")
     try:
+        for path in (certfile, keyfile):
+            if path is not None:
+                require_file(path, TEXT_BYTES)
         # A password, though an empty one: without it an encrypted key would ask on the terminal.
         context.load_cert_chain(certfile, keyfile, password="")
     except ssl.SSLError as error:
@@ -24,6 +28,8 @@ def server_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
             f"{files}: {error.reason or error}",
             "give a PEM file of the certificate and its chain, and the unencrypted key of it",
         ) from error
+    except FileRefusedError as error:
+        raise ConfigError(f"{files}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{files}: {error.strerror}") from error
     return context

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import TEXT_BYTES, FileRefusedError, read_bytes
 
 if TYPE_CHECKING:
     import grpc
@@ -90,7 +91,12 @@ class TlsFiles:
 
         assert self.certificate is not None, "servers have one"
         return grpc.ssl_server_credentials(
-            [((self.key or self.certificate).read_bytes(), self.certificate.read_bytes())],
+            [
+                (
+                    read_bytes(self.key or self.certificate, TEXT_BYTES),
+                    read_bytes(self.certificate, TEXT_BYTES),
+                )
+            ],
             root_certificates=_content(self.authority),
             require_client_auth=self.authority is not None,
         )
@@ -152,14 +158,16 @@ def tls_files(
 
 
 def _content(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
+    return None if path is None else read_bytes(path, TEXT_BYTES)
 
 
 def _read(flag: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, TEXT_BYTES)
     except OSError as error:
         raise ConfigError(f"{flag} {path}: {error.strerror}") from error
+    except FileRefusedError as error:
+        raise ConfigError(f"{flag} {path}: {error}") from error
 
 
 def _check_mode(key: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import ModelError
+from tgi_cli.files import read_text
 from tgi_cli.text.tokenizer import read_json
 
 MOST_TEMPLATES = 32
@@ -69,15 +70,11 @@ def of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise _too_large(str(path))
     try:
         # A file that was written on Windows: lines end as they do for Python's text files.
-        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is no UTF-8: {error}", "download the model again") from error
+        return read_text(path, MOST_BYTES).replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
 
 
 def _too_large(what: str) -> ModelError:

@@ -10,7 +10,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.errors import ModelError
+from tgi_cli.files import TOKENIZER_BYTES, require_file
+from tgi_cli.files import read_json as read_bounded
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
@@ -113,13 +116,15 @@ class Tokenizer:
     ) -> list[list[int]]:
         """As :meth:`encode`, of several texts in one call."""
         # The batch call releases the interpreter lock and computes no offsets.
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        with _no_panic():
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """Each id with the characters of the text, from and up to, that it stands for."""
         # The batch call releases the interpreter lock.
-        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with _no_panic():
+            encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return [
             (token_id, start, stop)
             for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -152,11 +157,27 @@ class Tokenizer:
         return self.surface(token_id).encode()
 
 
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """Make a panic of the library, which is no Exception, an error of the tokenizer.
+
+    A tokenizer.json may have regular expressions that backtrack without end; after ten million
+    steps (0.7 s) the library gives up so. https://github.com/kkos/oniguruma, doc/API
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"the model's tokenizer fails on a text: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when there is no such file. Raises ModelError."""
     try:
-        with path.open(encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_bounded(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -168,6 +189,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_backend(path: Path) -> Backend:
     try:
+        require_file(path, TOKENIZER_BYTES)
         return Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any unreadable file
         raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
@@ -185,15 +207,23 @@ def _add_missing(backend: Backend, config: dict[str, Any]) -> None:
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
-    for index in sorted(listed, key=lambda key: int(key) if str(key).isdigit() else 0):
+    missing: dict[str, AddedToken] = {}
+    for index in sorted(listed, key=_id_of):
         entry = listed[index]
         content = _content(entry)
-        if content and backend.token_to_id(content) is None:
+        if isinstance(entry, dict) and content and backend.token_to_id(content) is None:
             flags = {
                 name: bool(entry.get(name, False))
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
             }
-            backend.add_tokens([AddedToken(content, **flags)])
+            missing.setdefault(content, AddedToken(content, **flags))
+    if missing:  # at once, for each call goes through all that there are
+        backend.add_tokens(list(missing.values()))
+
+
+def _id_of(key: str) -> int:
+    """The id that a key of ``added_tokens_decoder`` is; 0 for what is none."""
+    return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else 0
 
 
 def _byte_alphabet() -> dict[str, int]:

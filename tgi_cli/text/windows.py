@@ -70,12 +70,8 @@ def _windows(tokenizer: Tokenizer, text: str, window: int) -> Iterator[list[Span
 
 
 def _encode(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[Span]:
-    # The batch call releases the interpreter lock.
-    encoding = tokenizer.backend.encode_batch([text[start:stop]], add_special_tokens=False)[0]
-    return [
-        (token_id, start + begin, start + end)
-        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
-    ]
+    found = tokenizer.spans(text[start:stop], add_special_tokens=False)
+    return [(token_id, start + begin, start + end) for token_id, begin, end in found]
 
 
 def _boundary(found: list[Span], first: int, last: int) -> int | None:

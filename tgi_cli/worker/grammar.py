@@ -13,7 +13,6 @@ its first mask 0.1 to 1.3 ms; all of these release the interpreter.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -31,6 +30,7 @@ from tokenizers import Tokenizer as Backend
 
 from tgi_cli.device import default_threads
 from tgi_cli.engine.step import GrammarMatcher
+from tgi_cli.files import TOKENIZER_BYTES, read_json, require_file
 from tgi_cli.worker.grammar_causes import NOTHING_FITS, limit_passed
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,9 @@ _COMPILERS = 2
 _MAX_FILLERS = 8
 _PARALLEL = 8
 """Masks from which on several threads are quicker than one."""
+
+_MOST_IDS = 1 << 24
+"""Above the ids of any vocabulary; tables of so many take 80 MB and most of a second."""
 
 _NO_TOKEN = "no token of the vocabulary may come next"
 
@@ -212,6 +215,7 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     """
     path = model_path / "tokenizer.json"
     if path.is_file():
+        require_file(path, TOKENIZER_BYTES)
         backend = Backend.from_file(str(path))
     else:
         from transformers import AutoTokenizer  # takes seconds, and is rarely needed
@@ -220,10 +224,13 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
             model_path, trust_remote_code=trust_remote_code, local_files_only=True
         )
         backend = tokenizer.backend_tokenizer
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > _MOST_IDS:  # tables are as long
+        raise ValueError(f"it has a token with the id {largest}")
     config = model_path / "tokenizer_config.json"
     listed: Any = {}
     if config.is_file():
-        listed = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder")
+        listed = read_json(config).get("added_tokens_decoder")
     missing = [
         entry
         for _, entry in sorted((listed or {}).items(), key=lambda item: int(item[0]))

@@ -25,6 +25,7 @@ import tgi_cli
 from tgi_cli import kernels
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import default_threads, describe
+from tgi_cli.files import read_json
 from tgi_cli.kernels import build
 from tgi_cli.worker.capacity import Capacity
 
@@ -106,7 +107,7 @@ def load(key: dict[str, Any]) -> Measured | None:
     """The figures of a key; None where there are none."""
     path = path_of(key)
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(path)
         measured = Measured(**record["measured"])
         same = _encode(record["key"]) == _encode(key)
     except FileNotFoundError:

@@ -363,7 +363,10 @@ def make_worker(
         kernels.set_threads(torch.get_num_threads())
         set_threads(1)
     seconds = time.monotonic() - began
-    return ModelWorker(serve, config, facts, model, attention, seconds, adapters, shard, grammars)
+    with out_of_memory_as_error():  # the tables of rows, as long as the context
+        return ModelWorker(
+            serve, config, facts, model, attention, seconds, adapters, shard, grammars
+        )
 
 
 def _grammars(

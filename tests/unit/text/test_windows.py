@@ -7,7 +7,6 @@ from collections.abc import Callable
 from itertools import chain
 
 import pytest
-from tokenizers import Tokenizer as Backend
 
 from tests.unit.text import tiny
 from tgi_cli import demo
@@ -56,16 +55,13 @@ class _Odd:
     """A tokenizer whose tokens depend on how far a text reaches, as none should."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.backend = self
         self._tokenizer = tokenizer
-        self.encode = tokenizer.encode
         self.lengths: list[int] = []
 
-    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[object]:
-        self.lengths.append(len(texts[0]))
-        backend: Backend = self._tokenizer.backend
-        text = texts[0].replace(" ", "_") if len(self.lengths) % 2 else texts[0]
-        return backend.encode_batch([text], add_special_tokens=add_special_tokens)
+    def spans(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+        self.lengths.append(len(text))
+        text = text.replace(" ", "_") if len(self.lengths) % 2 else text
+        return self._tokenizer.spans(text, add_special_tokens)
 
 
 def test_windows_that_do_not_agree_grow_up_to_the_whole(tokenizer: Tokenizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -12,6 +11,7 @@ from tgi_cli.bench.records import Request
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.bench.workloads.lengths import Lengths
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import WORKLOAD_BYTES, decode_json, read_bytes
 
 _PROMPT_KEYS = ("prompt", "text", "inputs", "question")
 _LENGTH_KEYS = ("max_tokens", "output_tokens", "max_new_tokens")
@@ -117,7 +117,7 @@ def sharegpt(
         ConfigError: a file that cannot be read, or that has no such conversation.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = decode_json(read_bytes(path, WORKLOAD_BYTES), None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", "name a JSON file") from error
     found = [pairs for item in content if (pairs := _pairs(item))] if _is_list(content) else []
@@ -195,8 +195,8 @@ def _pairs(item: Any) -> list[tuple[str, str]]:
 def lines_of(path: Path) -> list[tuple[int, str]]:
     """The lines of a text file that are not empty, with their numbers. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path, WORKLOAD_BYTES, pipes=True).decode()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", "name a text file") from error
     return [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
 
@@ -204,7 +204,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 def parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     """The JSON object of a line. Raises ConfigError."""
     try:
-        value = json.loads(line)
+        value = decode_json(line.encode())
     except ValueError as error:
         raise _wrong(path, number, str(error)) from error
     if not isinstance(value, dict):

@@ -29,7 +29,7 @@ DEVICE_SETTINGS = (
     ),
     Setting(
         "num_shard",
-        whole(1),
+        whole(1, 256),
         None,
         "Processes that share the model, one device each. Left open: the GPUs that "
         "CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES names, else 1; with --sharded all.",
@@ -48,7 +48,7 @@ DEVICE_SETTINGS = (
     ),
     Setting(
         "max_loras",
-        whole(1),
+        whole(1, 1024),
         None,
         "Adapters on the device at once: so many different ones share a batch. Giving it "
         "allows adapters to be loaded over HTTP. Left open: 4 where adapters are named, else 0.",
@@ -66,7 +66,7 @@ DEVICE_SETTINGS = (
     ),
     Setting(
         "max_lora_rank",
-        whole(1),
+        whole(1, 16384),
         None,
         "The largest rank an adapter may have. Left open: that of the adapters named, at "
         "least 16; 64 where none is named.",

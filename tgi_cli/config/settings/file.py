@@ -15,6 +15,7 @@ from typing import Any
 
 from tgi_cli.config.settings import COMMANDS, SETTINGS, Setting, settings_of
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import FileRefusedError, read_yaml
 
 Words = bool | str | list[str]
 """A value as a flag would have it: a switch, a word, or the words of a flag that is repeated."""
@@ -45,13 +46,13 @@ def read_file(path: Path, command: str) -> dict[str, Words]:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    import yaml  # a dozen milliseconds that most starts can do without
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except FileRefusedError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+    except ValueError as error:
         cause = " ".join(str(error).split())
         raise ConfigError(f"--config {path} is not YAML: {cause}") from error
     if content is None:

@@ -136,7 +136,7 @@ ROUTER_SETTINGS = (
         NETWORK,
         _FRONT,
     ),
-    Setting("max_best_of", whole(1), 2, "Upper limit of best_of.", API, _FRONT),
+    Setting("max_best_of", whole(1, 4096), 2, "Upper limit of best_of.", API, _FRONT),
     Setting(
         "max_stop_sequences",
         whole(0),
@@ -155,13 +155,13 @@ ROUTER_SETTINGS = (
     ),
     Setting(
         "max_client_batch_size",
-        whole(1),
+        whole(1, 65536),
         4,
         "Prompts in one call of /v1/completions.",
         API,
         _FRONT,
     ),
-    Setting("validation_workers", whole(1), 2, "Threads that tokenize prompts.", API, _FRONT),
+    Setting("validation_workers", whole(1, 256), 2, "Threads that tokenize prompts.", API, _FRONT),
     Setting("payload_limit", whole(1), 2_000_000, "Bytes of a request's body.", API, _FRONT),
     Setting(
         "watermark_gamma",
@@ -261,7 +261,7 @@ ROUTER_SETTINGS = (
         "debug, info, warning or error; info,router=debug sets one part's apart.",
         LOGS,
         COMMANDS,
-        variables=("LOG_LEVEL",),
+        variables=("LOG_LEVEL", "LOGGER_LEVEL"),
     ),
     Setting(
         "json_output",

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_SHOWN = 40
+"""Characters of a word in an error message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -46,27 +49,43 @@ def truth(word: str) -> bool:
     raise ValueError(f"{word!r} is neither true nor false")
 
 
-def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
+LARGEST = (1 << 31) - 1
+"""Of whole numbers that nothing else bounds: what every part of the program holds exactly."""
+
+LARGEST_RATIO = 1e9
+"""Of other numbers; seconds among them, of which threads wait for 9.2e9 at most."""
+
+LARGEST_FACTOR = 1e4
+"""By which the context of a model is stretched."""
+
+MOST_SIZES = 4096
+"""Numbers in a list, and the largest of them: sequences that run at once."""
+
+
+def _whole(low: int, high: int = LARGEST) -> Callable[[str], int]:
     def parse(word: str) -> int:
         try:
             number = int(word)
         except ValueError:
-            raise ValueError(f"{word!r} is not a whole number") from None
-        if number < low or (high is not None and number > high):
-            limits = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise ValueError(f"{number} is not {limits}")
+            raise ValueError(f"{word[:_SHOWN]!r} is not a whole number") from None
+        if number < low:
+            raise ValueError(f"{word[:_SHOWN]} is not at least {low}")
+        if number > high:
+            raise ValueError(f"{word[:_SHOWN]} is not from {low} to {high}")
         return number
 
     return parse
 
 
-def _ratio(word: str) -> float:
+def _ratio(word: str, high: float = LARGEST_RATIO) -> float:
     try:
         number = float(word)
     except ValueError:
-        raise ValueError(f"{word!r} is not a number") from None
+        raise ValueError(f"{word[:_SHOWN]!r} is not a number") from None
     if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{word} is not at least 0")
+        raise ValueError(f"{word[:_SHOWN]} is not at least 0")
+    if number > high:
+        raise ValueError(f"{word[:_SHOWN]} is not at most {high:g}")
     return number
 
 
@@ -85,22 +104,24 @@ def _part(word: str) -> float:
 
 
 def _factor(word: str) -> float:
-    number = _ratio(word)
+    number = _ratio(word, LARGEST_FACTOR)
     if number < 1:
         raise ValueError(f"{word} is not at least 1")
     return number
 
 
 def _sizes(word: str) -> tuple[int, ...]:
-    number = _whole(0)
-    return tuple(number(part.strip()) for part in word.split(","))
+    number, parts = _whole(0, MOST_SIZES), word.split(",")
+    if len(parts) > MOST_SIZES:
+        raise ValueError(f"more than {MOST_SIZES} numbers")
+    return tuple(number(part.strip()) for part in parts)
 
 
 def _items(word: str) -> tuple[str, ...]:
     return tuple(item for item in (part.strip() for part in word.split(",")) if item)
 
 
-def whole(low: int, high: int | None = None) -> Kind:
+def whole(low: int, high: int = LARGEST) -> Kind:
     """Whole numbers from ``low`` to ``high``."""
     return Kind(int, "N", _whole(low, high))
 
@@ -122,13 +143,13 @@ def path(metavar: str = "PATH") -> Kind:
 
 SWITCH = Kind(bool)
 RATIO = Kind(float, "X", _ratio)
-"""A finite number of at least 0."""
+"""A number of at least 0, up to :data:`LARGEST_RATIO`."""
 SHARE = Kind(float, "X", _share)
 """A number between 0 and 1, neither of them."""
 PART = Kind(float, "X", _part)
 """A number above 0, up to 1."""
 FACTOR = Kind(float, "X", _factor)
-"""A number of at least 1."""
+"""A number of at least 1, up to :data:`LARGEST_FACTOR`."""
 SIZES = Kind(tuple, "SIZES", _sizes)
 """Whole numbers between commas."""
 ITEMS = Kind(tuple, "LIST", _items)

@@ -66,7 +66,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         head_dim=head_dim,
         bias=bias,
         output_bias=bias,
-        scale=config.get("query_pre_attn_scalar", float) ** -0.5 if second else None,
+        scale=fields.inverse_root(config, "query_pre_attn_scalar") if second else None,
         softcap=fields.factor(config, "attn_logit_softcapping") if second else None,
     )
     key = "hidden_activation" if second else "hidden_act"

@@ -66,7 +66,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         head_dim=head_dim,
         bias=bias,
         output_bias=bias,
-        scale=config.get("query_pre_attn_scalar", float) ** -0.5,
+        scale=fields.inverse_root(config, "query_pre_attn_scalar"),
         qk_norm_eps=norm.eps,
         qk_norm="one_plus",
     )
@@ -108,7 +108,12 @@ def _kinds(config: ModelConfig, context: int) -> list[tuple[str, int | None]]:
     """Kind and window of each layer; where none is named, every sixth sees everything."""
     num_layers = config.positive("num_hidden_layers")
     pattern = config.positive("sliding_window_pattern")
-    turns = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
-    kinds = fields.layer_kinds(config, (turns * num_layers)[:num_layers])
+    kinds = fields.layer_kinds(
+        config,
+        [
+            "sliding_attention" if (layer + 1) % pattern else "full_attention"
+            for layer in range(num_layers)
+        ],
+    )
     windows = fields.windows(config, num_layers, context, kinds=kinds)
     return list(zip(kinds, windows, strict=True))

@@ -1,0 +1,115 @@
+"""Every numeric setting of the table, given what no server should be started with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tgi_cli.cli import main
+from tgi_cli.config.settings import SERVE, SETTINGS, Setting
+from tgi_cli.config.settings.values import LARGEST, LARGEST_RATIO, MOST_SIZES
+from tgi_cli.errors import ExitCode
+
+NUMERIC = [setting for setting in SETTINGS if setting.kind.type in (int, float, tuple)]
+ABSURD = ("0", "-1", str(10**18), "NaN", "inf", "1e308", "1" * 5000, "", "x", "1,2," * 10_000)
+
+
+@pytest.mark.parametrize("setting", NUMERIC, ids=lambda setting: setting.name)
+def test_a_number_is_bounded_where_it_is_read(setting: Setting) -> None:
+    for word in ABSURD:
+        try:
+            value = setting.kind.read(word)
+        except ValueError:
+            continue
+        if setting.kind.type is tuple:
+            assert len(value) <= max(MOST_SIZES, 20_001)
+            assert all(isinstance(part, str) or 0 <= part <= MOST_SIZES for part in value)
+        else:
+            assert 0 <= value <= (LARGEST if setting.kind.type is int else LARGEST_RATIO)
+            assert math.isfinite(value)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [setting for setting in NUMERIC if SERVE in setting.of and setting.kind.metavar != "LIST"],
+    ids=lambda setting: setting.name,
+)
+def test_an_absurd_flag_is_an_error_of_usage(
+    setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in (str(10**18), "NaN", "1e308"):
+        assert main.run(["env", f"{setting.flag}={word}"]) == ExitCode.USAGE, word
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        assert len(error) < 500
+
+
+def test_more_shards_than_any_machine_has_are_refused_before_one_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.run(["serve", "--port", "0", "--num-shard", "99999"]) == ExitCode.USAGE
+    assert "99999 is not from 1 to 256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["LOG_LEVEL", "LOGGER_LEVEL"])
+@pytest.mark.parametrize(
+    "words", ["zzz,=,,=x", "info,=,,=x", "info,zzz", "info,=debug", "info,a=b=c", "info,x=loud"]
+)
+def test_a_filter_of_the_log_that_means_nothing_is_an_error(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LOG_LEVEL", raising=False)
+    monkeypatch.setenv(name, words)
+    assert main.run(["router", "--engine-url", "unix:/nowhere"]) == ExitCode.USAGE
+    assert "--logger-level" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "large", "deep", "bomb", "merges"])
+def test_a_configuration_file_that_never_ends_is_refused(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import os
+
+    from tgi_cli import files
+
+    monkeypatch.setattr(files, "_PIPE_SECONDS", 0.2)
+    path = tmp_path / "settings.yaml"
+    if kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "large":
+        path.write_bytes(b"#" * (1 << 20))
+    elif kind == "deep":
+        path.write_text("port: " + "[" * 100_000)
+    else:
+        item, entry = ("*{0}", "[{1}]") if kind == "bomb" else ("*{0}", "{{<<: [{1}]}}")
+        lines = ["a0: &a0 " + ("[x, x]" if kind == "bomb" else "{x: 1, y: 2}")]
+        for level in range(1, 12):
+            parts = ", ".join([item.format(f"a{level - 1}")] * 5)
+            lines.append(f"a{level}: &a{level} " + entry.format("", parts))
+        path.write_text("\n".join(lines))
+    assert main.run(["env", "--config", str(path)]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert "cannot be read" in error or "is not YAML" in error
+    assert len(error) < 1000
+
+
+def test_a_configuration_file_may_come_through_a_pipe(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    import os
+
+    reading, writing = os.pipe()
+    os.write(writing, b"max-best-of: 3\n")
+    os.close(writing)
+    assert main.run(["env", "--config", f"/dev/fd/{reading}"]) == ExitCode.OK
+    os.close(reading)
+    assert "/dev/fd/" in capfd.readouterr().out

@@ -1,0 +1,215 @@
+"""Reads files that others wrote, within bounds: of kind, bytes, depth and number of values.
+
+What a path leads to is not ours to choose: a device without an end, a pipe without a writer, text
+that nests until a parser's stack is used up, a few aliases that stand for billions of values. All
+files of checkpoints, adapters and tokenizers and all files that flags name are read here, so that
+none of them takes more than its bound; tests/unit/test_architecture.py holds that.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CONFIG_BYTES = 16 << 20
+"""Of config.json and its like. Among published models the largest have a few hundred KB."""
+
+INDEX_BYTES = 64 << 20
+"""Of model.safetensors.index.json: 100 bytes for each tensor, and 200,000 tensors in the largest
+mixtures of experts."""
+
+TOKENIZER_BYTES = 256 << 20
+"""Of a tokenizer's files. Gemma 3's tokenizer.json, with 262,144 tokens, has 33 MB."""
+
+TEXT_BYTES = 4 << 20
+"""Of chat templates, model cards and the like."""
+
+WORKLOAD_BYTES = 2 << 30
+"""Of a benchmark's prompts and saved runs. ShareGPT, as it was published, has 640 MB."""
+
+SETTINGS_BYTES = 256 << 10
+"""Of a YAML file of settings, which is read at a few hundred KB a second."""
+
+MAX_DEPTH = 64
+"""Arrays and objects within each other. serde_json, which reads tokenizers, allows 128; the
+deepest files of published models have 10."""
+
+MAX_VALUES = 2_000_000
+"""Values in a JSON file: 150 MB of objects at most."""
+
+_PIPE_SECONDS = 10.0
+"""That the writer of a pipe may let its reader wait."""
+
+_MAX_ALIASES = 64
+_MAX_YAML_VALUES = 10_000
+
+
+class FileRefusedError(ValueError):
+    """A file is of a kind, a size or a depth that is not read."""
+
+
+def read_bytes(path: Path, limit: int = CONFIG_BYTES, *, pipes: bool = False) -> bytes:
+    """The content of a file.
+
+    Args:
+        path: of a regular file, or a link to one.
+        limit: bytes that it may have.
+        pipes: whether it may be a pipe too (``<(...)`` of a shell).
+
+    Raises:
+        OSError: it cannot be opened or read; a pipe has had no writer for ten seconds.
+        FileRefusedError: it is of another kind, or larger than ``limit``.
+    """
+    _check(path.stat(), limit, pipes)  # a device is not even opened
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        _check(found, limit, pipes)
+        is_pipe = not stat.S_ISREG(found.st_mode)
+        parts: list[bytes] = []
+        size = 0
+        while size <= limit:
+            if is_pipe:
+                _wait(descriptor)
+            part = os.read(descriptor, min(1 << 20, limit + 1 - size))
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+            size += len(part)
+    finally:
+        os.close(descriptor)
+    raise FileRefusedError(_too_large(limit))
+
+
+def read_text(path: Path, limit: int = TEXT_BYTES, *, errors: str = "strict") -> str:
+    """The text of a file in UTF-8. Raises as :func:`read_bytes`, and UnicodeDecodeError."""
+    return read_bytes(path, limit).decode("utf-8", errors)
+
+
+def read_json(path: Path, limit: int = CONFIG_BYTES) -> Any:
+    """What a JSON file says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON, or beyond the bounds. (A FileRefusedError is one.)
+    """
+    return decode_json(read_bytes(path, limit))
+
+
+def decode_json(data: bytes, max_values: int | None = MAX_VALUES) -> Any:
+    """The value of a JSON text, of ``max_values`` at most. Raises ValueError."""
+    if max_values is not None:
+        # More than there are: those within strings count as well.
+        count = data.count(b",") + data.count(b"[") + data.count(b"{")
+        if count > max_values:
+            raise FileRefusedError(f"it has more than {max_values} values")
+    too_deep = f"it nests more than {MAX_DEPTH} arrays and objects"
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise FileRefusedError(too_deep) from None
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return value
+    raise FileRefusedError(too_deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file of settings says. Raises OSError and ValueError as :func:`read_json`."""
+    import yaml  # a dozen milliseconds that most starts can do without
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """SafeLoader, with bounds on what nests and on what is referred to."""
+
+        depth = 0
+        aliases = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.aliases += self.check_event(yaml.AliasEvent)
+            self.depth += 1
+            if self.depth > MAX_DEPTH:
+                raise FileRefusedError(f"it nests more than {MAX_DEPTH} levels")
+            if self.aliases > _MAX_ALIASES:
+                raise FileRefusedError(f"it has more than {_MAX_ALIASES} aliases")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            _require_few(len(node.value))
+
+    try:
+        value = yaml.load(read_bytes(path, SETTINGS_BYTES, pipes=True), Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    except (RecursionError, OverflowError) as error:
+        raise FileRefusedError("it refers to itself, or has a number without measure") from error
+    for count, _ in enumerate(_values(value)):
+        _require_few(count)
+    return value
+
+
+def require_file(path: Path, limit: int) -> None:
+    """Make sure that a library may read a file: a regular one of ``limit`` bytes at most.
+
+    Raises:
+        OSError: it is not there.
+        FileRefusedError: it is of another kind, or larger.
+    """
+    _check(path.stat(), limit, pipes=False)
+
+
+def _check(found: os.stat_result, limit: int, pipes: bool) -> None:
+    mode = found.st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode) and not (pipes and stat.S_ISFIFO(mode)):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+        raise FileRefusedError(f"it is {kind}, not a regular file")
+    if found.st_size > limit:
+        raise FileRefusedError(_too_large(limit))
+
+
+def _too_large(limit: int) -> str:
+    size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
+    return f"it has more than {size}"
+
+
+def _wait(descriptor: int) -> None:
+    """Until a pipe can be read, or has been closed by its writer."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN | select.POLLHUP)
+    if not poller.poll(_PIPE_SECONDS * 1000):
+        raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {_PIPE_SECONDS:g} s")
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """All values, one that is referred to as often as it is."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            waiting.extend(value)
+
+
+def _require_few(count: int) -> None:
+    if count > _MAX_YAML_VALUES:
+        raise FileRefusedError(f"it has more than {_MAX_YAML_VALUES} values")
