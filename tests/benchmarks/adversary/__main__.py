@@ -38,16 +38,19 @@ def requests(options: argparse.Namespace, parts: list[str]) -> list[Result]:
     budget = Budget(options.stall / 1e3, options.growth << 20)
     bench = Bench(server, budget, options.seconds, options.payload_limit, options.guard << 20)
     try:
-        quiet = bench.rest()
+        bench.rest()
         bench.run(
             lambda route: "requests" in parts and (not options.route or options.route in route),
             "protocol" in parts,
         )
+    except KeyboardInterrupt:
+        print("interrupted: this is what was measured until then", file=sys.stderr)
     finally:
         bench.close()
         server.close()
     report.show(report.HEAD, report.rows(bench.results), "The worst field of each route")
     report.show_broken(bench.results)
+    quiet = bench.quiet
     print(
         f"\nquiet: /health within {quiet.stall * 1e3:.1f} ms ({quiet.raw_stall * 1e3:.1f} with "
         f"others' time), gaps within {quiet.gap * 1e3:.0f} ms"
@@ -75,7 +78,8 @@ def main() -> None:
     parser.add_argument("--serve", nargs="*", default=[], help="more of `tgi serve`: --x=y")
     parser.add_argument("--json", type=Path, help="write every case")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
+    # No server is left behind, and what was measured is shown.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts = options.only or list(PARTS)
     results: list[Result] = []
     if {"requests", "protocol"} & set(parts):

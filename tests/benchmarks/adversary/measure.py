@@ -178,8 +178,13 @@ class Bench:
             self.results.append(self._measured(named))
 
     def _attack(self, attack: protocol.Attack) -> None:
-        shot = Shot("", lambda: [b""])
-        case = _Case("(protocol)", attack.name, shot, lambda _: attack.run(self.client))
+        def send(_: bytes) -> Answer:
+            try:
+                return attack.run(self.client)
+            except OSError:  # it takes no connection
+                return Answer(0, 0.0, 0, "")
+
+        case = _Case("(protocol)", attack.name, Shot("", lambda: [b""]), send)
         self.results.append(self._measured(replace(case, closes=attack.closes)))
 
     def _measured(self, case: _Case) -> Result:
@@ -207,7 +212,8 @@ class Bench:
             late = not case.long and any(answer.status == -1 for answer in answers)
             result.broken += self._hard(answers, seen, late, case.closes)
             if seen.lost or seen.guarded or late or seen.stall >= 5 or not self.server.healthy():
-                self._fatal[case.owner] += bool(case.owner) and self._recover(result)
+                again = self._recover(result)
+                self._fatal[case.owner] += again and bool(case.owner)
                 break
             if result.broken or not self._slow(result):
                 break

@@ -66,15 +66,12 @@ def _leave(client: Client, pieces: list[bytes], count: int) -> Answer:
 
 def _idle(client: Client, count: int) -> Answer:
     """So many connections that send the beginning of a request and wait."""
-    began = time.monotonic()
     held = []
     try:
         for _ in range(count):
             held.append(socket.create_connection(client.address, 10))
             held[-1].sendall(b"POST /generate HTTP/1.1\r\nhost: a\r\n")
         return client.ask("GET", "/info", None)
-    except OSError:
-        return Answer(0, time.monotonic() - began, 0, "")
     finally:
         for one in held:
             one.close()
