@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--pid", type=int, default=0, help="of that server's launcher")
     parser.add_argument("--key", default=KEY, help="of its API")
     parser.add_argument("--only", choices=PARTS, action="append", help="parts; else all")
-    parser.add_argument("--route", default="", help="only routes that contain this")
+    parser.add_argument("--route", default="", help="only routes, files or flags that contain this")
     parser.add_argument("--payload-limit", type=int, default=2_000_000, help="bytes of a body")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a request, at most")
     parser.add_argument("--stall", type=float, default=50.0, help="budget in milliseconds")
@@ -87,7 +87,7 @@ def main() -> None:
     if {"checkpoints", "flags"} & set(parts):
         from tests.benchmarks.adversary import starts
 
-        results += starts.run(parts)
+        results += starts.run(parts, lambda name: options.route in name)
     if options.json is not None:
         options.json.write_text(json.dumps([one.told() for one in results], indent=1))
     raise SystemExit(any(one.broken for one in results))
