@@ -40,7 +40,7 @@ def requests(options: argparse.Namespace, parts: list[str]) -> list[Result]:
     try:
         bench.rest()
         bench.run(
-            lambda route: "requests" in parts and (not options.route or options.route in route),
+            lambda case: "requests" in parts and options.route in case,
             "protocol" in parts,
         )
     except KeyboardInterrupt:
@@ -69,7 +69,11 @@ def main() -> None:
     parser.add_argument("--pid", type=int, default=0, help="of that server's launcher")
     parser.add_argument("--key", default=KEY, help="of its API")
     parser.add_argument("--only", choices=PARTS, action="append", help="parts; else all")
-    parser.add_argument("--route", default="", help="only routes, files or flags that contain this")
+    parser.add_argument(
+        "--route",
+        default="",
+        help="only cases whose route, file, flag, field or kind contains this",
+    )
     parser.add_argument("--payload-limit", type=int, default=2_000_000, help="bytes of a body")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a request, at most")
     parser.add_argument("--stall", type=float, default=50.0, help="budget in milliseconds")

@@ -121,7 +121,7 @@ def _fields(name: str, value: Any) -> Iterator[Case]:
     for path in paths:
         field = ".".join(map(str, path))
         for raw in (*NUMBERS, *OTHERS):
-            yield Case(name, field, raw[:24], _text(name, changed(value, path, raw)))
+            yield Case(name, field, raw[:24], _later(name, value, path, lambda raw=raw: raw))
         for kind, make in LARGE.items():
             yield Case(name, field, kind, _later(name, value, path, make))
 

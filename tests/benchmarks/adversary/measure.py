@@ -76,6 +76,10 @@ class _Case:
     owner: str = ""
     closes: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"{self.route} {self.place} {self.shot.kind}".strip()
+
 
 class Bench:
     """All requests against one server.
@@ -110,12 +114,13 @@ class Bench:
         return self.quiet
 
     def run(self, wanted: Callable[[str], bool], also_protocol: bool) -> None:
-        """Every case of the routes that are wanted."""
+        """Every case that is wanted, by route, field and kind."""
         began, before = time.monotonic(), len(self.results)
         for path, kind, body in together.bodies(self.limit):
-            if wanted(f"POST {path}"):
-                shot = Shot(kind, lambda body=body: [body])
-                self._case(_Case(f"POST {path}", "(together)", shot, self._poster(path), True))
+            shot = Shot(kind, lambda body=body: [body])
+            case = _Case(f"POST {path}", "(together)", shot, self._poster(path), True)
+            if wanted(case.name):
+                self._case(case)
         self._progress("together", before, began)
         if also_protocol:
             began, before = time.monotonic(), len(self.results)
@@ -126,9 +131,9 @@ class Bench:
         for target in targets():
             began, before = time.monotonic(), len(self.results)
             for case in self._of(target, known):
-                if wanted(target.name):
+                if wanted(case.name):
                     self._case(case)
-            if wanted(target.name):
+            if len(self.results) > before:
                 self._progress(target.name, before, began)
 
     def _of(self, target: Target, known: set[str]) -> Iterator[_Case]:
@@ -225,8 +230,7 @@ class Bench:
                 result.broken.append(f"{role} grew by {grown >> 20} MB")
         result.broken = list(dict.fromkeys(result.broken))
         if result.broken:
-            what = f"{case.route} {case.place} {case.shot.kind}".strip()
-            print(f"  {what}: {'; '.join(result.broken)}", file=sys.stderr)
+            print(f"  {case.name}: {'; '.join(result.broken)}", file=sys.stderr)
         return result
 
     def _slow(self, result: Result) -> bool:

@@ -79,7 +79,8 @@ def _probe(shared: Any, address: tuple[str, int]) -> None:
         except OSError:
             pass
         raw = time.monotonic() - began
-        stall = max(raw - (waited(router, files) + waited(own, files) - before), 0.0)
+        others = max(waited(router, files) + waited(own, files) - before, 0.0)
+        stall = max(raw - others, 0.0)
         if not well:
             with contextlib.suppress(OSError, AttributeError):
                 connection.close()  # type: ignore[union-attr]
@@ -186,8 +187,8 @@ class Watch:
         self._known = self._processes_now()
         self._probe_told[_PID] = next((p for p, r in self._known.items() if r == "router"), 0)
 
-    def begin(self) -> None:
-        """What is seen counts from here on."""
+    def begin(self, seconds: float = 20.0) -> None:
+        """What is seen counts from here on. Waits until /health has been answered once more."""
         self._known = self._processes_now()
         self._guarded.clear()
         self._before = {}
@@ -197,6 +198,10 @@ class Watch:
             self._before[pid] = memory_of(pid, "VmRSS")
         for told in (self._probe_told, self._stream_told):
             told[_EPOCH] += 1
+        # A question of before might be the one that what follows delays, and would not count.
+        limit = time.monotonic() + seconds
+        while self._probe_told[_SEEN] != self._probe_told[_EPOCH] and time.monotonic() < limit:
+            time.sleep(0.001)
 
     def end(self, seconds: float = 60.0) -> Seen:
         """What was seen. Waits for an answer of /health that was asked for after the call."""
