@@ -212,7 +212,7 @@ def _objects(size: int, whole: bool, free: bool) -> Iterator[Shot]:
 
 def _deep(size: int, whole: bool) -> Iterator[bytes]:
     for depth in (60, 500, 10_000, (size - 1) // 2) if whole else ((size - 1) // 2,):
-        yield nested(depth)
+        yield nested(min(depth, (size - 1) // 2))
     for depth in (60, 500, (size - 1) // 6) if whole else ():
         yield nested(depth, b'{"a":', b"}")
     if whole:
