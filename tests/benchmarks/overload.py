@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.overload [--seconds 20] [--concurrent 32] [--times 2]
 
-The server takes ``--max-concurrent-requests``; clients hold twice as many streams of it at all
-times: whoever is refused asks again after a pause, whoever is served asks again at once. So the
-offered rate is twice what is served, or more. Each client is a process with raw sockets and
-epoll that does nothing but send and note times; what it itself was late by (between a socket
-that is readable and it being read, measured by a socket to itself) is told, and what it waited
-for a processor.
+The server takes ``--max-concurrent-requests``. First so many clients, who ask again as soon as
+they are served, show how many requests it serves in a second. Then requests arrive at random
+times (a Poisson process) at twice that rate, whatever becomes of those before. Times are from
+before the connection is opened to the first byte of the answer. Each client is a process with
+raw sockets and epoll that does nothing but send and note times; how late it was itself is told
+(from a byte on a socket to itself to its being read), and how long it waited for a processor.
+The exit status is 1 if the 99th percentile of refusals is above 50 ms.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import math
 import multiprocessing
 import os
+import random
 import selectors
 import socket
 import time
@@ -53,6 +55,7 @@ class Told:
     admitted: list[float] = field(default_factory=list)
     lag: list[float] = field(default_factory=list)
     waited: float = 0.0
+    served: int = 0
     other: dict[str, int] = field(default_factory=dict)
 
 
@@ -71,25 +74,30 @@ def _request(tokens: int) -> bytes:
 
 
 class _Client:
-    """Holds so many requests in flight."""
+    """Holds so many requests in flight, or, with a rate, lets so many arrive in a second."""
 
-    def __init__(self, address: tuple[str, int], count: int, pause: float, tokens: int) -> None:
-        self._address, self._pause, self._asked = address, pause, _request(tokens)
+    def __init__(
+        self, address: tuple[str, int], count: int, rate: float, tokens: int, seed: int
+    ) -> None:
+        self._address, self._rate, self._asked = address, rate, _request(tokens)
         self._selector = selectors.DefaultSelector()
-        self._due: list[float] = [time.perf_counter() + pause * n / count for n in range(count)]
+        self._dice = random.Random(seed)
         self._told = Told()
+        self._due = [time.perf_counter()] * (1 if rate else count)
 
     def run(self, seconds: float) -> Told:
+        """Until the end of the time; what is in flight then is left."""
         here, there = socket.socketpair()
         self._selector.register(here, selectors.EVENT_READ)
-        own = os.getpid()
-        files: dict[int, int] = {}
+        own, files = os.getpid(), dict[int, int]()
         before, end = waited(own, files), time.perf_counter() + seconds
         pinged = 0.0
         while (now := time.perf_counter()) < end:
             while self._due and self._due[0] <= now:
-                self._due.pop(0)
+                due = self._due.pop(0)
                 self._ask()
+                if self._rate:
+                    self._due.append(due + self._dice.expovariate(self._rate))
             if not pinged:
                 pinged = time.perf_counter()
                 there.send(b"a")
@@ -127,14 +135,32 @@ class _Client:
         if not data:
             self._selector.unregister(connection)
             connection.close()
-            self._due.append(now if ask.status == 200 else now + self._pause)
-            self._due.sort()
+            self._told.served += ask.status == 200
+            if not self._rate:
+                self._due.append(now)
 
 
-def _client(
-    address: tuple[str, int], count: int, pause: float, tokens: int, seconds: float, answers: Any
-) -> None:
-    answers.put(_Client(address, count, pause, tokens).run(seconds))
+def _client(answers: Any, seconds: float, *own: Any) -> None:
+    answers.put(_Client(*own).run(seconds))
+
+
+def _all(
+    clients: int, seconds: float, address: tuple[str, int], count: int, rate: float, tokens: int
+) -> list[Told]:
+    """What so many processes measured together."""
+    context = multiprocessing.get_context("fork")
+    answers: Any = context.Queue()
+    each = (address, math.ceil(count / clients), rate / clients, tokens)
+    processes = [
+        context.Process(target=_client, args=(answers, seconds, *each, seed))
+        for seed in range(clients)
+    ]
+    for process in processes:
+        process.start()
+    told = [answers.get(timeout=seconds + 60) for _ in processes]
+    for process in processes:
+        process.join()
+    return told
 
 
 def main() -> None:
@@ -149,19 +175,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     server = Server(flags=["--max-concurrent-requests", str(options.concurrent)])
-    context = multiprocessing.get_context("fork")
-    answers: Any = context.Queue()
-    each = max(int(options.concurrent * options.times / options.clients), 1)
-    # Refused at once, they would otherwise ask again at once.
-    pause = 0.25
     try:
-        own = (server.address, each, pause, options.tokens, options.seconds, answers)
-        processes = [context.Process(target=_client, args=own) for _ in range(options.clients)]
-        for process in processes:
-            process.start()
-        told: list[Told] = [answers.get(timeout=options.seconds + 60) for _ in processes]
-        for process in processes:
-            process.join()
+        own = (server.address, options.concurrent)
+        first = _all(1, options.seconds / 2, *own, 0.0, options.tokens)[0]
+        rate = first.served / (options.seconds / 2)
+        if not rate:
+            raise SystemExit("nothing was served: give it more --seconds or fewer --tokens")
+        told = _all(options.clients, options.seconds, *own, rate * options.times, options.tokens)
     finally:
         server.close()
     refused = [value for one in told for value in one.refused]
@@ -176,10 +196,9 @@ def main() -> None:
         shares = [f"{percentile(values, share) * 1e3:.1f}" for share in (0.5, 0.99, 1.0)]
         return f"p50 {shares[0]}, p99 {shares[1]}, at most {shares[2]} ms"
 
-    rate = (len(admitted) + len(refused)) / max(len(admitted), 1)
     print(
-        f"{len(admitted)} admitted, {len(refused)} refused in {options.seconds:g} s: "
-        f"{rate:.1f} times what was served was offered"
+        f"{rate:.1f} requests/s are served, {rate * options.times:.1f} offered: "
+        f"{len(admitted)} admitted, {len(refused)} refused in {options.seconds:g} s"
     )
     print(f"first byte of a refusal: {shown(refused)}")
     print(f"first byte of an answer: {shown(admitted)}")
