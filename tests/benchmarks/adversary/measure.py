@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ class Budget:
     """What a request may cost.
 
     Attributes:
-        stall: seconds that it may hold the event loop, beyond the quiet server's worst.
+        stall: seconds that it may hold the event loop, beyond what the quiet server's /health takes.
         growth: bytes that a process may grow beyond the answer's size.
         worker: the same for processes that bound themselves and end (grammars, templates).
     """
@@ -105,12 +106,19 @@ class Bench:
     def close(self) -> None:
         self.watch.close()
 
-    def rest(self, seconds: float = 4.0) -> Seen:
-        """Watch without a case: what the machine alone does."""
+    def rest(self, windows: int = 20) -> Seen:
+        """Watch without a case: what the machine alone does, in a window's median."""
         time.sleep(2.0)  # the stream begins
-        self.watch.begin()
-        time.sleep(seconds)
-        self.quiet = self.watch.end()
+        found = []
+        for _ in range(windows):
+            self.watch.begin()
+            time.sleep(0.2)
+            found.append(self.watch.end())
+        self.quiet = Seen(
+            stall=statistics.median(one.stall for one in found),
+            raw_stall=statistics.median(one.raw_stall for one in found),
+            gap=statistics.median(one.gap for one in found),
+        )
         return self.quiet
 
     def run(self, wanted: Callable[[str], bool], also_protocol: bool) -> None:
