@@ -23,7 +23,7 @@ class Budget:
     """What a request may cost.
 
     Attributes:
-        stall: seconds that it may hold the event loop, beyond what the quiet server's /health takes.
+        stall: seconds that it may hold the event loop, beyond the quiet server's /health.
         growth: bytes that a process may grow beyond the answer's size.
         worker: the same for processes that bound themselves and end (grammars, templates).
     """
