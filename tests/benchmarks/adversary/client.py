@@ -16,7 +16,7 @@ class Answer:
     """Of one request.
 
     Attributes:
-        status: of the (last) answer; 0: the connection ended without one; -1: not in time.
+        status: of the first answer; 0: the connection ended without one; -1: not in time.
         seconds: until it was complete.
         size: bytes of it.
         text: its beginning.

@@ -28,7 +28,7 @@ class Attack:
 
 def _many(client: Client, method: str, path: str, count: int) -> Answer:
     """So many requests on one connection, all before the first answer is read."""
-    one = f"{method} {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode()
+    one = client.request(method, path, None).replace(b"close", b"keep-alive")
     pieces = [one * 500] * (count // 500 - 1) + [one * 499]
     return client.send([*pieces, client.request(method, path, None)])
 
