@@ -125,8 +125,7 @@ def sample(type_: inspect.Type, owner: str = "", name: str = "") -> bytes:
     named = _OF.get((owner, name), _NAMED.get(name, b""))
     if named:
         return named
-    if isinstance(type_, inspect.Metadata):
-        return b"|".join(sample(each) for each in _referred(type_)[:1]) or sample(type_.type)
+    type_ = _told(type_)
     if isinstance(type_, inspect.StructType):
         return _object(_minimal(type_))
     if isinstance(type_, inspect.LiteralType):
@@ -147,10 +146,8 @@ def _within(
     type_: inspect.Type, path: str, around: Around, structs: Mapping[str, Any], owner: str
 ) -> Iterator[Field]:
     """Fields of what a place takes."""
-    if isinstance(type_, inspect.Metadata):
-        for each in _referred(type_) or (type_.type,):
-            yield from _within(each, path, around, structs, owner)
-    elif isinstance(type_, inspect.UnionType):
+    type_ = _told(type_)
+    if isinstance(type_, inspect.UnionType):
         for each in type_.types:
             yield from _within(each, path, around, structs, owner)
     elif isinstance(type_, (inspect.ListType, inspect.VarTupleType)):
@@ -183,8 +180,7 @@ def _place(
     type_: inspect.Type, path: str, around: Around, structs: Mapping[str, Any], owner: str
 ) -> Iterator[Field]:
     # Of unbounded depth, and values of a free object are not the schema's.
-    bare = type_.type if isinstance(type_, inspect.Metadata) else type_
-    if owner.endswith("{}") and isinstance(bare, inspect.AnyType):
+    if owner.endswith("{}") and isinstance(_told(type_), inspect.AnyType):
         return
     name = owner.partition(".")[2]
     yield Field(path, type_, around, _items(type_, name), owner)
@@ -193,31 +189,49 @@ def _place(
 
 def _items(type_: inspect.Type, name: str) -> tuple[bytes, ...]:
     """Valid items of the lists that a place takes."""
-    if isinstance(type_, inspect.Metadata):
-        return _items(type_.type, name)
+    type_ = _told(type_)
     if isinstance(type_, inspect.UnionType):
         return tuple(item for each in type_.types for item in _items(each, name))
     if not isinstance(type_, (inspect.ListType, inspect.VarTupleType)):
         return ()
-    item = type_.item_type
     if name == "input":
         return (b'{"role":"user","content":"a"}',)
-    referred = _referred(item) if isinstance(item, inspect.Metadata) else ()
-    if referred:
-        return tuple(sample(each) for each in referred)
-    bare = item.type if isinstance(item, inspect.Metadata) else item
-    if isinstance(bare, inspect.UnionType):
-        return tuple(sample(each) for each in bare.types)
+    item = _told(type_.item_type)
+    if isinstance(item, inspect.UnionType):
+        return tuple(map(sample, item.types))
     return (sample(item),)
 
 
-def _referred(type_: inspect.Metadata) -> tuple[inspect.Type, ...]:
-    """What raw JSON is read as, where the API's document says so."""
-    if not isinstance(type_.type, inspect.RawType):
-        return ()
-    known = {kind.__name__: kind for kind in _known()}
-    names = [each["$ref"].rpartition("/")[2] for each in (type_.extra_json_schema or {})["anyOf"]]
-    return tuple(inspect.type_info(known[name]) for name in names)
+def _told(type_: inspect.Type) -> inspect.Type:
+    """The type itself; of raw JSON, and of what only carries a description, what it is read as."""
+    if not isinstance(type_, inspect.Metadata):
+        return type_
+    if isinstance(type_.type, inspect.RawType) and type_.extra_json_schema:
+        return _of_schema(type_.extra_json_schema)
+    return _told(type_.type)
+
+
+def _of_schema(schema: Mapping[str, Any]) -> inspect.Type:
+    """The type that a JSON schema describes, as far as the API's document needs it."""
+    if "$ref" in schema:
+        known = {kind.__name__: kind for kind in _known()}
+        return inspect.type_info(known[schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        return inspect.UnionType(tuple(map(_of_schema, schema["anyOf"])))
+    simple: dict[str, inspect.Type] = (
+        {
+            "array": inspect.ListType(_of_schema(schema.get("items", {}))),
+            "object": inspect.DictType(inspect.StrType(), inspect.AnyType()),
+            "string": inspect.StrType(),
+            "integer": inspect.IntType(),
+            "number": inspect.FloatType(),
+            "boolean": inspect.BoolType(),
+            "null": inspect.NoneType(),
+        }
+        if "type" in schema
+        else {}
+    )
+    return simple.get(schema.get("type", ""), inspect.AnyType())
 
 
 def _known() -> Iterator[Any]:

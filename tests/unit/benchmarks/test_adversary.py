@@ -28,7 +28,9 @@ def decoded() -> Iterator[Any]:
     """Types that the routes' modules decode from bodies."""
     for module in pkgutil.iter_modules(routes.__path__, f"{routes.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, msgspec.json.Decoder) and not value.type.__name__.startswith("_"):
+            if not isinstance(value, msgspec.json.Decoder):
+                continue
+            if not getattr(value.type, "__name__", "").startswith("_"):
                 yield value.type
 
 
