@@ -1,0 +1,4 @@
+"""What the worst request, checkpoint and flag cost.
+
+``python -m tests.benchmarks.adversary``
+"""

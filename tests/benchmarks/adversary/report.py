@@ -1,0 +1,100 @@
+"""The worst of each route, as a table: with rich on a terminal, as Markdown elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from tests.benchmarks.adversary.measure import Result
+
+
+def worst(results: Iterable[Result], key: Callable[[Result], float]) -> dict[str, Result]:
+    """The result with the largest ``key`` of each route, in the routes' first order."""
+    found: dict[str, Result] = {}
+    for result in results:
+        if result.route not in found or key(result) > key(found[result.route]):
+            found[result.route] = result
+    return found
+
+
+def rows(results: Sequence[Result]) -> list[list[str]]:
+    """One for each route: cases, and the worst stall, gap and growth, each with its field."""
+    stalls = worst(results, lambda one: one.stall)
+    gaps = worst(results, lambda one: one.gap)
+    growths = worst(results, lambda one: one.most_growth)
+    table = []
+    for route in stalls:
+        own = [one for one in results if one.route == route]
+        stall, gap, growth = stalls[route], gaps[route], growths[route]
+        table.append(
+            [
+                route,
+                str(len(own)),
+                f"{stall.stall * 1e3:.0f}",
+                _where(stall),
+                f"{gap.gap * 1e3:.0f}",
+                _where(gap),
+                f"{growth.most_growth / 2**20:.0f}",
+                _where(growth),
+                str(sum(bool(one.broken) for one in own)),
+            ]
+        )
+    return table
+
+
+HEAD = ["route", "cases", "stall ms", "by", "gap ms", "by", "growth MB", "by", "broken"]
+
+
+def _where(result: Result) -> str:
+    return f"{result.field} {result.kind}".strip()
+
+
+def show(head: Sequence[str], table: Sequence[Sequence[str]], title: str) -> None:
+    """Print a table."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        shown = Table(*head, title=title)
+        for row in table:
+            shown.add_row(*row)
+        Console().print(shown)
+        return
+    print(f"\n{title}\n")
+    print("| " + " | ".join(head) + " |")
+    print("| " + " | ".join("---" for _ in head) + " |")
+    for row in table:
+        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+
+
+def show_broken(results: Sequence[Result], most: int = 200) -> None:
+    """What broke the budget, worst first."""
+    broken = sorted(
+        (one for one in results if one.broken), key=lambda one: (-one.stall, -one.most_growth)
+    )
+    if broken:
+        table = [[one.route, _where(one), "; ".join(one.broken)] for one in broken[:most]]
+        show(["route", "by", "what"], table, f"{len(broken)} cases broke the budget")
+
+
+def summary(results: Sequence[Result]) -> str:
+    """One line about all."""
+    if not results:
+        return "nothing was measured"
+    blames = sum(
+        count
+        for one in results
+        for status, count in one.statuses.items()
+        if status == "424" or (status.startswith("5") and status != "503")
+    )
+    ended = sum(any("ended" in what for what in one.broken) for one in results)
+    stall = max(results, key=lambda one: one.stall)
+    gap = max(results, key=lambda one: one.gap)
+    growth = max(results, key=lambda one: one.most_growth)
+    return (
+        f"{len(results)} cases: worst stall {stall.stall * 1e3:.0f} ms ({stall.route} "
+        f"{_where(stall)}), worst gap {gap.gap * 1e3:.0f} ms ({gap.route} {_where(gap)}), worst "
+        f"growth {growth.most_growth / 2**20:.0f} MB ({growth.route} {_where(growth)}); "
+        f"{blames} answers blame the server, {ended} cases ended a process or a connection, "
+        f"{sum(bool(one.broken) for one in results)} broke the budget"
+    )

@@ -1,0 +1,130 @@
+"""The server that is attacked: one of our own, started again when it ends, or one that runs."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.tools.processes import descendants_of
+
+KEY = "benchmark"
+_START_SECONDS = 180.0
+
+
+def free_port() -> int:
+    """A port of this host that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """``tgi serve`` of the bundled model with everything on, adapters too.
+
+    Args:
+        url: of a server that runs already; it is left as it is.
+        pid: of its launcher, for its processes' memory; 0: unknown.
+        key: of its API.
+        flags: more of them, for one of our own.
+    """
+
+    def __init__(
+        self, url: str = "", pid: int = 0, key: str = KEY, flags: Sequence[str] = ()
+    ) -> None:
+        self.own = not url
+        self.key = key
+        self.restarts = 0
+        self._flags = list(flags)
+        self._folder = tempfile.TemporaryDirectory(prefix="tgi-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.pid = pid
+        if url:
+            parts = urlsplit(url)
+            self.address = (parts.hostname or "127.0.0.1", parts.port or 80)
+        else:
+            self.address = ("127.0.0.1", free_port())
+            self._start()
+
+    @property
+    def log(self) -> str:
+        """Of our own server, all of its starts."""
+        path = Path(self._folder.name) / "log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def healthy(self, seconds: float = 2.0) -> bool:
+        """Whether /health says so in time."""
+        connection = http.client.HTTPConnection(*self.address, timeout=seconds)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def recover(self, seconds: float) -> bool:
+        """Wait until it is healthy; whether it had to be started anew (or is another one)."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.healthy():
+                return False
+            if self._process is not None and self._process.poll() is not None:
+                break
+            time.sleep(0.1)
+        if not self.own:
+            raise SystemExit("the server is not healthy any more, and it is not ours to restart")
+        self.stop(kill=True)
+        self._start()
+        self.restarts += 1
+        return True
+
+    def stop(self, kill: bool = False) -> None:
+        """End our own."""
+        if self._process is None:
+            return
+        below = descendants_of(self._process.pid) if self._process.poll() is None else []
+        self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process = None
+
+    def close(self) -> None:
+        """End our own for good."""
+        self.stop()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        host, port = self.address
+        command = [sys.executable, "-m", "tgi_cli", "serve", "--hostname", host]
+        command += ["--port", str(port), "--max-loras", "2", "--json-output"]
+        command += ["--graceful-termination-timeout", "5", *self._flags]
+        with (Path(self._folder.name) / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=os.environ | {"API_KEY": self.key},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.pid = self._process.pid
+        end = time.monotonic() + _START_SECONDS
+        while not self.healthy():
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"the server did not start:\n{self.log[-3000:]}")
+            time.sleep(0.1)

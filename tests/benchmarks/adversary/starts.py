@@ -1,0 +1,291 @@
+"""Starts a model with absurd files or flags, within a time and a memory of its own.
+
+Checkpoints are loaded in a child that is forked from a process that has imported everything:
+what a start of the server reads is read (config, weights, tokenizer, chat template, adapter,
+generation defaults), and one chat is answered. Flags are given to ``tgi serve`` itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tests.benchmarks.adversary import checkpoints, report
+from tests.benchmarks.adversary.measure import Result
+from tests.benchmarks.adversary.watch import memory_of
+from tests.tools.adapters import make_adapter
+from tests.tools.checkpoints import make_llama
+from tests.tools.processes import descendants_of
+from tgi_cli import demo
+from tgi_cli.config.settings import SERVE, settings_of
+from tgi_cli.errors import ExitCode, TgiError
+
+SECONDS = 15.0
+"""That an absurd file or flag may cost more than none, on a machine that others use too."""
+MEGABYTES = 256
+"""Likewise; the file itself may have tens of them."""
+_ROOM = 3 << 30
+"""Bytes of address space beyond what is there after the imports: a child is ended by it."""
+_DEFECT = 99
+_MODULES = ("tgi_cli.offline.llm", "tgi_cli.router.defaults", "tgi_cli.text.bundle", "torch")
+SERVED = ("eos_token_id", "bos_token_id", "max_position_embeddings", "model_max_length")
+"""Fields that go from one process of the server to another: where a number of one of them is
+taken, the server itself is started too."""
+WORDS = ("1000000000", "1" + "0" * 30, "1e308")
+OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
+    ("--config", "/dev/zero"),
+    ("--config", "/dev/stdin"),
+    ("--logger-level", "zzz,=,,=x"),
+    ("--lora-adapters", ",".join(f"a{n}=/none" for n in range(5000))),
+    ("--model-id", "a" * 100_000),
+    ("--chat-template", "/dev/zero"),
+    ("--cuda-graphs", ",".join(map(str, range(1, 20_000)))),
+    ("--api-key", "a" * 100_000),
+    ("--cors-allow-origin", "a" * 100_000),
+)
+"""Of flags that are no numbers."""
+
+
+def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
+    """The parts that start something, of the files and flags that are wanted."""
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="tgi-") as name:
+        folder = Path(name)
+        base = make_llama(
+            folder / "base",
+            files=2,
+            vocab_size=4096,
+            tokenizer=demo.model_path(),
+            max_position_embeddings=512,
+        )
+        adapter = make_adapter(base, folder / "adapter")
+        began = time.monotonic()
+        if "checkpoints" in parts:
+            results += _checkpoints(folder, base, adapter, wanted)
+        if "flags" in parts:
+            results += _flags(folder, base, wanted)
+    table = []
+    slow = report.worst(results, lambda one: one.seconds)
+    large = report.worst(results, lambda one: one.most_growth)
+    for file, one in slow.items():
+        own = [result for result in results if result.route == file]
+        codes = sorted({code for result in own for code in result.statuses})
+        table.append(
+            [
+                file,
+                str(len(own)),
+                f"{one.seconds:.1f}",
+                f"{one.field} {one.kind}",
+                f"{large[file].most_growth / 2**20:.0f}",
+                f"{large[file].field} {large[file].kind}",
+                " ".join(codes),
+                str(sum(bool(result.broken) for result in own)),
+            ]
+        )
+    head = ["file or flag", "cases", "s", "by", "MB", "by", "exit codes", "broken"]
+    report.show(head, table, "The worst field of each file, and the worst flag")
+    report.show_broken(results)
+    broken = sum(bool(one.broken) for one in results)
+    print(f"\n{len(results)} starts, {broken} broken; {time.monotonic() - began:.0f} s")
+    return results
+
+
+def _load(folder: Path, adapter: Path) -> str:
+    """What a start reads, and a chat. Raises TgiError."""
+    from tgi_cli.offline.errors import GenerationError
+    from tgi_cli.offline.llm import LLM
+    from tgi_cli.router.defaults import SamplingDefaults
+    from tgi_cli.text.chat import ChatTemplateError
+
+    SamplingDefaults.read(folder)
+    with LLM(folder, max_batch_total_tokens=1024, lora_adapters={"a": adapter}) as model:
+        try:
+            messages = [{"role": "user", "content": "a"}]
+            return str(model.chat(messages, max_new_tokens=2, adapter="a"))
+        except (GenerationError, ChatTemplateError, ValueError) as error:
+            return f"refused: {error}"
+
+
+def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
+    """Fork, do it, and tell exit code (-1: not in time), seconds and peak bytes."""
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        code = _DEFECT
+        try:
+            os.setsid()
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for descriptor in (1, 2):
+                os.dup2(out, descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + _ROOM, size + _ROOM))
+            Path("/proc/self/clear_refs").write_text("5")
+            print(work(), flush=True)
+            code = 0
+        except TgiError as error:
+            print(f"error: {error.cause}", flush=True)
+            code = int(error.exit_code)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            peak = memory_of(os.getpid(), "VmHWM")
+            with contextlib.suppress(OSError), log.with_suffix(".peak").open("w") as told:
+                told.write(str(peak))
+            os._exit(code)
+    limit = began + SECONDS * 2
+    peak = 0
+    while time.monotonic() < limit:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        peak = max(peak, memory_of(pid, "VmHWM"))
+        time.sleep(0.01)
+    else:
+        status = -1
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if status == -1:
+        os.waitpid(pid, 0)
+    with contextlib.suppress(OSError, ValueError):
+        peak = max(peak, int(log.with_suffix(".peak").read_text()))
+        log.with_suffix(".peak").unlink()
+    code = -1 if status == -1 else os.waitstatus_to_exitcode(status)
+    return code, time.monotonic() - began, peak
+
+
+def _checkpoints(
+    folder: Path, base: Path, adapter: Path, wanted: Callable[[str], bool]
+) -> list[Result]:
+    for module in _MODULES:
+        importlib.import_module(module)
+    log = folder / "log"
+    code, usual, size = _child(lambda: _load(base, adapter), log)
+    if code:
+        raise SystemExit(f"the miniature itself does not load:\n{log.read_text()}")
+    print(f"the miniature: {usual:.1f} s, {size >> 20} MB", file=sys.stderr)
+    served = _serve(base, (), log)[1]
+    results = []
+    file = ""
+    for case in checkpoints.cases(base, adapter):
+        if not wanted(f"{case.file} {case.field}"):
+            continue
+        if case.file != file:
+            print(f"{case.file} ...", file=sys.stderr)
+            file = case.file
+        own = checkpoints.folder_of(base, folder / "case")
+        tuned = checkpoints.folder_of(adapter, folder / "case-adapter")
+        case.write(tuned if case.file.startswith("adapter") else own)
+        code, seconds, peak = _child(lambda own=own, tuned=tuned: _load(own, tuned), log)
+        result = Result(case.file, case.field, case.kind, {str(code): 1}, seconds)
+        result.growth = {"process": peak - size}
+        result.broken = list(_judged(code, seconds - usual, peak - size, log))
+        if code == 0 and set(case.field.split(".")) & set(SERVED) and case.kind[-1:].isdigit():
+            code, seconds, _ = _serve(own, (), log)
+            result.statuses[f"{code} served"] = 1
+            result.broken += _judged(code, seconds - served, 0, log)
+        results.append(result)
+        if result.broken:
+            where = f"{case.file} {case.field} {case.kind}"
+            print(f"  {where}: {'; '.join(result.broken)}", file=sys.stderr)
+    return results
+
+
+def _judged(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
+    """What is wrong with how a start ended."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if code == -1:
+        yield "no end"
+    elif code not in {int(one) for one in ExitCode} or "Traceback (most recent" in text:
+        yield f"exit {code}: {(text.strip().splitlines() or [''])[-1][:160]}"
+    elif code and "error:" not in text:
+        yield f"exit {code} without a cause"
+    if more > SECONDS and code != -1:
+        yield f"{more:.0f} s"
+    if growth > MEGABYTES << 20:
+        yield f"{growth >> 20} MB"
+
+
+def _flags(folder: Path, base: Path, wanted: Callable[[str], bool]) -> list[Result]:
+    log = folder / "flags-log"
+    code, usual, size = _serve(base, (), log)
+    if code:
+        raise SystemExit(f"the miniature cannot be served:\n{log.read_text()}")
+    print(f"the miniature, served: {usual:.1f} s, {size >> 20} MB", file=sys.stderr)
+    results = []
+    for flags in (*_numeric(), *OTHER_FLAGS):
+        if not wanted(flags[0]):
+            continue
+        code, seconds, peak = _serve(base, flags, log)
+        result = Result("(flags)", flags[0], flags[1][:24], {str(code): 1}, seconds)
+        result.growth = {"all": peak - size}
+        result.broken = list(_judged(code, seconds - usual, peak - size, log))
+        results.append(result)
+        if result.broken:
+            print(f"  {flags[0]} {flags[1][:24]}: {'; '.join(result.broken)}", file=sys.stderr)
+    return results
+
+
+def _numeric() -> Iterator[tuple[str, ...]]:
+    """Numeric flags with values that can be read; those that cannot are refused at once."""
+    for setting in settings_of(SERVE):
+        if setting.kind.type not in (int, float) or setting.hidden or setting.argument:
+            continue
+        for word in WORDS:
+            with contextlib.suppress(ValueError):
+                setting.kind.read(word)
+                yield setting.flag, word
+
+
+def _serve(base: Path, flags: Sequence[str], log: Path) -> tuple[int, float, int]:
+    """Start until it is ready (exit code 0) or ends; -1: neither in time, or too many processes.
+
+    Bytes are those of all its processes.
+    """
+    command = [sys.executable, "-m", "tgi_cli", "serve", str(base), "--hostname", "127.0.0.1"]
+    command += ["--port", "0"] if "--port" not in flags else []
+    began = time.monotonic()
+    peak = 0
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--no-measured-limits", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    code: int | None = None
+    try:
+        while code is None and time.monotonic() - began < SECONDS * 4:
+            code = process.poll()
+            family = [process.pid]
+            with contextlib.suppress(OSError):
+                family += descendants_of(process.pid)
+            peak = max(peak, sum(memory_of(pid, "VmRSS") for pid in family))
+            if peak > 4 << 30 or len(family) > 12:
+                break
+            if code is None and b"http://127.0.0.1" in log.read_bytes():
+                code = 0
+            time.sleep(0.02)
+        seconds = time.monotonic() - began
+    finally:
+        with contextlib.suppress(OSError):
+            family = [process.pid, *descendants_of(process.pid)]
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    return -1 if code is None else code, seconds, peak

@@ -1,0 +1,264 @@
+"""What others feel of a request: /health, a stream beside it, and the memory of each process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Array
+from pathlib import Path
+from typing import Any
+
+from tests.tools.processes import command_of, descendants_of
+
+PROBE_SECONDS = 0.002
+"""Between two questions of the probe."""
+_EPOCH, _SEEN, _SENT, _DONE, _WORST, _RAW, _FAILED, _PID, _LAST = range(9)
+_SLOTS = 9
+
+
+@dataclass
+class Seen:
+    """While something was measured. Seconds and bytes.
+
+    Attributes:
+        stall: the longest that /health took, without the time that the router and the probe
+            were ready to run and the system ran others.
+        raw_stall: with that time.
+        gap: the longest between two events of the stream.
+        growth: the most that a process of a role grew above what it had before.
+        failed: questions for /health that got no 200.
+        lost: roles whose process is another one now.
+        guarded: processes that were ended because they grew without end.
+    """
+
+    stall: float = 0.0
+    raw_stall: float = 0.0
+    gap: float = 0.0
+    growth: dict[str, int] = field(default_factory=dict)
+    failed: int = 0
+    lost: list[str] = field(default_factory=list)
+    guarded: list[str] = field(default_factory=list)
+
+
+def waited(pid: int, cache: dict[int, int]) -> float:
+    """Seconds that a process's first thread was ready to run and did not (schedstat)."""
+    if not pid:
+        return 0.0
+    try:
+        if pid not in cache:
+            cache[pid] = os.open(f"/proc/{pid}/task/{pid}/schedstat", os.O_RDONLY)
+        return int(os.pread(cache[pid], 80, 0).split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _probe(shared: Any, address: tuple[str, int]) -> None:
+    """Ask for /health without end; a process of its own, so that no other work delays it."""
+    own, files = os.getpid(), dict[int, int]()
+    ask = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+    connection: socket.socket | None = None
+    while True:
+        epoch, router = shared[_EPOCH], int(shared[_PID])
+        before = waited(router, files) + waited(own, files)
+        shared[_SENT] += 1
+        began = time.monotonic()
+        well = False
+        try:
+            if connection is None:
+                connection = socket.create_connection(address, timeout=120)
+            connection.sendall(ask)
+            well = b" 200 " in connection.recv(4096)
+        except OSError:
+            pass
+        raw = time.monotonic() - began
+        others = max(waited(router, files) + waited(own, files) - before, 0.0)
+        stall = max(raw - others, 0.0)
+        if not well:
+            with contextlib.suppress(OSError, AttributeError):
+                connection.close()  # type: ignore[union-attr]
+            connection = None
+        if epoch == shared[_EPOCH]:
+            if shared[_SEEN] != epoch:
+                shared[_WORST], shared[_RAW], shared[_FAILED] = 0.0, 0.0, 0
+                shared[_SEEN] = epoch
+            shared[_WORST] = max(shared[_WORST], stall)
+            shared[_RAW] = max(shared[_RAW], raw)
+            shared[_FAILED] += not well
+        shared[_DONE] += 1
+        time.sleep(PROBE_SECONDS if well else 0.05)
+
+
+def _stream(shared: Any, address: tuple[str, int], key: str) -> None:
+    """Read one stream after the other."""
+    body = {
+        "model": "tgi",
+        "prompt": "def read_json(path):",
+        "max_tokens": 1500,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    head += f"authorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(address, 120) as connection:
+            connection.sendall(request)
+            last = 0.0
+            while chunk := connection.recv(1 << 16):
+                now = time.monotonic()
+                epoch = shared[_EPOCH]
+                if shared[_SEEN] != epoch:
+                    shared[_WORST], shared[_SEEN] = 0.0, epoch
+                if last and b"data:" in chunk:
+                    shared[_WORST] = max(shared[_WORST], now - last)
+                if b"data:" in chunk:
+                    shared[_LAST] = last = now
+            shared[_LAST] = 0.0
+        time.sleep(0.005)
+
+
+def memory_of(pid: int, name: str) -> int:
+    """Bytes: VmRSS or VmHWM."""
+    with contextlib.suppress(OSError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        return int(status.partition(f"{name}:")[2].split()[0]) * 1024
+    return 0
+
+
+def role_of(pid: int) -> str:
+    """Of a process of the server."""
+    with contextlib.suppress(OSError):
+        words = command_of(pid).split()
+        for word, role in (
+            ("model-server", "model server"),
+            ("router", "router"),
+            ("serve", "launcher"),
+        ):
+            if word in words:
+                return role
+    return "worker"
+
+
+class Watch:
+    """Watches a server.
+
+    Args:
+        address: host and port.
+        root: process id of the launcher; 0: the server is elsewhere, or is not to be looked at.
+        key: of the API.
+        guard: bytes above its size at the start at which a process is ended.
+    """
+
+    def __init__(self, address: tuple[str, int], root: int, key: str, guard: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._probe_told: Any = Array("d", _SLOTS, lock=False)
+        self._stream_told: Any = Array("d", _SLOTS, lock=False)
+        self._guard = guard
+        self._known: dict[int, str] = {}
+        self._before: dict[int, int] = {}
+        self._fresh: dict[int, int] = {}
+        self._guarded: list[str] = []
+        self._over = threading.Event()
+        self.root = root
+        self.renew(root)
+        self._processes = [
+            context.Process(target=_probe, args=(self._probe_told, address), daemon=True),
+            context.Process(target=_stream, args=(self._stream_told, address, key), daemon=True),
+        ]
+        for process in self._processes:
+            process.start()
+        self._thread = threading.Thread(target=self._guard_memory, daemon=True)
+        self._thread.start()
+
+    def renew(self, root: int) -> None:
+        """The server has been started anew."""
+        self.root = root
+        self._fresh.clear()
+        self._known = self._processes_now()
+        self._probe_told[_PID] = next((p for p, r in self._known.items() if r == "router"), 0)
+
+    def begin(self, seconds: float = 20.0) -> None:
+        """What is seen counts from here on. Waits until /health has been answered once more."""
+        self._known = self._processes_now()
+        self._guarded.clear()
+        self._before = {}
+        for pid in self._known:
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+            self._before[pid] = memory_of(pid, "VmRSS")
+        for told in (self._probe_told, self._stream_told):
+            told[_EPOCH] += 1
+        # A question of before might be the one that what follows delays, and would not count.
+        limit = time.monotonic() + seconds
+        while self._probe_told[_SEEN] != self._probe_told[_EPOCH] and time.monotonic() < limit:
+            time.sleep(0.001)
+
+    def end(self, seconds: float = 60.0) -> Seen:
+        """What was seen. Waits for an answer of /health that was asked for after the call."""
+        sent = self._probe_told[_SENT]
+        limit = time.monotonic() + seconds
+        while self._probe_told[_DONE] <= sent and time.monotonic() < limit:
+            time.sleep(0.001)
+        seen = Seen(guarded=list(self._guarded))
+        if self._probe_told[_DONE] <= sent:
+            seen.stall = seen.raw_stall = seconds
+        if self._probe_told[_SEEN] == self._probe_told[_EPOCH]:
+            seen.stall = max(seen.stall, self._probe_told[_WORST])
+            seen.raw_stall = max(seen.raw_stall, self._probe_told[_RAW])
+            seen.failed = int(self._probe_told[_FAILED])
+        stream = self._stream_told
+        if stream[_SEEN] == stream[_EPOCH]:
+            seen.gap = stream[_WORST]
+        if stream[_LAST]:
+            seen.gap = max(seen.gap, time.monotonic() - stream[_LAST])
+        now = self._processes_now() if self.root else {}
+        for pid, role in now.items():
+            peak = memory_of(pid, "VmHWM")
+            # A worker of less than a moment's age has loaded what it needs.
+            before = self._before.get(pid, self._fresh.get(pid, peak))
+            seen.growth[role] = max(seen.growth.get(role, 0), peak - before)
+        seen.lost = [r for pid, r in self._known.items() if r != "worker" and pid not in now]
+        return seen
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _processes_now(self) -> dict[int, str]:
+        return dict(self._find()) if self.root else {}
+
+    def _find(self) -> Iterator[tuple[int, str]]:
+        with contextlib.suppress(OSError):
+            for pid in (self.root, *descendants_of(self.root)):
+                if memory_of(pid, "VmRSS"):  # else it has ended
+                    yield pid, role_of(pid)
+
+    def _guard_memory(self) -> None:
+        """End a process before it takes the host's memory; note the size of new ones."""
+        found: dict[int, str] = {}
+        turn = 0
+        while not self._over.wait(0.01):
+            if turn % 20 == 0:
+                found = self._processes_now()
+            turn += 1
+            for pid, role in found.items():
+                size = memory_of(pid, "VmRSS")
+                first = self._fresh.setdefault(pid, size)
+                if size - first > self._guard:
+                    self._guarded.append(f"{role} at {size >> 20} MB")
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    time.sleep(0.1)

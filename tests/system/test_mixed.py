@@ -1,0 +1,184 @@
+"""Hundreds of different requests at once, with a cache that is far too small for all of them:
+each gets what it gets alone, to the last bit of its log-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.system.conftest import ServerProcess, StartServer
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+REQUESTS = 300
+CACHE_TOKENS = 3072
+FORMS = 12
+WORDS = (
+    *("def", "class", "return", "import", "the", "of", "file", "list", "string", "value"),
+    *("open", "read", "write", "for", "in", "if", "else", "function", "module", "object"),
+    *("error", "number", "key", "path", "name", "data", "index", "set", "tuple", "byte"),
+)
+PREFIXES = ("", "", "The following text is about Python.\n" * 12)
+"""Some share one, which is computed once, kept, and given up when blocks run out."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+def request(number: int) -> tuple[str, dict[str, Any]]:
+    """Path and body of one of them, always the same."""
+    dice = random.Random(number)
+    words = " ".join(dice.choices(WORDS, k=dice.choice((4, 20, 60, 150))))
+    prompt = dice.choice(PREFIXES) + words
+    tokens = dice.choice((4, 12, 24, 80))
+    seed = dice.randrange(1 << 32)
+    native = {"max_new_tokens": tokens, "details": True}
+    text: dict[str, Any] = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "temperature": 1,
+        "seed": seed,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    forms: list[tuple[str, dict[str, Any]]] = [
+        ("/generate_stream", {"inputs": prompt, "parameters": native}),
+        ("/generate", {"inputs": prompt, "parameters": native | {"do_sample": True, "seed": seed}}),
+        (
+            "/generate",
+            {"inputs": prompt, "parameters": native | {"decoder_input_details": True}},
+        ),
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", chat | {"n": 3, "stream": True}),
+        ("/v1/chat/completions", chat | {"temperature": 0, "stream": True}),
+        ("/v1/chat/completions", chat | {"guided_regex": "([a-z]{2,8} ){3}[0-9]{1,4}"}),
+        (
+            "/v1/chat/completions",
+            chat
+            | {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": SCHEMA},
+                }
+            },
+        ),
+        ("/v1/completions", text | {"logprobs": 3, "stop": [" the", "\n", "("]}),
+        ("/v1/completions", text | {"n": 3, "temperature": 0.9, "seed": seed, "stream": True}),
+        (
+            "/v1/completions",
+            text | {"echo": True, "logprobs": 1, "ignore_eos": True, "max_tokens": 250},
+        ),
+        (
+            "/v1/completions",
+            text
+            | {
+                "temperature": 1.3,
+                "seed": seed,
+                "top_p": 0.9,
+                "min_p": 0.01,
+                "presence_penalty": 0.5,
+                "repetition_penalty": 1.1,
+                "bad_words": ["the"],
+                "logprobs": 0,
+            },
+        ),
+    ]
+    assert len(forms) == FORMS
+    return forms[number % FORMS]
+
+
+async def answer(client: httpx.AsyncClient, number: int) -> Any:
+    """What the client gets, without ids and times: texts, tokens, log-probabilities, reasons."""
+    path, body = request(number)
+    given = await client.post(path, json=body)
+    assert given.status_code == 200, given.text
+    if path == "/generate":
+        return given.json()
+    if path.startswith("/v1/") and not body.get("stream"):
+        told = given.json()
+        return [untied(choice) for choice in told["choices"]], told["usage"]["completion_tokens"]
+    events = [
+        json.loads(line.removeprefix("data:"))
+        for line in given.text.splitlines()
+        if line.startswith("data:") and not line.endswith("[DONE]")
+    ]
+    if path == "/generate_stream":
+        return [{**event, "index": 0} for event in events]
+    return samples(events)
+
+
+def samples(events: list[dict[str, Any]]) -> dict[int, list[Any]]:
+    """Text, log-probabilities and reason of each choice; where chunks end is a matter of time."""
+    found: dict[int, list[Any]] = {}
+    for event in events:
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            whole = found.setdefault(choice["index"], ["", [], None])
+            delta = choice.get("delta") or {}
+            whole[0] += choice.get("text") or delta.get("content") or ""
+            whole[1] += (untied(choice).get("logprobs") or {}).get("content") or []
+            whole[2] = choice["finish_reason"] or whole[2]
+    return found
+
+
+def untied(choice: dict[str, Any]) -> dict[str, Any]:
+    """The choice with alternatives that are equally likely in no order: of 16-bit logits some
+    are, and which of them are named is left open. Tokens that were chosen stay as they are."""
+    logprobs = dict(choice.get("logprobs") or {})
+    if "content" in logprobs:
+        logprobs["content"] = [
+            {
+                **token,
+                "top_logprobs": above([(t["token"], t["logprob"]) for t in token["top_logprobs"]]),
+            }
+            for token in logprobs["content"]
+        ]
+    elif logprobs.get("top_logprobs"):
+        tops = logprobs["top_logprobs"]
+        logprobs["top_logprobs"] = [top and above(list(top.items())) for top in tops]
+    return {**choice, "logprobs": logprobs}
+
+
+def above(tops: list[tuple[str, float]]) -> tuple[list[float], set[str]]:
+    """The values of alternatives, and the tokens of those that are not the least likely."""
+    values = sorted({value for _, value in tops})
+    return values, {token for token, value in tops if value > values[0]}
+
+
+@pytest.fixture(scope="module")
+def small(start_server: StartServer) -> ServerProcess:
+    flags = ["--max-batch-total-tokens", str(CACHE_TOKENS), "--no-measured-limits"]
+    server = start_server(*flags, "--max-concurrent-requests", "1000", "--max-top-n-tokens", "5")
+    server.wait_ready()
+    return server
+
+
+async def test_mixed_requests_are_answered_as_each_is_alone(small: ServerProcess) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=small.url, timeout=240, limits=limits) as client:
+        order = list(range(REQUESTS))
+        random.Random(0).shuffle(order)
+        together = dict(
+            zip(order, await asyncio.gather(*(answer(client, n) for n in order)), strict=True)
+        )
+        measured = (await client.get("/metrics")).text
+        alone = {number: await answer(client, number) for number in range(REQUESTS)}
+    wrong = [number for number in range(REQUESTS) if together[number] != alone[number]]
+    assert not wrong, {n: (request(n), together[n], alone[n]) for n in wrong[:3]}
+    assert preemptions(measured) > 0, "the cache was large enough for all"
+
+
+def preemptions(measured: str) -> float:
+    """Times that a sequence gave up its cache."""
+    found = re.search(r"^tgi_preemption_count\S* (\S+)$", measured, re.MULTILINE)
+    assert found is not None, measured
+    return float(found[1])
