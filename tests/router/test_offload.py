@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tgi_cli.router import conversation
 from tgi_cli.router.conversation import INLINE_MESSAGES
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.offload import INLINE_CHARACTERS
@@ -29,7 +30,7 @@ def threads(state: RouterState, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
 
         monkeypatch.setattr(holder, name, watched)
 
-    watch(type(state.text.chat_template), "render")
+    watch(conversation, "_draft")
     watch(Tokenizer, "encode")
     watch(Tokenizer, "spans")
     return seen
@@ -42,10 +43,10 @@ def chat(messages: int, content: str = "x") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("route", "body", "expected"),
     [
-        ("/chat_tokenize", chat(1), [("render", True), ("spans", True)]),
-        ("/chat_tokenize", chat(INLINE_MESSAGES + 1), [("render", False), ("spans", True)]),
-        ("/chat_tokenize", chat(1, "x" * INLINE_CHARACTERS), [("render", True), ("spans", False)]),
-        ("/v1/chat/completions", chat(1), [("render", True), ("encode", True)]),
+        ("/chat_tokenize", chat(1), [("_draft", True), ("spans", True)]),
+        ("/chat_tokenize", chat(INLINE_MESSAGES + 1), [("_draft", False), ("spans", True)]),
+        ("/chat_tokenize", chat(1, "x" * INLINE_CHARACTERS), [("_draft", True), ("spans", False)]),
+        ("/v1/chat/completions", chat(1), [("_draft", True), ("encode", True)]),
         ("/generate", {"inputs": "x"}, [("encode", True)]),
         ("/tokenize", {"inputs": "x" * (INLINE_CHARACTERS + 1)}, [("spans", False)]),
     ],

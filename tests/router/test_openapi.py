@@ -73,6 +73,15 @@ async def test_bodies_are_those_that_the_routes_read(document: dict[str, Any]) -
     assert "x-compute-time" in whole["headers"]
 
 
+async def test_what_is_refused_is_not_offered(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    offered = {name: set(schemas[name]["properties"]) for name in schemas if "Request" in name}
+    assert {"n", "allowed_token_ids", "logprobs"} <= offered["ChatRequest"]
+    assert "best_of" in offered["CompletionRequest"]
+    assert not {"use_beam_search", "best_of", "suffix"} & offered["ChatRequest"]
+    assert not {"n", "max_tokens", "echo"} & offered["ResponsesRequest"]
+
+
 async def test_examples_are_answered(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
     tried = 0
     for path, methods in document["paths"].items():

@@ -218,8 +218,11 @@ async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> 
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"top_logprobs": 1}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
@@ -237,7 +240,7 @@ async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> 
 async def test_refusals(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
-    answer = await client.post(ROUTE, json=body(stream=stream, **fields))
+    answer = await client.post(ROUTE, json=body(**{"stream": stream, **fields}))
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert engine.requests == []

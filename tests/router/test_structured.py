@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +23,14 @@ from tokenizers import Tokenizer as Backend
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
+from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.grammar_check import GrammarChecker, Limits
+from tgi_cli.text.child import Child
+from tgi_cli.text.grammar_check import GrammarChecker
+from tgi_cli.text.worker_pool import Limits
 
 SCHEMA = {
     "type": "object",
@@ -247,6 +252,78 @@ async def test_too_many_at_once_are_told_to_come_back(
     assert int(second.headers["retry-after"]) >= 1
     assert (await client.post("/v1/completions", json=bodies[1])).status_code == 200
     assert state.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("grammar", [{"type": "regex", "value": ".*" * 200}])
+async def test_one_that_cannot_be_followed_is_refused_at_once(
+    client: httpx.AsyncClient, engine: FakeEngine, grammar: Any
+) -> None:
+    parameters = {"grammar": grammar}
+    answer = await client.post("/generate", json={"inputs": "hi", "parameters": parameters})
+    assert answer.status_code == 422
+    assert "too many ways to match the same text" in answer.json()["error"]
+    assert engine.requests == []
+
+
+async def test_many_choices(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    choices = [f"w{number}" for number in range(20_000)]
+    answer = await client.post("/v1/completions", json={**TEXT, "guided_choice": choices})
+    assert answer.status_code == 200
+    assert allows(engine, choices[-1])
+    choices = [f"a choice, number {number}" for number in range(20_000)]
+    answer = await client.post("/v1/completions", json={**TEXT, "guided_choice": choices})
+    assert answer.status_code // 100 == 4
+    assert "more than 262144 bytes" in answer.json()["error"]["message"]
+
+
+async def test_one_that_the_engine_cannot_follow_is_the_requests_fault(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    cause = "the grammar cannot be followed: it takes too long"
+    engine.failure, engine.failure_reason = cause, FinishReason.GRAMMAR
+    body = {**TEXT, "guided_regex": "a+"}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code // 100 == 4
+    assert answer.status_code != 424
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["param"] == "guided_regex"
+    assert cause in answer.json()["error"]["message"]
+    engine.fail_after = 1
+    *_, told, _done = events(
+        (await client.post("/v1/completions", json={**body, "stream": True})).text
+    )
+    assert told["error"]["type"] == "invalid_request_error"
+    assert cause in told["error"]["message"]
+    native = {"inputs": "hi", "parameters": {"grammar": NATIVE[0]}}
+    *_, told = events((await client.post("/generate_stream", json=native)).text)
+    assert told["error_type"] == "validation"
+
+
+async def test_processes_that_are_killed_are_not_the_grammars_fault(
+    client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = state.generator.grammars
+    assert checker is not None
+    body = {**TEXT, "guided_json": SCHEMA}
+    with monkeypatch.context() as patched:
+        patched.setattr("tgi_cli.text.child.Child.exchange", _killed)
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "grammar compiler process" in answer.json()["error"]["message"]
+    assert state.admission.in_flight == 0
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+_exchange = Child.exchange
+
+
+def _killed(child: Child, body: bytes, seconds: float) -> Any:
+    """It gets as far as to the job."""
+    if body.startswith(b'{"setup"'):
+        return _exchange(child, body, seconds)
+    os.kill(child.pid, signal.SIGKILL)
+    return _exchange(child, body, seconds)
 
 
 class TestSwitchedOff:

@@ -132,7 +132,7 @@ class Grammars:
         ahead: list[int] = []
         while True:
             if not matcher.accept(token_id):
-                return given, FinishReason.ERROR, describe(sequence)
+                return given, *failure(sequence)
             if matcher.stopped:
                 eos = self._eos_after(sequence, token_id)
                 return given + eos[:room], FinishReason.EOS_TOKEN, ""
@@ -160,11 +160,10 @@ class Grammars:
         return [i for i in ids if i in sequence.stop_ids][:1]
 
 
-def describe(sequence: Sequence, cause: str = "") -> str:
-    """Why a sequence cannot go on, in words of its grammar where that is to blame."""
-    if sequence.matcher is None:
-        return cause
-    error = sequence.matcher.error
+def failure(sequence: Sequence, cause: str = "") -> tuple[FinishReason, str]:
+    """How a sequence ends that cannot go on, and why: its grammar may be to blame."""
+    error = "" if sequence.matcher is None else sequence.matcher.error
     if error:
-        return f"the grammar cannot be followed: {error}".splitlines()[0]
-    return cause or "the grammar does not allow the token that was chosen"
+        lines = f"the grammar cannot be followed: {error}".splitlines()
+        return FinishReason.GRAMMAR, lines[0]
+    return FinishReason.ERROR, cause or "the grammar does not allow the token that was chosen"

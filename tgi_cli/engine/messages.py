@@ -28,6 +28,8 @@ class FinishReason(IntEnum):
     """Its time was up."""
     OVERLOADED = 6
     """Refused: the queue was full."""
+    GRAMMAR = 7
+    """Its grammar cannot be used, or followed to the end."""
 
 
 class LogitsProcessor(Protocol):

@@ -24,7 +24,7 @@ from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.admission import Admission
 from tgi_cli.engine.batching import batching_rule
 from tgi_cli.engine.extras import report_context
-from tgi_cli.engine.grammar import Grammars, describe
+from tgi_cli.engine.grammar import Grammars, failure
 from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.limits import Limits
@@ -142,7 +142,7 @@ class Scheduler:
     def collect_grammars(self) -> list[Finished]:
         """Take in the grammars that were compiled; the requests of those that failed end."""
         failed = self.grammars.collect() if self.grammars.compiling else ()
-        return [self._finish(sequence, FinishReason.ERROR, error) for sequence, error in failed]
+        return [self._finish(sequence, FinishReason.GRAMMAR, error) for sequence, error in failed]
 
     def cancel(self, request_id: int) -> Finished | None:
         """End a live request now; its row and blocks are free for the next step."""
@@ -199,8 +199,7 @@ class Scheduler:
                 chosen = False
             error = result.errors.get(index) if chosen else None
             if error is not None:
-                error = describe(sequence, error)
-                outputs.finished.append(self._finish(sequence, FinishReason.ERROR, error))
+                outputs.finished.append(self._finish(sequence, *failure(sequence, error)))
                 continue
             self.cache.index_computed(sequence, entry.end)
             self.cache.leave_behind(sequence, entry.end)

@@ -87,6 +87,7 @@ class Sequence:
             request.logits_processors
             or request.return_generation_logits
             or request.sampling.bad_words
+            or request.sampling.allowed_token_ids
         )
         self.num_computed = 0
         self.block_ids: list[int] = []

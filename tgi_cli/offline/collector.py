@@ -7,7 +7,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.engine.messages import GenerationRequest
+from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.offline.inprocess import Update
 from tgi_cli.offline.options import Prompt
 from tgi_cli.offline.outputs import Completion, Piece
@@ -70,7 +70,8 @@ class Collector:
         text = self._take_tokens(update)
         finished = update.finished
         if finished is not None and self.finish_reason is None:
-            self.finish_reason = finished.reason.name.lower()
+            failed = finished.reason in (FinishReason.ERROR, FinishReason.GRAMMAR)
+            self.finish_reason = "error" if failed else finished.reason.name.lower()
             self._error = finished.error
             text += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
         if text:

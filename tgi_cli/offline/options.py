@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from numbers import Integral
 from typing import TypedDict
 
@@ -195,8 +196,8 @@ def per_prompt(
         if len(each) != count:
             raise ValueError(f"{len(each)} sampling parameters for {count} prompts")
     for params in {id(params): params for params in each}.values():
-        ids = [i for i, _ in params.logit_bias] + [i for word in params.bad_words for i in word]
-        for i in ids:
+        biased = (i for i, _ in params.logit_bias)
+        for i in chain(biased, params.allowed_token_ids, *params.bad_words):
             if not 0 <= i < info.vocab_size:
                 raise ValueError(f"the model has no token {i} (0 to {info.vocab_size - 1})")
     return each

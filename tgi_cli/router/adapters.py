@@ -41,11 +41,24 @@ class AdapterNames:
             raise errors.validation(self._unknown(f"`adapter_id` {name!r}"), "adapter_id")
         return name
 
-    async def openai(self, model: str | None) -> str:
-        """The adapter that a /v1 request's ``model`` names, empty for the base.
+    async def openai(self, model: str | None, adapter_id: str | None = None) -> str:
+        """The adapter that a /v1 request names by ``model`` or TGI's ``adapter_id``, empty for the
+        base.
 
-        A server without adapters answers to any name, as TGI does. Raises ApiError: 404, or 503.
+        A server without adapters answers to any model, as TGI does. Raises ApiError: 404 or 503,
+        422 for an adapter that is unknown or two that differ.
         """
+        named = await self._of_model(model)
+        if not adapter_id:
+            return named
+        asked = await self.native(adapter_id)
+        if named and named != asked:
+            raise errors.validation(
+                f"`model` names the adapter {named!r}, and `adapter_id` another", "adapter_id"
+            )
+        return asked
+
+    async def _of_model(self, model: str | None) -> str:
         name = model or ""
         if name in self._base or not self.loaded.max_loras:
             return ""

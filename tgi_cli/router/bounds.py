@@ -46,3 +46,32 @@ LogitBias = Annotated[dict[Name, float], Meta(max_length=LOGIT_BIASES)]
 Json = Annotated[Any, Meta(extra={"bound": "values"})]
 """Any JSON: bounded by the number of values that a body may hold."""
 JsonObject = Annotated[dict[str, Any], Meta(extra={"bound": "values"})]
+
+TOP_LOGPROBS = 20
+"""Of ``top_logprobs`` and ``logprobs`` on /v1: OpenAI's. ``--max-top-n-tokens`` bounds TGI's."""
+MESSAGES = 10_000
+TOOLS = 1024
+PARTS = 4096
+"""Parts of one message's content."""
+CALLS = 1024
+"""Tool calls of one message."""
+ITEMS = 20_000
+"""Items of a response's input; a message is one to four of them."""
+CHOICES = 10_000
+"""Texts to choose from; what compiling them may cost has bounds of its own."""
+ADDRESS_CHARACTERS = 4096
+"""Of a path or a repository's name: Linux's PATH_MAX."""
+STOPS = 1024
+"""Above any useful ``--max-stop-sequences``."""
+
+Signed64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Seed = Annotated[int, Meta(ge=-(1 << 63), extra={"bound": "64 bits"})]
+"""msgspec compares with 64-bit signed numbers alone; what takes a seed checks its upper end."""
+StopStrings = Annotated[list[StopString], Meta(max_length=STOPS)]
+Choices = Annotated[list[Text], Meta(max_length=CHOICES)]
+Biases = Annotated[list[float], Meta(max_length=LOGIT_BIASES)]
+Items = Annotated[list[JsonObject], Meta(max_length=ITEMS)]
+ToolCalls = Annotated[list[JsonObject], Meta(max_length=CALLS)]
+Names = Annotated[list[Name], Meta(max_length=TOOLS)]
+Prompts = Annotated[list[Any], Meta(extra={"bound": "values"})]
+"""Token ids, or prompts: their number is bounded by the context and the batch size."""

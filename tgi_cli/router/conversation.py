@@ -9,20 +9,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tgi_cli.router import errors
+from tgi_cli.router.parameters import asked_logprobs, openai_specs
 from tgi_cli.router.schemas.openai import ChatRequest, Message, Tool
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.state import RouterState
 from tgi_cli.router.structured import chat_grammar
-from tgi_cli.router.validation import openai_specs
 from tgi_cli.text.chat import ChatTemplate, ChatTemplateError, is_continued
 from tgi_cli.text.response import ResponseFormat
 from tgi_cli.text.response_reader import ResponseReader
 from tgi_cli.text.tools import as_text
+from tgi_cli.text.worker_pool import WorkerError, WorkersBusy
 
 INLINE_MESSAGES = 64
-"""Messages and tools of a chat that is rendered on the event loop itself. Each costs microseconds,
+"""Messages and tools of a chat that is read on the event loop itself. Each costs microseconds,
 however long it is; thousands must not hold up everybody's tokens."""
+INLINE_CHARACTERS = 64 << 10
+"""Of a prompt in which the event loop itself looks for where the answer begins."""
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""OpenAI's; all but the assistant's must have content."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """What templates call it: each gets it by its own name, as transformers does."""
 
@@ -34,6 +39,7 @@ class Conversation:
     Attributes:
         spec: the prompt and all that shapes the answer.
         continued: what of the prompt the answer goes on from.
+        echoed: what stands in front of the answer.
         tools: those that the model may call; none: it may call none.
         parallel: more than one in an answer.
         response_format: None: answers are text.
@@ -41,6 +47,7 @@ class Conversation:
 
     spec: GenerationSpec
     continued: str
+    echoed: str
     tools: Sequence[Mapping[str, Any]]
     parallel: bool
     response_format: ResponseFormat | None
@@ -58,7 +65,21 @@ class Conversation:
         if self.response_format is None:
             return self.spec
         shown = self.response_format.shown(bool(self.tools))
-        return replace(self.spec, shown_ids=shown - end_ids - self.spec.stop_token_ids)
+        shown = (shown - end_ids - self.spec.stop_token_ids) | self.spec.shown_ids
+        return replace(self.spec, shown_ids=shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A chat that is yet to be rendered: what the template is given, and the rest."""
+
+    spec: GenerationSpec
+    template: ChatTemplate
+    messages: Sequence[Mapping[str, Any]]
+    told: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    continues: bool
 
 
 async def converse(body: ChatRequest, state: RouterState) -> Conversation:
@@ -66,19 +87,20 @@ async def converse(body: ChatRequest, state: RouterState) -> Conversation:
     form = state.text.response_format
     if body.tools and form is not None and not form.loaded:
         await state.workers.run(form.load)
-    if len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES:
-        return _converse(body, state)
-    return await state.workers.run(_converse, body, state)
+    few = len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES
+    draft = _draft(body, state) if few else await state.workers.run(_draft, body, state)
+    prompt = await _rendered(draft, body, state)
+    if few and len(prompt) <= INLINE_CHARACTERS:
+        return _conversation(draft, prompt, body, state)
+    return await state.workers.run(_conversation, draft, prompt, body, state)
 
 
-def _converse(body: ChatRequest, state: RouterState) -> Conversation:
+def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     for name in ("functions", "function_call"):
         if getattr(body, name) not in (None, [], "none", "auto"):
             raise errors.unsupported(name, f"`{name}` (deprecated by OpenAI: use `tools`)")
     if body.chat_template is not None:
         raise errors.unsupported("chat_template", "a `chat_template` of the request's own")
-    if body.top_logprobs and not body.logprobs:
-        raise errors.validation("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:
         raise errors.validation(
             "`continue_final_message` and `add_generation_prompt` contradict each other",
@@ -90,14 +112,13 @@ def _converse(body: ChatRequest, state: RouterState) -> Conversation:
     if template is None:
         raise errors.template("template not found")
     tools = _tools(body, state.text.response_format)
-    messages = [_message(message, template) for message in body.messages]
+    messages = [_message(place, each, template) for place, each in enumerate(body.messages)]
     told: Sequence[Mapping[str, Any]] | None = tools
     form = state.text.response_format
     if form is not None and form.tools_as_text:
         messages, told = _in_words(messages, tools, body.tool_prompt), None
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
-    max_tokens = body.max_completion_tokens
     specs = openai_specs(
         body,
         [""],
@@ -105,29 +126,61 @@ def _converse(body: ChatRequest, state: RouterState) -> Conversation:
         state.client.info,
         state.text.tokenizer,
         state.defaults,
-        max_tokens=body.max_tokens if max_tokens is None else max_tokens,
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+        top_logprobs=_top_logprobs(body),
         add_special_tokens=False,
     )
     try:
         continues = is_continued(messages, body.continue_final_message)
-        prompt = template.render(
-            messages,
-            told or None,
-            continue_final_message=continues,
+    except ChatTemplateError as error:
+        raise errors.template(str(error)) from error
+    return _Draft(specs[0], template, messages, told or None, variables, tools, continues)
+
+
+async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
+    """The prompt. Raises ApiError."""
+    try:
+        return await draft.template.render_async(
+            draft.messages,
+            draft.told,
+            continue_final_message=draft.continues,
             add_generation_prompt=body.add_generation_prompt is not False,
-            variables=variables,
+            variables=draft.variables,
         )
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
+    except WorkersBusy:
+        raise state.admission.overloaded() from None
+    except WorkerError as error:
+        raise errors.engine_gone(error.cause) from error
+
+
+def _conversation(
+    draft: _Draft, prompt: str, body: ChatRequest, state: RouterState
+) -> Conversation:
     conversation = Conversation(
-        spec=replace(specs[0], prompt=prompt, prompt_param="messages"),
-        continued=messages[-1]["content"] if continues else "",
-        tools=tools,
+        spec=replace(draft.spec, prompt=prompt, prompt_param="messages"),
+        continued=draft.messages[-1]["content"] if draft.continues else "",
+        echoed=_echoed(body, draft.messages),
+        tools=draft.tools,
         parallel=body.parallel_tool_calls is not False,
-        response_format=form,
+        response_format=state.text.response_format,
     )
     return replace(conversation, spec=_constrained(conversation, body, state))
+
+
+def _top_logprobs(body: ChatRequest) -> int:
+    """OpenAI's, or TGI's ``top_n_tokens``, which needs nothing beside it. Raises ApiError."""
+    if body.top_logprobs and not body.logprobs:
+        raise errors.validation("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
+    count = asked_logprobs(body.top_logprobs, "top_logprobs")
+    return count or asked_logprobs(body.top_n_tokens, "top_n_tokens")
+
+
+def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
+    """As vLLM: the last message, if it is of the role that the answer has."""
+    last = messages[-1]
+    same = last["role"] == "assistant" or body.add_generation_prompt is False
+    return str(last["content"]) if body.echo and same else ""
 
 
 def _constrained(
@@ -158,6 +211,10 @@ def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
         variables["reasoning_effort"] = body.reasoning_effort
         if body.reasoning_effort == "none":
             variables |= {"enable_thinking": False, "thinking": False}
+    if body.documents:
+        if "documents" not in template.text:
+            raise errors.unsupported("documents", "`documents` (the chat template has no use for)")
+        variables["documents"] = body.documents
     for name, value in (body.chat_template_kwargs or {}).items():
         if not template.accepts(name):
             raise errors.validation(
@@ -224,9 +281,18 @@ def _in_words(
         raise errors.validation("`tools` are nested too deeply", "tools") from error
 
 
-def _message(message: Message, template: ChatTemplate) -> dict[str, Any]:
-    """A message as templates expect it: text content, tool arguments as objects."""
+def _message(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
+    """A message as templates expect it: text content, tool arguments as objects.
+
+    Raises ApiError for what is no message of OpenAI's.
+    """
     role = message.role
+    if role not in _ROLES:
+        raise errors.validation(
+            f"messages[{place}].role must be one of {', '.join(_ROLES)}. Given: {role}", "messages"
+        )
+    if message.content is None and role != "assistant":
+        raise errors.validation(f"messages[{place}] of role {role} has no `content`", "messages")
     if role == "developer" and "developer" not in template.text:
         role = "system"  # OpenAI's newer name of it
     rendered: dict[str, Any] = {"role": role, "content": _content(message)}

@@ -57,6 +57,7 @@ class ApiError(Exception):
         error_type: TGI's word for the kind of error.
         param, code: OpenAI's: the parameter at fault; a word for programs.
         openai_message: the text in OpenAI's form.
+        names_kept: its names are the request's own, also where a response is read as a chat.
         headers: of the response, such as Retry-After.
         plain: the native body is the bare message.
     """
@@ -79,6 +80,7 @@ class ApiError(Exception):
         self.error_type = error_type
         self.param = param
         self.code = code
+        self.names_kept = False
         self.openai_message = message if openai_message is None else openai_message
         self.headers = dict(headers or {})
         self.plain = plain
@@ -318,7 +320,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     path = scope["path"]
     if is_openai(path, getattr(scope.get("route"), "name", "")):
         message, param = error.openai_message, error.param
-        if path in _RESPONSES:
+        if path in _RESPONSES and not error.names_kept:
             for name, own in _RESPONSES_NAMES.items():
                 message = message.replace(f"`{name}`", f"`{own}`")
             param = _RESPONSES_NAMES.get(param, param) if param else param

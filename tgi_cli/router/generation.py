@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
-from tgi_cli.router import access_log, errors
+from tgi_cli.router import access_log, errors, structured
 from tgi_cli.router.delta import Delta, Finish, Token
 from tgi_cli.router.scores import PromptScores, shortest
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.timings import Timings
 from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.grammar import GrammarError
 from tgi_cli.text.stop import StopBuffer
 
 if TYPE_CHECKING:
@@ -191,10 +192,12 @@ class Generation:
         if self._stops.hit is not None:
             if batch.finished is None:
                 self._stream.cancel()
-            # TGI checks the length before the stop strings.
-            at_limit = self.spec.keep_stop and self.generated_tokens >= self._max_new_tokens
+            at_limit = self.spec.length_first and self.generated_tokens >= self._max_new_tokens
             reason = FinishReason.LENGTH if at_limit else FinishReason.STOP_SEQUENCE
-            delta.finish = self._succeed(reason, self._stops.hit if self.spec.keep_stop else "")
+            if self.spec.keep_stop:
+                self._texts.append(self._stops.hit)
+                delta.text += self._stops.hit
+            delta.finish = self._succeed(reason)
         elif batch.finished is not None:
             reason = batch.finished.reason
             if reason not in _ENDS or not self.timings.first_token:
@@ -203,9 +206,7 @@ class Generation:
             if rest:
                 self._texts.append(rest)
                 delta.text += rest
-            delta.finish = self._succeed(
-                FinishReason.LENGTH if self.spec.prompt_only else reason, ""
-            )
+            delta.finish = self._succeed(FinishReason.LENGTH if self.spec.prompt_only else reason)
         elif not batch.token_ids:
             return None
         return delta
@@ -216,7 +217,9 @@ class Generation:
             return self._generator.admission.overloaded()
         if reason is FinishReason.TIMEOUT:
             return self._timed_out()
-        if reason is FinishReason.ERROR:
+        if reason is FinishReason.GRAMMAR and self.spec.grammar is not None:
+            return structured.not_valid(GrammarError(cause), self.spec.grammar.param)
+        if reason in (FinishReason.ERROR, FinishReason.GRAMMAR):
             return errors.generation_failed(cause or "the model server failed")
         return errors.incomplete()
 
@@ -285,8 +288,8 @@ class Generation:
             self._generator.metrics.inter_token.observe((now - timings.last_token) / count, count)
         timings.last_token = now
 
-    def _succeed(self, reason: FinishReason, stop: str) -> Finish:
-        self._finish = Finish(reason, "".join(self._texts) + stop, self.generated_tokens)
+    def _succeed(self, reason: FinishReason) -> Finish:
+        self._finish = Finish(reason, "".join(self._texts), self.generated_tokens)
         timings = self.timings
         timings.finished = time.perf_counter()
         metrics = self._generator.metrics

@@ -16,8 +16,9 @@ from tgi_cli.router.validation import fit_length
 from tgi_cli.rpc.interface import GONE, EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar import Grammar, GrammarError
-from tgi_cli.text.grammar_check import CheckerBusy, GrammarChecker
+from tgi_cli.text.grammar_check import GrammarChecker
 from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.worker_pool import WorkerError, WorkersBusy
 
 
 class Generator:
@@ -84,7 +85,7 @@ class Generator:
         opened: list[Generation] = []
         try:
             info = self.info
-            prompts = [await self._prepare(spec) for spec in specs]
+            prompts = [await self._prepare(spec) for spec in await self._with_bad_words(specs)]
             if self.info is not info:  # another engine came meanwhile, perhaps a smaller one
                 prompts = [
                     replace(prompt, max_new_tokens=self._room(len(prompt.ids), prompt.spec))
@@ -127,6 +128,20 @@ class Generator:
                 "n",
             )
 
+    async def _with_bad_words(self, specs: Sequence[GenerationSpec]) -> list[GenerationSpec]:
+        """The specs with the token ids of their bad words, which prompts of a request share."""
+        found: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {(): ()}
+        for words in {spec.bad_words for spec in specs} - found.keys():
+            ids = await self._workers.word_ids(words)
+            # An id that the model does not have cannot be generated anyway.
+            found[words] = tuple(word for word in ids if max(word) < self.info.vocab_size)
+        return [
+            replace(spec, sampling=replace(spec.sampling, bad_words=found[spec.bad_words]))
+            if spec.bad_words
+            else spec
+            for spec in specs
+        ]
+
     async def _prepare(self, spec: GenerationSpec) -> Prompt:
         """The prompt's ids, how many may follow, and the seed if any is needed."""
         if isinstance(spec.prompt, str):
@@ -163,5 +178,7 @@ class Generator:
             return await self.grammars.compile(grammar)
         except GrammarError as error:
             raise structured.not_valid(error, grammar.param) from error
-        except CheckerBusy:
+        except WorkersBusy:
             raise self.admission.overloaded() from None
+        except WorkerError as error:
+            raise errors.engine_gone(error.cause) from error

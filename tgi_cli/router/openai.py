@@ -6,6 +6,9 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain
+from typing import cast
 
 import msgspec
 
@@ -16,11 +19,14 @@ from tgi_cli.router.generation import Generation
 from tgi_cli.router.schemas.openai import (
     PromptDetails,
     Sampling,
+    StreamOptions,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
+from tgi_cli.router.scores import INLINE_SCORES, encoded_rows
 from tgi_cli.router.state import RouterState, leads
+from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -30,6 +36,9 @@ FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
 }
+
+_TOKENS = 128
+"""Whose log-probabilities are spelled at once."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,9 +77,30 @@ class Identity:
         )
 
 
-def include_usage(request: Sampling) -> bool:
-    """Whether a stream ends with a chunk of token counts."""
-    return bool(request.stream_options and request.stream_options.include_usage)
+class StreamUsage(Enum):
+    """Which chunks of a stream count tokens; one without choices at the end does but in two."""
+
+    SILENT = auto()
+    """``include_usage: false``: none."""
+    OPEN = auto()
+    """Nothing was asked: none in chats; of a text completion, TGI's, the last of each choice."""
+    LAST = auto()
+    EACH = auto()
+    """``continuous_usage_stats``: all, each those of its choice."""
+
+    @classmethod
+    def of(cls, options: StreamOptions | None) -> StreamUsage:
+        """As asked."""
+        if options is None or options.include_usage is None:
+            return cls.OPEN
+        if not options.include_usage:
+            return cls.SILENT
+        return cls.EACH if options.continuous_usage_stats else cls.LAST
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the stream ends with a chunk of token counts."""
+        return self in (StreamUsage.LAST, StreamUsage.EACH)
 
 
 def usage_of(generations: Sequence[Generation]) -> Usage:
@@ -88,8 +118,17 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
     )
 
 
+def spelled(token_id: int, text: str, as_ids: bool) -> str:
+    """A token in a report of log-probabilities: its text, or what vLLM says to tell texts apart
+    that are alike (``return_tokens_as_token_ids``)."""
+    return f"token_id:{token_id}" if as_ids else text
+
+
 def chat_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[Token], top_tokens: Sequence[Sequence[Token]]
+    tokenizer: Tokenizer,
+    tokens: Sequence[Token],
+    top_tokens: Sequence[Sequence[Token]],
+    as_ids: bool = False,
 ) -> list[TokenLogprob]:
     """``logprobs.content`` of some tokens; ``bytes`` is right also within a character."""
     content: list[TokenLogprob] = []
@@ -97,12 +136,12 @@ def chat_logprobs(
         top = top_tokens[place] if top_tokens else ()
         content.append(
             TokenLogprob(
-                token=token.text,
+                token=spelled(token.id, token.text, as_ids),
                 logprob=token.logprob,
                 bytes=list(tokenizer.token_bytes(token.id)),
                 top_logprobs=[
                     TopLogprob(
-                        token=other.text,
+                        token=spelled(other.id, other.text, as_ids),
                         logprob=other.logprob,
                         bytes=list(tokenizer.token_bytes(other.id)),
                     )
@@ -111,6 +150,27 @@ def chat_logprobs(
             )
         )
     return content
+
+
+async def chat_report(
+    workers: TextWorkers,
+    tokenizer: Tokenizer,
+    tokens: Sequence[Token],
+    top_tokens: Sequence[Sequence[Token]],
+    as_ids: bool,
+) -> list[TokenLogprob]:
+    """As :func:`chat_logprobs`; a long report is made by a worker, encoded already."""
+
+    def report(start: int, end: int | None) -> list[TokenLogprob]:
+        return chat_logprobs(tokenizer, tokens[start:end], top_tokens[start:end], as_ids)
+
+    if len(tokens) * (1 + len(top_tokens[0] if top_tokens else ())) <= INLINE_SCORES:
+        return report(0, None)
+    rows = chain.from_iterable(
+        report(start, start + _TOKENS) for start in range(0, len(tokens), _TOKENS)
+    )
+    content = b"[%b]" % await workers.run(encoded_rows, rows)
+    return cast("list[TokenLogprob]", msgspec.Raw(content))
 
 
 def fail_stream(error: errors.ApiError) -> bytes:

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 import tgi_cli
 from tgi_cli.router.errors import is_openai, openai_status
 from tgi_cli.router.operations import ALSO, NAMED, OPERATIONS, Operation
+from tgi_cli.router.schemas.refused import Refused, refused_names
 from tgi_cli.router.schemas.service import ErrorResponse, OpenAIErrorResponse
 
 _REF = "#/components/schemas/{name}"
@@ -109,6 +110,10 @@ class _Types:
         self._types = list(dict.fromkeys(types))
         schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REF)
         self._schemas = dict(zip(self._types, schemas, strict=True))
+        for kind in self._types:
+            if isinstance(kind, type) and issubclass(kind, Refused):
+                for name in refused_names(kind):
+                    del self.components[kind.__name__]["properties"][name]
 
     def any_of(self, types: Sequence[Any]) -> dict[str, Any]:
         """The schema of a value of any of the types."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import get_annotations
 from typing import Any
 
 from tgi_cli.router import errors
-from tgi_cli.router.schemas.openai import ChatRequest, Function, Message, Tool
+from tgi_cli.router.parameters import asked_logprobs, check_stream_options
+from tgi_cli.router.schemas.openai import ChatRequest, Function, Message, Shaping, Tool
+from tgi_cli.router.schemas.refused import refuse
 from tgi_cli.router.schemas.responses import FunctionTool, ResponsesRequest
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+_LOGPROBS = "message.output_text.logprobs"
+_SHARED = tuple(get_annotations(Shaping))
+"""What shapes a text means the same in both APIs."""
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
@@ -24,25 +32,26 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     if body.background:
         raise errors.unsupported("background")
     if body.truncation not in (None, "disabled"):
-        raise errors.unsupported("truncation", "`truncation` other than `disabled`")
-    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-        raise errors.unsupported("top_logprobs", "`top_logprobs` (use /v1/chat/completions)")
+        raise errors.unsupported(
+            "truncation", "`truncation` other than `disabled`", "unsupported_value"
+        )
+    refuse(body)
+    check_stream_options(body.stream, body.stream_options)
+    asked_logprobs(body.top_logprobs, "top_logprobs")
+    if body.max_output_tokens is not None and body.max_output_tokens <= 0:
+        raise errors.validation(
+            "`max_output_tokens` must be strictly positive", "max_output_tokens"
+        )
     messages = _messages(body.input)
     if body.instructions:
         messages.insert(0, Message(role="system", content=body.instructions))
     return ChatRequest(
+        **{name: getattr(body, name) for name in _SHARED},
         messages=messages,
         model=body.model,
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        seed=body.seed,
-        stop=body.stop,
+        logprobs=reports_logprobs(body),
+        top_logprobs=body.top_logprobs,
         tools=[_tool(place, tool) for place, tool in enumerate(body.tools or ())],
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
@@ -51,6 +60,11 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=False,
     )
+
+
+def reports_logprobs(body: ResponsesRequest) -> bool:
+    """Whether the answer's text comes with log-probabilities."""
+    return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
 
 
 def _tool(place: int, tool: FunctionTool) -> Tool:
@@ -108,7 +122,8 @@ def _messages(given: str | list[dict[str, Any]]) -> list[Message]:
         elif kind == "function_call":
             if not messages or messages[-1].role != "assistant" or reasoning:
                 messages.append(Message(role="assistant"))
-            messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), _call(place, item)]
+            calls = messages[-1].tool_calls = messages[-1].tool_calls or []
+            calls.append(_call(place, item))
         else:
             raise errors.validation(f"input[{place}] is of type {kind!r}: not supported", "input")
         if messages[-1].role == "assistant" and reasoning:

@@ -19,12 +19,14 @@ class GenerationSpec:
         prompt: text, or the token ids themselves.
         prompt_param: what requests of its API call it, for errors.
         add_special_tokens: encode the text with the model's own; a rendered chat has them.
-        sampling: all but the seed.
+        sampling: all but the seed and the bad words.
+        bad_words: texts that are not generated, not yet as token ids.
         seed: None draws one when sampling.
         max_new_tokens: None fills the model's context.
         truncate: keep the last n tokens of the prompt.
         stops: end the text; ``keep_stop`` leaves the one that did in it (TGI), else it is cut.
         keep_stop: see ``stops``.
+        length_first: a stop string in the last token that was allowed is told as the length (TGI).
         ignore_eos: end tokens do not end it.
         stop_token_ids: further ids that end it, themselves no part of the text.
         shown_ids: special tokens that are part of the text, for whoever reads more than text in it.
@@ -42,6 +44,7 @@ class GenerationSpec:
 
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
+    bad_words: tuple[str, ...] = ()
     prompt_param: str = "prompt"
     add_special_tokens: bool = True
     seed: int | None = None
@@ -49,6 +52,7 @@ class GenerationSpec:
     truncate: int | None = None
     stops: StopStrings = NO_STOPS
     keep_stop: bool = False
+    length_first: bool = False
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     shown_ids: frozenset[int] = frozenset()

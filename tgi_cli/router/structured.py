@@ -15,7 +15,16 @@ from tgi_cli.text.tools import tool_grammar
 
 T = TypeVar("T")
 
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_GUIDED = {
+    "guided_json": "guided_json",
+    "guided_regex": "guided_regex",
+    "guided_choice": "guided_choice",
+    "guided_grammar": "guided_grammar",
+    "json_schema": "guided_json",
+    "regex": "guided_regex",
+    "ebnf": "guided_grammar",
+}
+"""vLLM's parameters, llama.cpp's and SGLang's, and as which of vLLM's each is read."""
 
 
 def native_grammar(asked: Any) -> Grammar | None:
@@ -24,17 +33,22 @@ def native_grammar(asked: Any) -> Grammar | None:
 
 
 def openai_grammar(request: Sampling) -> Grammar | None:
-    """Of ``response_format``, or of what vLLM calls it. Raises ApiError."""
+    """Of ``response_format``, or of what other servers call it. Raises ApiError."""
     found: list[Grammar] = []
     if request.response_format is not None:
         _add(found, _read(grammar.response_format, request.response_format, "response_format"))
     if request.structured_outputs is not None:
         asked = request.structured_outputs
         _add(found, _read(grammar.structured_outputs, asked, "structured_outputs"))
-    for name in _GUIDED:
+    for name, kind in _GUIDED.items():
         value = getattr(request, name)
-        if value is not None:
-            _add(found, _guided(name, value, request.guided_whitespace_pattern))
+        if value is not None and value != "":
+            _add(found, _guided(name, kind, value, request.guided_whitespace_pattern))
+    if isinstance(request.grammar, str):  # llama.cpp's, in GBNF
+        if request.grammar:
+            _add(found, _guided("grammar", "guided_grammar", request.grammar, None))
+    else:
+        _add(found, native_grammar(request.grammar))
     if len(found) > 1:
         names = " and ".join(f"`{each.param}`" for each in found)
         raise errors.validation(f"{names} exclude each other", found[1].param)
@@ -57,8 +71,9 @@ def _add(found: list[Grammar], grammar: Grammar | None) -> None:
         found.append(grammar)
 
 
-def _guided(name: str, value: Any, whitespace: str | None) -> Grammar:
-    return _read(lambda asked: grammar.guided(name, asked, whitespace), value, name)
+def _guided(name: str, kind: str, value: Any, whitespace: str | None) -> Grammar:
+    read = _read(lambda asked: grammar.guided(kind, asked, whitespace), value, name)
+    return replace(read, param=name)
 
 
 def _read(reader: Callable[[Any], T], asked: Any, param: str) -> T:

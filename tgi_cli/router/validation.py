@@ -1,36 +1,28 @@
-"""What a request may ask for: TGI's rules in TGI's words, and OpenAI's meanings on /v1.
-
-Every parameter that is known but cannot be acted on is refused by name.
-"""
+"""What a request may ask for: TGI's rules in TGI's words, and what all APIs check alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 from starlette.requests import Request
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router import errors
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.defaults import SamplingDefaults
 from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest
-from tgi_cli.router.schemas.openai import Sampling
 from tgi_cli.router.spec import GenerationSpec
-from tgi_cli.router.structured import native_grammar, openai_grammar
+from tgi_cli.router.structured import native_grammar
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.text.bad_words import word_ids
 from tgi_cli.text.stop import StopStrings
-from tgi_cli.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
-_PIECE = 1024
+PIECE = 1024
 """TGI validates at most so many new tokens, and generates up to the context's end."""
 
-_UINT64 = (1 << 64) - 1
-
+UINT64 = (1 << 64) - 1
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _MOST_SECONDS = 1_000_000.0
 
@@ -73,7 +65,7 @@ def fit_length(
     )
     room = max(info.max_total_tokens - input_length, 0)
     asked = room if max_new_tokens is None else max_new_tokens
-    if input_length + min(asked, _PIECE) > info.max_total_tokens:
+    if input_length + min(asked, PIECE) > info.max_total_tokens:
         raise too_long(
             f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
             f"Given: {input_length} `inputs` tokens and {asked} `max_new_tokens`",
@@ -105,13 +97,13 @@ def native_spec(
          "`typical_p` must be > 0.0 and < 1.0"),
         (asked.top_k is not None and asked.top_k <= 0, "`top_k` must be strictly positive"),
         (asked.max_new_tokens == 0, "`max_new_tokens` must be strictly positive"),
-        (asked.seed is not None and asked.seed > _UINT64,
+        (asked.seed is not None and asked.seed > UINT64,
          "`seed` must be an unsigned 64-bit number"),
     )  # fmt: skip
     for broken, message in checks:
         if broken:
             raise errors.validation(message)
-    stops = _stops(asked.stop, config)
+    stops = stop_strings(asked.stop, config)
     top_n_tokens = _top_n(asked.top_n_tokens or 0, "top_n_tokens", config)
     if not request.inputs:
         raise errors.validation("`inputs` cannot be empty")
@@ -126,7 +118,7 @@ def native_spec(
         or asked.top_p is not None
         or asked.typical_p is not None
     )
-    sampling = _sampling(
+    sampling = sampling_params(
         temperature=(asked.temperature or 1.0) if asked.do_sample or warped else 0.0,
         top_k=asked.top_k or 0,
         top_p=asked.top_p or 1.0,
@@ -147,6 +139,7 @@ def native_spec(
         truncate=asked.truncate,
         stops=stops,
         keep_stop=True,
+        length_first=True,
         samples=best_of,
         prompt_logprobs=0 if asked.decoder_input_details else None,
         grammar=native_grammar(asked.grammar),
@@ -175,112 +168,24 @@ def _best_of(asked: GenerateParameters, config: RouterConfig, stream: bool) -> i
     return best_of
 
 
-def openai_specs(
-    request: Sampling,
-    prompts: Sequence[str | tuple[int, ...]],
-    config: RouterConfig,
-    info: EngineInfo,
-    tokenizer: Tokenizer,
-    defaults: SamplingDefaults,
-    *,
-    max_tokens: int | None,
-    top_logprobs: int,
-    add_special_tokens: bool,
-) -> list[GenerationSpec]:
-    """What a /v1 request asks for, once for each of its prompts. Raises ApiError."""
-    if request.n is not None and request.n < 1:
-        raise errors.validation("`n` must be strictly positive", "n")
-    grammar = openai_grammar(request)
-    if request.prompt_logprobs not in (None, False):
-        raise errors.unsupported("prompt_logprobs")
-    if max_tokens is not None and max_tokens <= 0:
-        raise errors.validation("`max_tokens` must be strictly positive", "max_tokens")
-    min_tokens = _or(request.min_tokens, 0)
-    if min_tokens < 0:
-        raise errors.validation("`min_tokens` must be >= 0", "min_tokens")
-    stop = request.stop
-    stops = _stops([stop] if isinstance(stop, str) else stop or [], config)
-    sampling = _sampling(
-        temperature=_or(request.temperature, defaults.temperature),
-        top_k=max(_or(request.top_k, defaults.top_k), 0),
-        top_p=_or(request.top_p, defaults.top_p),
-        min_p=_or(request.min_p, defaults.min_p),
-        typical_p=_or(request.typical_p, defaults.typical_p),
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        logit_bias=_logit_bias(request.logit_bias, info),
-        bad_words=_bad_words(request.bad_words or [], tokenizer, info),
-        min_new_tokens=min_tokens,
-        top_logprobs=_top_n(top_logprobs, "top_logprobs", config),
-    )
-    return [
-        GenerationSpec(
-            prompt=prompt,
-            sampling=sampling,
-            add_special_tokens=add_special_tokens,
-            seed=None if request.seed is None else request.seed & _UINT64,
-            max_new_tokens=max_tokens,
-            stops=stops,
-            ignore_eos=bool(request.ignore_eos),
-            stop_token_ids=frozenset(
-                check_ids(request.stop_token_ids or [], "stop_token_ids", info)
-            ),
-            samples=_or(request.n, 1),
-            # Lower is earlier there, and higher is here.
-            priority=-_or(request.priority, 0),
-            cache_salt=_or(request.cache_salt, "").encode(),
-            grammar=grammar,
-        )
-        for prompt in prompts
-    ]
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
-
-
-def _sampling(**fields: Any) -> SamplingParams:
-    """Its fields checked; ApiError names the one at fault."""
+def sampling_params(names: Mapping[str, str] = NO_NAMES, **fields: Any) -> SamplingParams:
+    """Its fields checked; ``names`` are those by which the client calls some. Raises ApiError."""
     try:
         return SamplingParams(**fields)
     except ValueError as error:
-        message = str(error)
-        raise errors.validation(message, message.partition("`")[2].partition("`")[0]) from error
+        field = str(error).partition("`")[2].partition("`")[0]
+        name = names.get(field, field)
+        raise errors.validation(str(error).replace(f"`{field}`", f"`{name}`", 1), name) from error
 
 
 def check_ids(items: Sequence[int], name: str, info: EngineInfo) -> Sequence[int]:
     """Token ids that the model has. Raises ApiError."""
-    if any(not 0 <= index < info.vocab_size for index in items):
+    if items and not 0 <= min(items) <= max(items) < info.vocab_size:
         raise errors.validation(f"token ids must be >= 0 and < {info.vocab_size}", name)
     return items
 
 
-def _logit_bias(
-    asked: dict[str, float] | list[float] | None, info: EngineInfo
-) -> tuple[tuple[int, float], ...]:
-    if not asked:
-        return ()
-    if isinstance(asked, list) or not all(key.isascii() and key.isdigit() for key in asked):
-        raise errors.validation(
-            "`logit_bias` must map token ids to numbers in [-100, 100]", "logit_bias"
-        )
-    ids = [int(key[:20]) for key in asked]  # more digits than any vocabulary needs
-    check_ids(ids, "logit_bias", info)
-    return tuple(zip(ids, asked.values(), strict=True))
-
-
-def _bad_words(
-    words: Sequence[str], tokenizer: Tokenizer, info: EngineInfo
-) -> tuple[tuple[int, ...], ...]:
-    if not all(word.strip() for word in words):
-        raise errors.validation("`bad_words` must not be empty", "bad_words")
-    found = dict.fromkeys(ids for word in words for ids in word_ids(tokenizer, word))
-    # An id that the model does not have cannot be generated anyway.
-    return tuple(ids for ids in found if max(ids) < info.vocab_size)
-
-
-def _stops(stops: list[str], config: RouterConfig) -> StopStrings:
+def stop_strings(stops: list[str], config: RouterConfig) -> StopStrings:
     if len(stops) > config.max_stop_sequences:
         raise errors.validation(
             f"`stop` supports up to {config.max_stop_sequences} stop sequences. "

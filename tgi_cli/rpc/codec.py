@@ -101,6 +101,7 @@ def decode_submit(message: pb.Submit) -> GenerationRequest:
 
 def _encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     message = pb.Sampling(**{name: getattr(sampling, name) for name in _SAMPLING_SCALARS})
+    message.allowed_token_ids.extend(sampling.allowed_token_ids)
     for token_id, bias in sampling.logit_bias:
         message.bias_ids.append(token_id)
         message.biases.append(bias)
@@ -114,6 +115,7 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
     return SamplingParams(
         **{name: getattr(message, name) for name in _SAMPLING_SCALARS},
         logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
+        allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(map(tuple, _unflatten(message.bad_word_lengths, message.bad_word_ids[:]))),
     )
 

@@ -126,7 +126,7 @@ def write_step(response: Any, batch: Iterable[Driven], step: Advanced) -> list[i
         for run in outputs.prompt_logprobs:
             by_id[run.request_id].score(run)
     for finished in ends.values():
-        if finished.reason is FinishReason.ERROR:
+        if finished.reason in (FinishReason.ERROR, FinishReason.GRAMMAR):
             raise StepFailure(by_id[finished.request_id], finished.error)
     for outputs in step.outputs:
         for engine_id, token_id, logprob, top_ids, top_logprobs in zip(

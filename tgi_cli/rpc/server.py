@@ -267,7 +267,11 @@ class EngineServer(AdapterServicer):
         if not prompt:
             return "the prompt has no tokens"
         sampling = request.sampling
-        special = chain((token_id for token_id, _ in sampling.logit_bias), *sampling.bad_words)
+        special = chain(
+            (token_id for token_id, _ in sampling.logit_bias),
+            sampling.allowed_token_ids,
+            *sampling.bad_words,
+        )
         if max(max(request.prompt_ids), max(special, default=0)) >= info.vocab_size:
             return f"a token id is not below the vocabulary's size ({info.vocab_size})"
         if request.max_new_tokens < 1:

@@ -19,12 +19,13 @@ from tgi_cli.sampling.params import SamplingParams
 SAMPLED, REPETITION, COUNTED, TOP_K, TOP_P, MIN_P, TYPICAL, TOP_LOGPROBS = (
     1 << bit for bit in range(8)
 )
-RELATIVE, BIASED, WATERMARK, BAD_WORDS, MIN_TOKENS = (1 << bit for bit in range(8, 13))
+RELATIVE, BIASED, WATERMARK, BAD_WORDS, MIN_TOKENS, ALLOWED = (1 << bit for bit in range(8, 14))
 """Row flags. COUNTED: a frequency or presence penalty; RELATIVE: TGI's frequency penalty;
-MIN_TOKENS: a stop id may not be chosen yet. Greedy rows carry no filter flags."""
+MIN_TOKENS: a stop id may not be chosen yet; ALLOWED: only some tokens may be. Greedy rows carry
+no filter flags."""
 
 PENALIZED = REPETITION | COUNTED | RELATIVE
-FORBIDDEN = BAD_WORDS | MIN_TOKENS
+FORBIDDEN = BAD_WORDS | MIN_TOKENS | ALLOWED
 ADJUSTED = PENALIZED | BIASED | WATERMARK | FORBIDDEN
 """Any of these changes the scores before temperature."""
 FILTERED = TOP_K | TOP_P | MIN_P | TYPICAL
@@ -161,6 +162,7 @@ def _flags(params: SamplingParams, lists: TokenLists | None) -> int:
             BIASED * (len(lists.bias_ids) > 0)
             | BAD_WORDS * (len(lists.banned) + len(lists.lasts) > 0)
             | MIN_TOKENS * (len(lists.stops) > 0)
+            | ALLOWED * (len(lists.allowed) > 0)
         )
     if not params.greedy:
         flags |= (

@@ -1,4 +1,4 @@
-"""Biases, bad words, stop ids that come too early, and grammar masks.
+"""Biases, allowed tokens, bad words, stop ids that come too early, and grammar masks.
 
 The lists stand on the host, so that a step uploads only the cells that it changes. Whether a
 bad word is about to be completed is found on the device, where the tokens are: nothing waits.
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
+from tgi_cli.sampling.batch import ALLOWED, BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
 from tgi_cli.sampling.filters import ROW_BY_ROW
 from tgi_cli.sampling.upload import Upload
 
@@ -60,7 +60,7 @@ def add_bias(scores: Tensor, batch: SamplingBatch, upload: Upload) -> None:
 
 
 def forbid(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
-    """Set the scores of bad words, and of stop ids that would come too early, to -inf.
+    """Set the scores of what is not allowed, of bad words and of early stop ids to -inf.
 
     Args:
         scores: float32 [N, V], changed in place.
@@ -68,7 +68,12 @@ def forbid(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -
         pool: int32 [rows, width], the tokens known so far of every row.
         upload: brings host arrays to the device.
     """
-    vocab_size, cells = scores.shape[1], []
+    vocab_size = scores.shape[1]
+    if batch.flags & ALLOWED:
+        _allow(scores, batch, upload)
+    if not batch.flags & (BAD_WORDS | MIN_TOKENS):
+        return
+    cells = []
     for entry in batch.where(BAD_WORDS | MIN_TOKENS).tolist():
         lists = batch.lists_of(entry)
         flags = int(batch.records["flags"][entry])
@@ -81,6 +86,19 @@ def forbid(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -
         scores.view(-1).index_fill_(0, cell, -math.inf)
     if batch.flags & BAD_WORDS:
         _forbid_last_tokens(scores, batch, pool, upload)
+
+
+def _allow(scores: Tensor, batch: SamplingBatch, upload: Upload) -> None:
+    """Bar all tokens but the allowed ones of each entry that has such."""
+    entries, cells = batch.where(ALLOWED), []
+    for entry in entries.tolist():
+        ids = batch.lists_of(entry).allowed
+        cells.append(ids[ids < scores.shape[1]] + entry * scores.shape[1])
+    row, cell = upload(entries, np.concatenate(cells))
+    flat = scores.view(-1)
+    kept = flat[cell]
+    scores.index_fill_(0, row, -math.inf)
+    flat[cell] = kept
 
 
 def _forbid_last_tokens(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:

@@ -17,6 +17,7 @@ class TokenLists:
 
     Attributes:
         bias_ids, bias_values: parallel; added to the logits (float32).
+        allowed: if there are any, all that may be chosen.
         banned: bad words of one token.
         stops: ids that end the request, barred before its least number of tokens.
         lasts: the last token of each longer bad word, and
@@ -27,6 +28,7 @@ class TokenLists:
 
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
+    allowed: NDArray[np.int64]
     banned: NDArray[np.int64]
     stops: NDArray[np.int64]
     lasts: NDArray[np.int64]
@@ -38,12 +40,13 @@ class TokenLists:
 def lists_of(params: SamplingParams, stop_token_ids: Iterable[int]) -> TokenLists | None:
     """The lists of a request; None where it has none."""
     stops = tuple(stop_token_ids) if params.min_new_tokens else ()
-    if not (params.logit_bias or params.bad_words or stops):
+    if not (params.logit_bias or params.bad_words or params.allowed_token_ids or stops):
         return None
     words = [word for word in params.bad_words if len(word) > 1]
     return TokenLists(
         bias_ids=np.array([token for token, _ in params.logit_bias], np.int64),
         bias_values=np.array([bias for _, bias in params.logit_bias], np.float32),
+        allowed=np.array(params.allowed_token_ids, np.int64),
         banned=np.array([word[0] for word in params.bad_words if len(word) == 1], np.int64),
         stops=np.array(stops, np.int64),
         lasts=np.array([word[-1] for word in words], np.int64),

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _UINT64 = (1 << 64) - 1
+_INT32 = (1 << 31) - 1
+
+MAX_TOKEN_IDS = 4096
+"""Of a list of token ids that shapes sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +17,8 @@ class SamplingParams:
 
     The neutral value of each field switches its processor off. Processors run in TGI's order:
     logit_bias, watermark, repetition, frequency and presence penalties, then what may not be
-    chosen (bad_words, stop ids before min_new_tokens), temperature, top_k, top_p, min_p,
-    typical_p.
+    chosen (all but allowed_token_ids, bad_words, stop ids before min_new_tokens), temperature,
+    top_k, top_p, min_p, typical_p.
 
     Attributes:
         temperature: divides the logits; 0 means greedy (argmax, nothing else of the filters).
@@ -34,6 +38,8 @@ class SamplingParams:
         logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI).
         bad_words: token sequences that must not appear in the output.
         min_new_tokens: the request's stop ids are not chosen before so many tokens.
+        allowed_token_ids: only these are chosen, stop ids too only if they are among them (vLLM);
+            empty: all. Log-probabilities remain those of the whole vocabulary.
         watermark: mark the text by Kirchenbauer et al. 2023: a share ``watermark_gamma`` of the
             vocabulary, seeded by the token before, gets ``watermark_delta`` added.
 
@@ -58,6 +64,7 @@ class SamplingParams:
     watermark: bool = False
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    allowed_token_ids: tuple[int, ...] = ()
     greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +89,15 @@ class SamplingParams:
             ),
             (all(self.bad_words), "`bad_words` must not be empty"),
             (self.min_new_tokens >= 0, "`min_new_tokens` must be 0 or positive"),
+            (
+                len(self.allowed_token_ids) <= MAX_TOKEN_IDS,
+                f"`allowed_token_ids` takes up to {MAX_TOKEN_IDS} token ids. "
+                f"Given: {len(self.allowed_token_ids)}",
+            ),
+            (
+                all(0 <= i <= _INT32 for i in self.allowed_token_ids),
+                "`allowed_token_ids` must be token ids",
+            ),
             (0.0 < self.watermark_gamma < 1.0, "`watermark_gamma` must be between 0.0 and 1.0"),
         )
         for holds, message in checks:

@@ -1,7 +1,8 @@
 """Logits to tokens, batched, without waiting for the device.
 
-Order: logit_bias, watermark, repetition, frequency and presence penalties, bad words and stop
-ids that come too early, grammar masks, temperature, top_k, top_p, min_p, typical_p, choice.
+Order: logit_bias, watermark, repetition, frequency and presence penalties, allowed tokens, bad
+words and stop ids that come too early, grammar masks, temperature, top_k, top_p, min_p,
+typical_p, choice.
 Greedy rows take the highest score before temperature. What no row of a step asks for is not
 computed; the host knows that from the rows' flags.
 """

@@ -1,29 +1,36 @@
 """Chat templates: messages to prompt text.
 
-Rendered as transformers renders them (https://huggingface.co/docs/transformers/chat_templating):
-sandboxed Jinja with ``raise_exception``, ``strftime_now``, ``tojson``, loop controls and
-``{% generation %}`` blocks. The environment is our own because importing transformers' costs the
-router half a second and 18 MB for these few definitions; a test compares the two.
+A template is a program of a checkpoint's, of which nothing is known before it is run. So it is
+compiled and rendered in processes of bounded time and memory: :mod:`tgi_cli.text.template_worker`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
 from tgi_cli.errors import ModelError
+from tgi_cli.text.template_files import of_holder, sources_of
 from tgi_cli.text.tokenizer import Tokenizer, read_json
+from tgi_cli.text.worker_pool import LimitError, Limits, WorkerPool
 
+logger = logging.getLogger(__name__)
+
+LIMITS = Limits(processes=3, seconds=5.0, megabytes=256, bytes_per_byte=64)
+"""A conversation of 2 MB in 50,000 messages takes 0.3 s and 60 MB of it."""
+MOST_CHARACTERS = 1 << 20
+"""Of a prompt; or so many times what the request has, if that is more:"""
+MOST_EXPANSION = 8
+_INLINE_CHARACTERS = 16 << 10
+"""Of a conversation that is encoded on the event loop, 0.1 ms; larger ones in a thread."""
+_AT_ONCE = 256
+"""Messages encoded in one call, which keeps the interpreter's lock."""
+_VALUE_CHARACTERS = 10
+"""What a value or a key counts beside its text."""
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 _OURS = frozenset(
@@ -41,112 +48,55 @@ class ChatTemplateError(Exception):
     """The template refused the conversation, or there is none; the message says why."""
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}`` marks what the assistant said, for training; here it is its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """Refuses names that could reach into the interpreter."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args
-        values = dict(*rest, **kwargs)
-        for name in values:
-            _public(name)
-        jinja2.utils.Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _public(name)
-        super().__setitem__(name, value)
-
-
-def _public(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a template may not store {name!r}")
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """The constructor alone: the type itself would offer its attributes to the template."""
-    return dict(*args, **kwargs)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["namespace"] = _Namespace
-    environment.globals["dict"] = _dict
-    return environment
-
-
 class ChatTemplate:
-    """The templates of one model, compiled once.
+    """The templates of one model.
 
-    Raises ChatTemplateError when one of them is no valid Jinja.
+    Raises ChatTemplateError when one of them is no valid Jinja, or cannot be compiled within
+    :data:`LIMITS`.
 
     Attributes:
         text: the sources of all of them.
         variables: names that they use and do not set themselves.
     """
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        environment = _environment()
-        self._special_tokens = dict(special_tokens)
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        limits: Limits = LIMITS,
+    ) -> None:
         self.text = "\n".join(sources.values())
+        self._names = tuple(sources)
+        self._warned = False
+        self._pool = WorkerPool(
+            "tgi_cli.text.template_worker",
+            {"sources": dict(sources), "special_tokens": dict(special_tokens)},
+            limits,
+            what="chat template",
+        )
         try:
-            self._templates = {
-                name: environment.from_string(source) for name, source in sources.items()
-            }
-            self.variables = frozenset(
-                name
-                for source in sources.values()
-                for name in jinja2.meta.find_undeclared_variables(environment.parse(source))
-            )
-        except jinja2.exceptions.TemplateError as error:
-            raise ChatTemplateError(f"the model's chat template is invalid: {error}") from error
+            answer = self._pool.run(b'{"job": "variables"}')
+        except LimitError as error:
+            self._pool.close()
+            raise ChatTemplateError(
+                f"the model's chat template takes {error} to compile"
+            ) from error
+        if "error" in answer:
+            self._pool.close()
+            raise ChatTemplateError(f"the model's chat template is invalid: {answer['error']}")
+        self.variables: frozenset[str] = frozenset(answer["variables"])
 
     @classmethod
     def load(
         cls, model_path: Path, tokenizer: Tokenizer, config_path: Path | None = None
     ) -> ChatTemplate | None:
-        """The templates of a model folder; None when it has none. Raises ModelError.
+        """The templates of a model folder; None when it has none.
 
         ``config_path`` is a tokenizer_config.json in place of the folder's: a template in it is
-        the one that counts.
+        the one that counts. Raises ModelError, and RouterError when no process can be started.
         """
         config = read_json(config_path or model_path / "tokenizer_config.json")
-        sources = (_of_holder(config) if config_path else {}) or _sources(model_path, config)
+        sources = (of_holder(config) if config_path else {}) or sources_of(model_path, config)
         if not sources:
             return None
         special = {
@@ -184,36 +134,125 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text.
+        """The prompt text. Blocks.
 
         ``continue_final_message``: it ends within the last message; None: if that is the
         assistant's and has content, as TGI does. Else ``add_generation_prompt`` says whether it
-        ends where the assistant begins to speak.
+        ends where the assistant begins to speak. Messages, tools and variables are JSON.
 
-        Raises ChatTemplateError when the template refuses, or fails on, the conversation.
+        Raises:
+            ChatTemplateError: the template refuses, or fails on, the conversation, or takes more
+                than it may.
+            WorkersBusy: too many renderings wait.
+            WorkerError: no process can be started, or processes are killed from outside.
         """
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name) or next(iter(self._templates.values()))
-        conversation = [dict(message) for message in messages]
         continued = is_continued(messages, continue_final_message)
+        job = self._job(messages, tools, continued, add_generation_prompt, variables)
+        try:
+            answer = self._pool.run(job)
+        except LimitError as error:
+            raise self._beyond(f"takes {error} to render") from error
+        return self._text_of(answer, continued)
+
+    async def render_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continue_final_message: bool | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As :meth:`render`, without blocking the event loop."""
+        continued = is_continued(messages, continue_final_message)
+        asked = (messages, tools, continued, add_generation_prompt, variables)
+        if _is_large((messages, tools, variables)):
+            job = await asyncio.to_thread(self._job, *asked)
+        else:
+            job = self._job(*asked)
+        try:
+            answer = await self._pool.run_async(job)
+        except LimitError as error:
+            raise self._beyond(f"takes {error} to render") from error
+        return self._text_of(answer, continued)
+
+    def close(self) -> None:
+        """End the processes. They end with this object, too."""
+        self._pool.close()
+
+    def _job(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        continued: bool,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> bytes:
+        conversation = [dict(message) for message in messages]
         if continued:
             conversation[-1]["content"] += _CONTINUE
+        name = "tool_use" if tools and "tool_use" in self._names else "default"
+        given = {
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt and not continued,
+        }
         try:
-            text = template.render(
-                **{
-                    "documents": None,
-                    **(variables or {}),
-                    **self._special_tokens,
-                    "messages": conversation,
-                    "tools": list(tools) if tools else None,
-                    "add_generation_prompt": add_generation_prompt and not continued,
-                }
+            # Not msgspec: a call's arguments may hold what only this module writes, such as NaN.
+            several = [
+                json.dumps(conversation[place : place + _AT_ONCE])[1:-1]
+                for place in range(0, len(conversation), _AT_ONCE)
+            ]
+            asked = (
+                f'{{"variables": {json.dumps(dict(variables or {}))}, "given": '
+                f'{json.dumps(given)[:-1]}, "messages": [{", ".join(several)}]}}}}'
             )
-        except jinja2.exceptions.TemplateError as error:
-            raise ChatTemplateError(error.message or type(error).__name__) from error
-        except Exception as error:  # whatever an expression of a foreign template raises
-            raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
+        except RecursionError as error:
+            raise ChatTemplateError("the conversation is nested too deeply") from error
+        except (TypeError, ValueError) as error:
+            raise ChatTemplateError(f"the conversation is no JSON: {error}") from error
+        job = {
+            "job": "render",
+            "name": name if name in self._names else self._names[0],
+            "most": max(MOST_CHARACTERS, MOST_EXPANSION * len(asked)),
+        }
+        return f"{json.dumps(job)[:-1]}, {asked[1:]}".encode()
+
+    def _text_of(self, answer: Mapping[str, Any], continued: bool) -> str:
+        if "exceeded" in answer:
+            raise self._beyond(
+                f"writes more than {MOST_CHARACTERS} characters, and more than {MOST_EXPANSION} "
+                "times what the conversation has"
+            )
+        if "error" in answer:
+            raise ChatTemplateError(answer["error"])
+        text: str = answer["text"]
         return _cut_at_tag(text) if continued else text
+
+    def _beyond(self, what: str) -> ChatTemplateError:
+        """A conversation that the template takes too much for: most likely, any."""
+        cause = f"the model's chat template {what}"
+        if not self._warned:
+            self._warned = True
+            logger.error("%s: the request was refused, and others may be", cause)
+        return ChatTemplateError(cause)
+
+
+def _is_large(value: Any) -> bool:
+    """Whether encoding a JSON value would hold up the event loop."""
+    left = _INLINE_CHARACTERS
+    waiting = [value]
+    while waiting and left > 0:
+        value = waiting.pop()
+        left -= _VALUE_CHARACTERS
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, Mapping):
+            left -= _VALUE_CHARACTERS * len(value)
+            waiting += value.values() if left > 0 else ()
+        elif isinstance(value, Sequence):
+            left -= _VALUE_CHARACTERS * len(value)
+            waiting += value if left > 0 else ()
+    return left <= 0
 
 
 def is_continued(messages: Sequence[Mapping[str, Any]], asked: bool | None = None) -> bool:
@@ -238,42 +277,3 @@ def _cut_at_tag(text: str) -> str:
     if text.startswith(_CONTINUE, place):
         return text[:place]
     return text[:place].rstrip()
-
-
-def _sources(model_path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Template texts by name, from the newest to the oldest place that models keep them in."""
-    sources: dict[str, str] = {}
-    main = model_path / "chat_template.jinja"
-    extra = model_path / "additional_chat_templates"
-    if main.is_file():
-        sources["default"] = main.read_text(encoding="utf-8")
-    if extra.is_dir():
-        for path in sorted(extra.glob("*.jinja")):
-            sources[path.stem] = path.read_text(encoding="utf-8")
-    if sources:
-        return sources
-    for holder in (
-        read_json(model_path / "chat_template.json"),
-        config,
-        read_json(model_path / "processor_config.json"),
-    ):
-        sources = _of_holder(holder)
-        if sources:
-            return sources
-    return {}
-
-
-def _of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
-    """Template texts by name of a file's ``chat_template``."""
-    value = holder.get("chat_template")
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, dict):
-        return {str(name): str(source) for name, source in value.items()}
-    if isinstance(value, list):
-        return {
-            entry["name"]: entry["template"]
-            for entry in value
-            if isinstance(entry, dict) and {"name", "template"} <= set(entry)
-        }
-    return {}

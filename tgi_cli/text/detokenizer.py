@@ -12,6 +12,12 @@ _CONTEXTS = (6, 24, 96)
 """Prompt ids that prime the decoder: what it may look back on (leading spaces, bytes). Longer
 ones are tried only when the shorter begins within a character spelled in bytes."""
 
+_MOST_PENDING = 32
+"""Ids that may wait for a character to be complete. One has four bytes at most, so that more of
+them are no text; decoding all that waits with each further id would cost its square."""
+_TAIL = 3
+"""Ids at the end of those that may still be the beginning of a character."""
+
 REPLACEMENT = "\ufffd"
 
 
@@ -57,10 +63,25 @@ class Detokenizer:
             self._pending = []
             return text
         if not text:
-            return ""
+            return self._settle() if len(self._pending) >= _MOST_PENDING else ""
         self._known = self._pending
         self._pending = []
         return text
+
+    def _settle(self) -> str:
+        """The text of what waits, but for an end that may yet become a character."""
+        decode, pending = self._tokenizer.decode, self._pending
+        whole = decode(pending)
+        for cut in range(len(pending) - _TAIL, len(pending)):
+            head, tail = pending[:cut], pending[cut:]
+            text = decode(head)
+            if text + decode(tail) == whole:
+                break
+        else:
+            head, tail, text = pending, [], whole
+        self._prime(head)
+        self._pending = []
+        return text + "".join(self.push(token_id) for token_id in tail)
 
     def flush(self) -> str:
         """The rest, when no more ids come: an incomplete character as U+FFFD."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.text import grammar
 from tgi_cli.text.detokenizer import Detokenizer
-from tgi_cli.text.grammar_check import CheckerBusy, GrammarChecker
+from tgi_cli.text.grammar_check import GrammarChecker
 from tgi_cli.text.stop import StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.worker_pool import WorkersBusy
 
 
 class StoppedText:
@@ -85,7 +86,7 @@ class ModelTexts:
             self._checker = GrammarChecker(self._tokenizer, self._ends)
         try:
             return asyncio.run(self._checker.compile(asked))
-        except CheckerBusy:
+        except WorkersBusy:
             raise ValueError("too many grammars are being compiled") from None
 
     def close(self) -> None:

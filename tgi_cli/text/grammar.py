@@ -216,14 +216,16 @@ def _first(asked: Mapping[str, Any], *names: str) -> Any:
 
 
 def _named(asked: Any, where: str) -> Any:
-    """The schema of OpenAI's ``{"name", "schema", "strict"}``; without one, any object.
+    """The schema of OpenAI's ``{"name", "schema", "strict"}``.
 
     Whether it says ``strict`` or not, the answer follows the schema.
     """
     if not isinstance(asked, Mapping):
         raise GrammarError(f"{where} must be an object")
     schema = asked.get("schema")
-    return _ANY_OBJECT if schema is None else _schema(schema)
+    if schema is None:
+        raise GrammarError(f"{where} has no `schema`")
+    return _schema(schema)
 
 
 def _schema(asked: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from tgi_cli.text import json_schema
+from tgi_cli.engine.grammar_causes import NOTHING_FITS, limit_passed
+from tgi_cli.text import grammar_walk, json_schema
 from tgi_cli.text.grammar import GrammarError
 from tgi_cli.text.grammar_tokens import SpecialTokens, quoted
 from tgi_cli.text.json_schema import Path
@@ -27,6 +28,10 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 """One space may follow a comma or a colon. More white space is only more tokens, and without a
 bound there are models that write nothing else any more."""
 
+_NOTHING = (
+    "no text can match it: it contradicts itself, or a rule or `$ref` leads back to itself before "
+    "anything is written"
+)
 _LOCATE_SECONDS = 1.0
 _LONGEST_CAUSE = 300
 _CARET = re.compile(
@@ -45,11 +50,13 @@ class Compiler:
     def __init__(self, tokens: SpecialTokens) -> None:
         self._tokens = tokens
         self._tokenizer = tokens.tokenizer()
+        self._letter_ids = tokens.letter_ids()
+        self._limits = grammar_walk.limits()
 
     def compile(self, form: bytes) -> str:
         """The grammar of :attr:`tgi_cli.text.grammar.Grammar.form`, as llguidance's JSON.
 
-        It has been begun, too: its first mask is computed. Raises GrammarError.
+        It has been followed for a while, too. Raises GrammarError.
         """
         try:
             asked = json.loads(form)
@@ -59,11 +66,11 @@ class Compiler:
             raise GrammarError("it is nested too deeply") from None
         if error := self._error(found):
             raise GrammarError(_told(error))
-        matcher = LLMatcher(self._tokenizer, found, log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise GrammarError(_told(matcher.get_error()))
+        matcher = LLMatcher(self._tokenizer, found, log_level=0, limits=self._limits)
+        error = matcher.get_error()
+        error = error or grammar_walk.error_of(matcher, form.decode(), self._letter_ids)
+        if error:
+            raise GrammarError(_told(error))
         return found
 
     def _grammars(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,7 +115,9 @@ class Compiler:
         if "regex" in asked:
             return [{"lark_grammar": self._regex(asked["regex"])}]
         if "choice" in asked:
-            return [{"lark_grammar": "start: " + " | ".join(map(quoted, asked["choice"]))}]
+            # One terminal, hence one lexeme: as many rules could not be followed side by side.
+            choices = " | ".join(map(quoted, dict.fromkeys(asked["choice"])))
+            return [{"lark_grammar": f"start: CHOICE\nCHOICE: {choices}"}]
         if "lark" in asked:
             try:
                 return [{"lark_grammar": any_to_lark(asked["lark"])}]
@@ -273,6 +282,10 @@ def _unknown_keys(error: str) -> list[str]:
 
 def _told(error: str, schema: Any = None) -> str:
     """llguidance's words in ours, in one line of bounded length."""
+    if error.startswith(NOTHING_FITS):
+        return _NOTHING
+    if limit := limit_passed(error):
+        return limit
     if unknown := _unknown_keys(error):
         keys = [f"`{key}`" for key in unknown]
         words = "keyword" if len(keys) == 1 else "keywords"

@@ -50,7 +50,14 @@ class SpecialTokens:
 
     def tokenizer(self) -> LLTokenizer:
         """A vocabulary of all bytes, and these tokens with their own ids."""
-        return LLTokenizer(_Bytes(self.ids, min(self._ends, default=None)), slices=[])  # type: ignore[arg-type]
+        return LLTokenizer(self._bytes(), slices=[])  # type: ignore[arg-type]
+
+    def letter_ids(self) -> list[int]:
+        """The token of each byte in :meth:`tokenizer`."""
+        return self._bytes().letter_ids
+
+    def _bytes(self) -> _Bytes:
+        return _Bytes(self.ids, min(self._ends, default=None))
 
 
 class _Bytes:
@@ -67,17 +74,14 @@ class _Bytes:
         self.eos_token_id = end
         self.special_token_ids = sorted(by_id)
         size = max(max(by_id) + 1, 256 + len(by_id))
-        letters = iter(range(256))
-        self.tokens = [
-            by_id[i]
-            if i in by_id
-            else bytes(letter for letter in [next(letters, None)] if letter is not None)
-            for i in range(size)
-        ]
+        self.letter_ids = [i for i in range(size) if i not in by_id][:256]
+        self.tokens = [by_id.get(i, b"") for i in range(size)]
+        for letter, i in enumerate(self.letter_ids):
+            self.tokens[i] = bytes([letter])
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.encode() if isinstance(text, str) else text
-        return [self.tokens.index(bytes([letter])) for letter in text]
+        return [self.letter_ids[letter] for letter in text]
 
 
 def quoted(text: str) -> str:

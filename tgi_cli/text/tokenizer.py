@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ _CONVERTIBLE = ("*.model", "vocab*", "tekken.json", "*.tiktoken", "tokeni*.py")
 """Files of tokenizers that transformers can convert, or that bring their own code."""
 _SPACE = "\u2581"
 """What SentencePiece vocabularies write for a space."""
+_REMEMBERED = 32_768
+"""Ids whose texts and bytes are kept: a report of log-probabilities has the same ones again and
+again. 10 MB at most."""
 
 
 class Tokenizer:
@@ -53,6 +57,10 @@ class Tokenizer:
             if index is not None:
                 special.add(index)
         self.special_ids = frozenset(special)
+        self.surface = lru_cache(_REMEMBERED)(self._surface)
+        """Text of one id by itself, special tokens and leading spaces shown."""
+        self.token_bytes = lru_cache(_REMEMBERED)(self._token_bytes)
+        """The bytes that an id adds to the text: right also for parts of a character."""
         self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
             '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
         )
@@ -98,8 +106,15 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of the text; with the special tokens that the model's post-processor adds."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """As :meth:`encode`, of several texts in one call."""
         # The batch call releases the interpreter lock and computes no offsets.
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """Each id with the characters of the text, from and up to, that it stands for."""
@@ -114,8 +129,7 @@ class Tokenizer:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def surface(self, token_id: int) -> str:
-        """Text of one id by itself, special tokens and leading spaces shown."""
+    def _surface(self, token_id: int) -> str:
         text = self.backend.decode([token_id], skip_special_tokens=False)
         if not self._byte_level and not text.startswith(" "):
             # Decoders drop the space that marks the first word of a text.
@@ -123,8 +137,7 @@ class Tokenizer:
             return " " + text if token.startswith(_SPACE) else text
         return text
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id adds to the text: right also for parts of a character."""
+    def _token_bytes(self, token_id: int) -> bytes:
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""

@@ -64,11 +64,16 @@ _ABOUT_CALLS = ("tool_calls", "tool_call_id")
 def _joined(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages of the user's in a row as one: many templates want the roles to alternate."""
     told: list[dict[str, Any]] = []
+    contents: list[list[str]] = []
     for message in messages:
         if told and message["role"] == told[-1]["role"] == "user":
-            told[-1]["content"] += "\n" + message["content"]
+            contents[-1].append(message["content"])
         else:
             told.append(dict(message))
+            contents.append([message["content"]])
+    for message, several in zip(told, contents, strict=True):
+        if len(several) > 1:
+            message["content"] = "\n".join(several)
     return told
 
 

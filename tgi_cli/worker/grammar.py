@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.device import default_threads
+from tgi_cli.engine.grammar_causes import NOTHING_FITS, limit_passed
 from tgi_cli.engine.step import GrammarMatcher
 
 log = logging.getLogger(__name__)
@@ -45,23 +47,32 @@ _PARALLEL = 8
 
 _NO_TOKEN = "no token of the vocabulary may come next"
 
+_SLOW_SECONDS = 0.2
+"""Of processor time that one token of one grammar may take, but for a few:"""
+_MAX_SLOW = 2
+_TOO_SLOW = "it takes too long to follow: the same text can be read in too many ways"
+
 
 class Matcher:
     """Implements :class:`tgi_cli.engine.step.GrammarMatcher`."""
 
-    __slots__ = ("_canonical", "error", "native")
+    __slots__ = ("_canonical", "_slow", "error", "native")
 
     def __init__(self, native: llguidance.LLMatcher, canonical: bool) -> None:
         self.native = native
         self.error = ""
         self._canonical = canonical
+        self._slow = 0
 
     @property
     def stopped(self) -> bool:
         return not self.error and self.native.is_stopped()
 
     def accept(self, token_id: int) -> bool:
-        return self.native.consume_token(token_id) or not self.failed()
+        start = time.thread_time()
+        accepted = self.native.consume_token(token_id)
+        self.took(time.thread_time() - start)
+        return not self.error and (accepted or not self.failed())
 
     def forced(self) -> list[int]:
         return self.native.compute_ff_tokens() if self._canonical else []
@@ -71,6 +82,13 @@ class Matcher:
         if not self.error and self.native.is_error():
             self.error = _reason(self.native)
         return bool(self.error)
+
+    def took(self, seconds: float) -> None:
+        """A call took so much processor time: a grammar must not hold up all other requests."""
+        if seconds > _SLOW_SECONDS:
+            self._slow += 1
+            if self._slow > _MAX_SLOW:
+                self.error = _TOO_SLOW
 
 
 class LLGuidance:
@@ -106,6 +124,7 @@ class LLGuidance:
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._pool = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._fillers: llguidance.LLExecutor | None = None
+        self._look_for_slow = False
         self._lock = threading.Lock()
         """Guards what follows."""
         self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
@@ -145,19 +164,27 @@ class LLGuidance:
         count = len(matchers)
         if len(self._bits) < count:
             self._bits = np.zeros((count, self._bits.shape[1]), np.int32)
-        natives = [matcher.native for matcher in matchers if isinstance(matcher, Matcher)]
+        known = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
         address, size = self._bits.ctypes.data, self._bits.strides[0]
-        if count < _PARALLEL:
-            for index, native in enumerate(natives):
-                native.unsafe_compute_mask_ptr(address + index * size, size)
+        start = time.thread_time()
+        if count < _PARALLEL or self._look_for_slow:
+            self._look_for_slow = False
+            for index, matcher in enumerate(known):
+                matcher.native.unsafe_compute_mask_ptr(address + index * size, size)
+                end = time.thread_time()
+                matcher.took(end - start)
+                start = end
         else:
             if self._fillers is None:
                 self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
-            pairs = list(zip(natives, range(count), strict=True))
+            pairs = [(matcher.native, index) for index, matcher in enumerate(known)]
+            begun = time.monotonic()
             self._fillers.unsafe_compute_mask_ptr(pairs, address, size, count)
-        for index, matcher in enumerate(matchers):
+            # On several threads, it is not known which of them it was.
+            self._look_for_slow = time.monotonic() - begun > _SLOW_SECONDS
+        for index, matcher in enumerate(known):
             # The library lets one that is stuck end its text; here it is to say why.
-            if isinstance(matcher, Matcher) and matcher.failed():
+            if matcher.failed():
                 self._bits[index] = 0
         return self._bits[:count, : self._words]
 
@@ -212,7 +239,7 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
 def _reason(native: llguidance.LLMatcher) -> str:
     """Why a matcher is in its error state."""
     line = _first_line(native.get_error())
-    return _NO_TOKEN if line == "NoExtensionBias" else line
+    return _NO_TOKEN if line == NOTHING_FITS else limit_passed(line) or line
 
 
 def _first_line(text: str) -> str:

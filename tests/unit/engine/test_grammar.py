@@ -144,6 +144,7 @@ def test_no_jump_over_a_stop_id_that_comes_too_early() -> None:
         {"return_generation_logits": True},
         {"logits_processors": (lambda *args: args[1],)},
         {"sampling": replace(GREEDY, bad_words=((900, 901),))},
+        {"sampling": replace(GREEDY, allowed_token_ids=tuple(range(1000)))},
     ],
 )
 def test_who_looks_at_every_token_gets_every_token(more: dict[str, Any]) -> None:
@@ -172,7 +173,7 @@ def test_a_matcher_that_breaks_ends_its_request_with_the_cause() -> None:
     harness = Constrained(compiler)
     harness.add(asking(1, range(9), 30, OPEN))
     harness.run()
-    assert harness.finished[1].reason is FinishReason.ERROR
+    assert harness.finished[1].reason is FinishReason.GRAMMAR
     assert harness.finished[1].error == "the grammar cannot be followed: not at position 1"
 
 
@@ -181,7 +182,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_the_cause() -> 
     harness.add(asking(1, range(9), 30, "nonsense"))
     harness.add(asking(2, range(9), 5, None))
     harness.run()
-    assert harness.finished[1].reason is FinishReason.ERROR
+    assert harness.finished[1].reason is FinishReason.GRAMMAR
     assert harness.finished[1].error == "the grammar cannot be used: what is nonsense?"
     assert harness.tokens[2] == continuation(range(9), 5, VOCAB)
     assert harness.scheduler.grammars.live == 0

@@ -232,6 +232,7 @@ def test_biases_bad_words_and_minimum_lengths_reach_the_sampler(llm: LLM) -> Non
     avoided = greedy(bad_words=((first, second),))
     assert avoided[0] == first
     assert avoided[1] != second
+    assert set(greedy(allowed_token_ids=(21, 77))) <= {21, 77}
     params = SamplingParams(temperature=0.0, min_new_tokens=4)
     held = llm.generate([[11, 12, 13]], params, max_new_tokens=6, stop_token_ids=[first])[0]
     assert first not in held.token_ids[:4]
@@ -324,6 +325,7 @@ def test_a_prefix_is_computed_once(llm: LLM) -> None:
         ("x", {"sampling_params": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),
         ("x", {"sampling_params": SamplingParams(logit_bias=((9999, 1.0),))}, "no token 9999"),
         ("x", {"sampling_params": SamplingParams(bad_words=((9999,),))}, "no token 9999"),
+        ("x", {"sampling_params": SamplingParams(allowed_token_ids=(3, 9999))}, "no token 9999"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(

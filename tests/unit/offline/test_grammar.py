@@ -84,6 +84,25 @@ def test_penalties_and_biases_choose_among_what_is_allowed(llm: LLM) -> None:
     assert nine not in completion.token_ids
 
 
+def test_a_grammar_chooses_among_allowed_tokens(llm: LLM) -> None:
+    ends = llm.info.eos_token_ids
+    nine = llm.tokenizer.encode("9", add_special_tokens=False)[0]
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(nine, *ends))
+    grammar = {"type": "regex", "value": "[0-9]{5}"}
+    assert llm.generate("x", params, grammar=grammar)[0].text == "99999"
+    (completion,) = llm.generate("x", params, grammar={"type": "regex", "value": "9"})
+    assert completion.text == "9"
+
+
+def test_what_a_grammar_leaves_no_choice_about_must_be_allowed(llm: LLM) -> None:
+    first, *others = llm.tokenizer.encode('{"name": 1}', add_special_tokens=False)
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(first,))
+    assert first not in others
+    with pytest.raises(GenerationError, match="no token that may be chosen") as failed:
+        llm.generate("x", params, grammar={"type": "regex", "value": re.escape('{"name": 1}')})
+    assert set(failed.value.completions[0].token_ids) <= {first}
+
+
 def test_what_is_not_supported_is_named_before_anything_is_submitted(llm: LLM) -> None:
     with pytest.raises(ValueError, match="`type` must be"):
         llm.generate("x", grammar={"type": "poem"})

@@ -48,6 +48,7 @@ SAMPLING = {
     "watermark": st.booleans(),
     "watermark_gamma": st.floats(0.1, 0.9),
     "watermark_delta": st.floats(-10, 10),
+    "allowed_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
 }
 REQUEST = {
     "request_id": uint64,

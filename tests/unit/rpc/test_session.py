@@ -174,6 +174,7 @@ async def test_a_live_id_is_refused_and_its_first_owner_goes_on(
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"sampling": SamplingParams(logit_bias=((100, 1.0),))}, "vocabulary"),
         ({"sampling": SamplingParams(bad_words=((3,), (4, 100)))}, "vocabulary"),
+        ({"sampling": SamplingParams(allowed_token_ids=(3, 100))}, "vocabulary"),
         ({"sampling": SamplingParams(top_logprobs=101)}, "log-probabilities"),
         ({"prompt_logprobs": 101}, "log-probabilities"),
     ],

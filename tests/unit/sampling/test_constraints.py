@@ -115,6 +115,62 @@ def test_masks_bar_what_they_do_not_allow(monkeypatch, vocab, row_by_row):
     assert torch.equal(scores, expected)
 
 
+def test_only_allowed_tokens_keep_their_scores():
+    scores = random_scores(4)
+    expected = scores.clone()
+    for row, ids in ((0, [3, 9]), (2, [49]), (3, [0, 1, 9])):
+        barred = torch.ones(VOCAB, dtype=torch.bool)
+        barred[ids] = False
+        expected[row, barred] = -torch.inf
+    expected[3, [1, 9]] = -torch.inf
+    wanted = [
+        SamplingParams(allowed_token_ids=(9, 3, 9, VOCAB, VOCAB + 3)),  # two that it does not have
+        SamplingParams(),
+        SamplingParams(allowed_token_ids=(49,)),
+        SamplingParams(allowed_token_ids=(0, 1, 9), bad_words=((1,), (5, 9))),
+    ]
+    forbid(scores, batch_of(wanted), pool_of([[5] * 7] * 4), upload)
+    assert torch.equal(scores, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_allowed_tokens_are_chosen_in_the_proportions_that_they_have(temperature):
+    """As if the vocabulary had no others; a bias and a penalty still weigh them."""
+    allowed = (4, 7, 30, 31)
+    logits = random_scores(1)
+    logits[0, 12] = 20.0
+    shares = logits.clone()
+    shares[0, 7] += 1.5
+    shares[0, 4] /= 1.2 if shares[0, 4] > 0 else 1 / 1.2
+    shares = shares[0, list(allowed)]
+    wanted = [
+        SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            allowed_token_ids=allowed,
+            logit_bias=((7, 1.5),),
+            repetition_penalty=1.2,
+        )
+        for seed in range(4000)
+    ]
+    result = Sampler(upload)(logits.repeat(4000, 1), batch_of(wanted), pool_of([[4] * 7] * 4000))
+    counts = result.token_ids.bincount(minlength=VOCAB)
+    assert counts[list(allowed)].sum() == 4000
+    if temperature == 0:
+        assert counts[allowed[shares.argmax()]] == 4000
+    else:
+        expected = (shares / temperature).softmax(-1) * 4000
+        assert ((counts[list(allowed)] - expected) ** 2 / expected).sum() < 16.27  # 0.999, 3
+    chosen = logits.log_softmax(-1)[0, result.token_ids]
+    torch.testing.assert_close(result.logprobs, chosen)
+
+
+def test_a_row_whose_allowed_tokens_are_all_barred_is_marked():
+    wanted = SamplingParams(allowed_token_ids=(3, 4), bad_words=((3,), (4,)))
+    result = Sampler(upload)(random_scores(1), batch_of([wanted]), pool_of([[1] * 7]))
+    assert result.logprobs.isneginf().all()
+
+
 def test_masks_go_with_their_part_of_the_batch():
     masks = TokenMasks(np.array([1, 4, 5]), np.arange(6, dtype=np.int32).reshape(3, 2))
     part = masks.between(3, 6)

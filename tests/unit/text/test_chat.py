@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat import ChatTemplate, ChatTemplateError
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.worker_pool import Limits
 
 USER = [{"role": "user", "content": "Héllo <b>"}]
 
@@ -172,3 +174,134 @@ def test_another_tokenizer_config(tmp_path: Path) -> None:
         assert chat.render(USER) == expected
     with pytest.raises(ConfigError, match="is no file"):
         TextBundle.load(path, tokenizer_config_path=tmp_path / "none.json")
+
+
+HOSTILE = {
+    "product": "{{ 'a' * 10**9 }}",
+    "width": '{{ "%2000000000d" % 1 }}',
+    "format": "{{ '{:>2000000000}'.format(1) }}",
+    "center": "{{ 'x' | center(10**9) }}",
+    "indent": "{{ ('x\n' * 1000) | indent(10**7) }}",
+    "tojson": "{{ {'a': [1, 2] * 1000} | tojson(indent=10**6) }}",
+    "list": "{{ ([0] * 10**9) | length }}",
+    "doubled": "{% set ns = namespace(a='x') %}{% for i in range(60) %}"
+    "{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "strftime": "{{ strftime_now('%Y' * 10**8) }}",
+    "cause": "{{ raise_exception('x' * 10**9) }}",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded by what /proc says")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_memory_is_bounded(name: str) -> None:
+    """Whether it is the compiler that evaluates the expression, or the rendering."""
+    with pytest.raises(ChatTemplateError, match=r"takes more than 256 MB of memory to (r|c)"):
+        template(HOSTILE[name]).render(USER)
+
+
+NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
+
+
+def limited(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {}, Limits(processes=1, seconds=0.5, megabytes=256))
+
+
+def test_time_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    chat = limited(
+        "{% if messages | length > 1 %}"
+        + NESTED.replace("BODY", "")
+        + "{% endif %}{{ messages | length }}"
+    )
+    for _ in range(2):
+        with pytest.raises(ChatTemplateError, match=r"template takes more than 0.5 s to render"):
+            chat.render(USER * 2)
+        assert chat.render(USER) == "1"
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    with pytest.raises(ChatTemplateError, match=r"template takes more than 0.5 s to compile"):
+        limited("{{ (10**(10**9)) % 7 }}")
+
+
+def test_the_prompt_is_bounded() -> None:
+    chat = template(NESTED.replace("BODY", "x"))
+    with pytest.raises(ChatTemplateError, match="writes more than 1048576 characters"):
+        chat.render(USER)
+    large = [{"role": "user", "content": "x" * 2_000_000}]
+    assert len(template("{{ messages[0].content * 4 }}").render(large)) == 8_000_000
+
+
+def test_a_large_conversation_is_rendered() -> None:
+    messages = [{"role": "user", "content": f"message {i}"} for i in range(50_000)]
+    text = template(tiny.CHAT_TEMPLATE).render(messages)
+    assert text.count("<|im_start|>") == 50_001
+    assert "message 49999<|im_end|>" in text
+
+
+@pytest.mark.parametrize("depth", [200, 100_000])
+def test_conversations_that_are_nested_deeply(depth: int) -> None:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    chat = template("{{ messages | length }}")
+    if depth == 200:
+        assert chat.render(USER, variables={"documents": value}) == "1"
+    else:
+        with pytest.raises(ChatTemplateError, match="nested too deeply"):
+            chat.render(USER, variables={"documents": value})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"],
+    ids=["blocks", "brackets"],
+)
+def test_templates_that_are_nested_deeply_are_invalid(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="chat template is invalid: RecursionError"):
+        template(source)
+
+
+def test_large_files_and_too_many_of_them(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(tiny.write_model(tmp_path, None))
+    main = tmp_path / "chat_template.jinja"
+    with main.open("wb") as file:
+        file.truncate(200 << 20)
+    with pytest.raises(ModelError, match=r"chat_template.jinja has more than 1048576 bytes"):
+        ChatTemplate.load(tmp_path, tokenizer)
+    main.write_bytes(b"\xff")
+    with pytest.raises(ModelError, match="is no UTF-8"):
+        ChatTemplate.load(tmp_path, tokenizer)
+    main.unlink()
+    extra = tmp_path / "additional_chat_templates"
+    extra.mkdir()
+    for number in range(33):
+        (extra / f"{number}.jinja").write_text("x")
+    with pytest.raises(ModelError, match="more than 32 chat templates"):
+        ChatTemplate.load(tmp_path, tokenizer)
+    for path in extra.iterdir():
+        path.unlink()
+    named: list[Any] = [{"name": "default", "template": "x" * ((1 << 20) + 1)}]
+    for wrong, cause in (
+        (named, "more than 1048576 bytes"),
+        ([{"name": 1, "template": "x"}], "no text"),
+    ):
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": wrong}))
+        with pytest.raises(ModelError, match=cause):
+            ChatTemplate.load(tmp_path, tokenizer)
+
+
+def test_a_template_that_passes_the_bounds_is_a_broken_model(tmp_path: Path) -> None:
+    tiny.write_model(tmp_path, HOSTILE["strftime"])
+    with pytest.raises(ModelError, match=r"takes more than 256 MB of memory to compile"):
+        ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))
+
+
+async def test_rendering_without_blocking(tmp_path: Path) -> None:
+    chat = template(tiny.CHAT_TEMPLATE)
+    large = [{"role": "user", "content": "x" * 500_000}]
+    for messages in (USER, large, USER * 500):
+        assert await chat.render_async(messages) == chat.render(messages)
+    tools = [{"name": "f", "arguments": {"x": float("nan"), "y": 1 << 70, "z": "\ud800"}}]
+    both = template("{{ tools | tojson }}")
+    assert await both.render_async(USER, tools) == both.render(USER, tools)
+    assert '"x": NaN, "y": 1180591620717411303424, "z": "\ud800"' in both.render(USER, tools)
+    with pytest.raises(ChatTemplateError, match="unsafe"):
+        await template("{{ ''.__class__.__mro__ }}").render_async(USER)

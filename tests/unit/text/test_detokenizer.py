@@ -83,3 +83,28 @@ def test_a_prompt_that_ends_within_a_character_does_not_leak() -> None:
     prompt = BYTE_LEVEL.encode("secret 🤗", add_special_tokens=False)[:-1]
     ids = BYTE_LEVEL.encode("hello", add_special_tokens=False)
     assert "".join(pieces(BYTE_LEVEL, ids, prompt)) == "hello"
+
+
+CONTINUATIONS = [i for i in range(BYTE_LEVEL.vocab_size) if BYTE_LEVEL.token_bytes(i) == b"\x97"]
+
+
+@given(
+    before=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=20),
+    count=st.integers(20, 90),
+    text=st.text(max_size=10),
+)
+@settings(max_examples=200, deadline=None)
+def test_bytes_that_are_no_text_do_not_wait_for_ever(
+    before: list[int], count: int, text: str
+) -> None:
+    after = BYTE_LEVEL.encode(text, add_special_tokens=False)
+    ids = [*before, *(CONTINUATIONS * count), *after]
+    assert "".join(pieces(BYTE_LEVEL, ids)) == BYTE_LEVEL.decode(ids)
+
+
+@BOTH
+def test_their_cost_is_linear(tokenizer: Tokenizer) -> None:
+    byte = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\x97")
+    waits = [len(piece) for piece in pieces(tokenizer, [byte] * 500)]
+    assert sum(waits) == 500
+    assert max(waits) <= 32

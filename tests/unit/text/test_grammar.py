@@ -44,7 +44,6 @@ def test_native(asked: Any, expected: Any) -> None:
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
             {"json": SCHEMA},
         ),
-        ({"type": "json_schema", "json_schema": {"name": "x"}}, {"json": {"type": "object"}}),
         ({"type": "json_schema", "name": "x", "schema": SCHEMA}, {"json": SCHEMA}),
         ({"type": "grammar", "grammar": 'start: "a"'}, {"lark": 'start: "a"'}),
         (
@@ -124,6 +123,7 @@ def test_native_forms_that_cannot_be(asked: Any, message: str) -> None:
     ("asked", "message"),
     [
         ({"type": "yaml"}, "`type` must be text, json_object, json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "`json_schema` has no `schema`"),
         ({"type": "grammar"}, "`grammar` must be a text"),
         ({"type": "json_schema", "json_schema": {"schema": 5}}, "a JSON schema must be an object"),
         ({"type": "structural_tag", "triggers": ["<"]}, "`structures` must be a list"),

@@ -37,6 +37,7 @@ samplings = st.builds(
     bad_words=st.lists(st.lists(small, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     min_new_tokens=small,
     watermark=st.booleans(),
+    allowed_token_ids=st.lists(small, max_size=3).map(tuple),
 )
 extras = st.builds(
     RowExtras,

@@ -149,7 +149,7 @@ ROUTER_SETTINGS = (
         "max_top_n_tokens",
         whole(0),
         5,
-        "Upper limit of top_n_tokens and top_logprobs.",
+        "Upper limit of top_n_tokens on the routes of TGI.",
         API,
         _FRONT,
     ),

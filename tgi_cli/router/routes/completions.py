@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import msgspec
 from starlette.requests import Request
@@ -12,30 +13,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.router import errors
-from tgi_cli.router.delta import Delta, Token
-from tgi_cli.router.generation import Generation
+from tgi_cli.router.choices import Choice, EchoedSource, prepare_echoes
+from tgi_cli.router.delta import Delta, DeltaSource
 from tgi_cli.router.http import json_response, read_json, wrong_types
 from tgi_cli.router.merge import Whole, best, collect, merge
-from tgi_cli.router.openai import (
-    DONE,
-    FINISH_REASONS,
-    Identity,
-    fail_stream,
-    include_usage,
-    usage_of,
+from tgi_cli.router.openai import DONE, Identity, StreamUsage, fail_stream, usage_of
+from tgi_cli.router.parameters import (
+    asked_length,
+    asked_logprobs,
+    asked_truncation,
+    check_stream_options,
+    openai_specs,
 )
-from tgi_cli.router.prompt import echoed_logprobs, scores_are_complete
-from tgi_cli.router.schemas.openai import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
+from tgi_cli.router.schemas.openai import Completion, CompletionChoice, CompletionRequest
+from tgi_cli.router.schemas.refused import refuse
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.sse import EventStream
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.router.validation import check_ids, openai_specs, request_timeout
-from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.router.validation import check_ids, fit_length, request_timeout
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +44,8 @@ async def completions(request: Request) -> Response | EventStream:
     state = state_of(request)
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
-        adapter = await state.adapters.openai(body.model)
+        _settle(body)
+        adapter = await state.adapters.openai(body.model, body.adapter_id)
         prompts = _prompts(body, state)
         specs = [replace(spec, adapter=adapter) for spec in _specs(body, prompts, state)]
         timeout = request_timeout(request)
@@ -58,31 +54,57 @@ async def completions(request: Request) -> Response | EventStream:
     generations = await state.generator.open(specs, arrived, timeout)
     identity = Identity.new("cmpl", body, state)
     characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    echoed = [_text(prompt, state) if body.echo else "" for prompt in prompts]
-    texts = [text for text, spec in zip(echoed, specs, strict=True) for _ in range(spec.samples)]
+    tokenizer = state.text.tokenizer
+    echoed = {
+        generation: _echoed(generation.spec, generation.prompt_ids, state) if body.echo else ""
+        for generation in generations
+        if generation.lead is generation
+    }
     choices = [
-        Choice(body, generation, text, state.text.tokenizer)
-        for generation, text in zip(generations, texts, strict=True)
+        Choice(body, generation, echoed[generation.lead], tokenizer) for generation in generations
     ]
     if body.stream:
-        return EventStream(
-            merge(generations),
-            CompletionEvents(body, identity, choices),
-            state.stream_headers(characters),
-        )
+        source: DeltaSource = merge(generations)
+        if any(choice.awaits_report for choice in choices):
+            source = EchoedSource(source, choices, state.workers)
+        encoder = CompletionEvents(body, identity, choices)
+        return EventStream(source, encoder, state.stream_headers(characters))
     wholes = await collect(request, generations)
+    await prepare_echoes(choices, state.workers)
     answer = Completion(
         id=identity.id,
         created=identity.created,
         model=identity.model,
         system_fingerprint=identity.system_fingerprint,
         choices=[
-            choices[whole.generation.index].whole(whole, index)
+            await choices[whole.generation.index].whole(whole, index, state.workers)
             for index, whole in enumerate(_chosen(body, wholes, specs))
         ],
         usage=usage_of(generations),
     )
     return json_response(answer, state.timing_headers(generations, characters))
+
+
+def _settle(body: CompletionRequest) -> None:
+    """Refuse what no prompt needs to be looked at for; OpenAI's names for what has others."""
+    refuse(body)
+    check_stream_options(body.stream, body.stream_options)
+    if body.suffix:
+        raise errors.ApiError(
+            422,
+            "Suffix is not supported and can be achieved by preprocessing the prompt.",
+            "suffix not supported",
+            param="suffix",
+            code="unsupported_parameter",
+        )
+    if body.return_full_text is not None:
+        if body.echo is not None and body.echo is not body.return_full_text:
+            raise errors.validation(
+                "`echo` and `return_full_text` mean the same and differ", "return_full_text"
+            )
+        body.echo = body.return_full_text
+    if body.top_n_tokens and body.logprobs is None:
+        body.logprobs = asked_logprobs(body.top_n_tokens, "top_n_tokens")
 
 
 def _chosen(
@@ -100,59 +122,64 @@ def _chosen(
 
 
 def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
-    """Text, token ids, or a list of either, as a list. Raises ApiError."""
-    info = state.client.info
-    if isinstance(body.prompt, str):
-        prompts: list[Prompt] = [body.prompt]
-    elif body.prompt and all(type(item) is int for item in body.prompt):
-        prompts = [tuple(check_ids(body.prompt, "prompt", info))]
+    """Text, token ids, or a list of either, as a list. Raises ApiError.
+
+    Their number and lengths are looked at before their items.
+    """
+    asked = body.prompt
+    if isinstance(asked, str):
+        prompts: list[Prompt] = [asked]
+    elif asked and type(asked[0]) is int:
+        prompts = [_ids(asked, body, state)]
     else:
-        prompts = []
-        for item in body.prompt:
-            if isinstance(item, str):
-                prompts.append(item)
-            elif isinstance(item, list) and all(type(index) is int for index in item):
-                prompts.append(tuple(check_ids(item, "prompt", info)))
-            else:
-                raise wrong_types("`prompt` must be text, token ids, or a list of either")
+        limit = state.config.max_client_batch_size
+        if len(asked) > limit:
+            raise errors.ApiError(
+                422,
+                f"Number of prompts exceeds the maximum allowed batch size of {limit}",
+                "batch size exceeded",
+                param="prompt",
+                code="array_above_max_length",
+            )
+        prompts = [item if isinstance(item, str) else _ids(item, body, state) for item in asked]
     if not prompts or not all(prompts):
         raise errors.validation("`prompt` cannot be empty", "prompt")
-    limit = state.config.max_client_batch_size
-    if len(prompts) > limit:
-        raise errors.ApiError(
-            422,
-            f"Number of prompts exceeds the maximum allowed batch size of {limit}",
-            "batch size exceeded",
-            param="prompt",
-            code="array_above_max_length",
-        )
     return prompts
 
 
-def _text(prompt: Prompt, state: RouterState) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return state.text.tokenizer.decode(prompt, skip_special_tokens=False)
+def _ids(item: object, body: CompletionRequest, state: RouterState) -> tuple[int, ...]:
+    """The token ids that ``item`` is. Raises ApiError."""
+    if not isinstance(item, list):
+        raise wrong_types("`prompt` must be text, token ids, or a list of either")
+    info = state.client.info
+    length = asked_length(body)[1]
+    kept = asked_truncation(body, length, info)
+    if kept is not None:
+        item = item[-kept:]
+    elif len(item) > info.max_input_tokens:
+        fit_length(len(item), length or None, info)
+    if not all(type(index) is int for index in item):
+        raise wrong_types("`prompt` must be text, token ids, or a list of either")
+    return tuple(check_ids(cast("list[int]", item), "prompt", info))
+
+
+def _echoed(spec: GenerationSpec, ids: Sequence[int], state: RouterState) -> str:
+    """The prompt's text, or what is left of it."""
+    if isinstance(spec.prompt, str) and spec.truncate is None:
+        return spec.prompt
+    given = not isinstance(spec.prompt, str)
+    return state.text.tokenizer.decode(ids, skip_special_tokens=not given)
 
 
 def _specs(
     body: CompletionRequest, prompts: Sequence[Prompt], state: RouterState
 ) -> list[GenerationSpec]:
-    if body.suffix:
-        raise errors.ApiError(
-            422,
-            "Suffix is not supported and can be achieved by preprocessing the prompt.",
-            "suffix not supported",
-            param="suffix",
-            code="unsupported_parameter",
-        )
     count = 1 if body.n is None else body.n
     samples = count if body.best_of is None else body.best_of
     if samples < count:
         raise errors.validation(f"`best_of` must be >= `n`. Given: {samples}", "best_of")
     if body.stream and samples > count:
         raise errors.validation("`best_of` > `n` is not supported when streaming", "best_of")
-    prompt_only = bool(body.echo) and body.max_tokens == 0
     specs = openai_specs(
         body,
         prompts,
@@ -160,110 +187,24 @@ def _specs(
         state.client.info,
         state.text.tokenizer,
         state.defaults,
-        max_tokens=1 if prompt_only else body.max_tokens,
-        top_logprobs=body.logprobs or 0,
+        top_logprobs=asked_logprobs(body.logprobs, "logprobs"),
         add_special_tokens=True,
+        prompt_only=bool(body.echo) and asked_length(body)[1] == 0,
     )
     return [
-        replace(
-            spec,
-            samples=samples,
-            prompt_only=prompt_only,
-            prompt_logprobs=body.logprobs if body.echo else None,
-        )
+        replace(spec, samples=samples, prompt_logprobs=body.logprobs if body.echo else None)
         for spec in specs
     ]
 
 
-class Choice:
-    """One continuation, as a whole or piece by piece; offsets and the echo go on from piece to
-    piece."""
-
-    def __init__(
-        self, body: CompletionRequest, generation: Generation, echoed: str, tokenizer: Tokenizer
-    ) -> None:
-        self.generation = generation
-        self._logprobs = body.logprobs is not None
-        self._echo = bool(body.echo)
-        self._echoed = echoed
-        self._tokenizer = tokenizer
-        self._offset = 0
-        self._held: list[Delta] = []
-
-    def whole(self, whole: Whole, index: int) -> CompletionChoice:
-        """The finished choice, at ``index`` of the answer."""
-        return CompletionChoice(
-            index=index,
-            logprobs=self._log_probabilities(whole.tokens, whole.top_tokens),
-            text=self._echoed + whole.finish.text,
-            finish_reason=FINISH_REASONS[whole.finish.reason],
-        )
-
-    def parts(self, delta: Delta) -> list[CompletionChoice]:
-        """The pieces of a stream that a delta makes; none when it shows nothing.
-
-        Another sample may be faster than the first, which reports on their prompt: its pieces
-        wait.
-        """
-        self._held.append(delta)
-        if self._echo and self._logprobs and not scores_are_complete(self.generation):
-            return []
-        return self.rest()
-
-    def rest(self) -> list[CompletionChoice]:
-        """The pieces that waited."""
-        held, self._held = self._held, []
-        return [part for part in map(self._part, held) if part is not None]
-
-    def _part(self, delta: Delta) -> CompletionChoice | None:
-        if not delta.text and delta.finish is None and not self._logprobs:
-            return None
-        logprobs = self._log_probabilities(delta.tokens, delta.top_tokens)
-        echoed, self._echoed = self._echoed, ""
-        return CompletionChoice(
-            index=delta.index,
-            text=echoed + delta.text,
-            logprobs=logprobs,
-            finish_reason=None if delta.finish is None else FINISH_REASONS[delta.finish.reason],
-        )
-
-    def _log_probabilities(
-        self, tokens: Sequence[Token], top_tokens: Sequence[Sequence[Token]]
-    ) -> CompletionLogprobs | None:
-        if not self._logprobs:
-            return None
-        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=None, text_offset=[])
-        if self._echo:
-            self._echo = False
-            found, self._offset = echoed_logprobs(self.generation, self._tokenizer, self._echoed)
-        for token in tokens:
-            found.tokens.append(token.text)
-            found.token_logprobs.append(token.logprob)
-            found.text_offset.append(self._offset)
-            self._offset += len(token.text)
-        if top_tokens:
-            # The token itself is among them, perhaps by another spelling; it counts once.
-            found.top_logprobs = [
-                *(found.top_logprobs or ()),
-                *(
-                    {
-                        token.text if other.id == token.id else other.text: other.logprob
-                        for other in (*others, token)
-                    }
-                    for token, others in zip(tokens, top_tokens, strict=True)
-                ),
-            ]
-        return found
-
-
 class CompletionEvents:
-    """OpenAI's chunks; without ``include_usage`` the last of a choice counts tokens, as TGI's."""
+    """OpenAI's chunks; see :class:`StreamUsage` for which of them count tokens."""
 
     def __init__(
         self, body: CompletionRequest, identity: Identity, choices: Sequence[Choice]
     ) -> None:
         self._choices = choices
-        self._usage = include_usage(body)
+        self._usage = StreamUsage.of(body.stream_options)
         self._head = identity.head("text_completion")
 
     def encode(self, delta: Delta) -> bytes:
@@ -273,7 +214,8 @@ class CompletionEvents:
 
     def _event(self, choice: Choice, part: CompletionChoice) -> bytes:
         usage = b"null"
-        if part.finish_reason is not None and not self._usage:
+        ends = part.finish_reason is not None
+        if self._usage is StreamUsage.EACH or (ends and self._usage is StreamUsage.OPEN):
             usage = _encode(usage_of([choice.generation]))
         return b'%b[%b],"usage":%b}\n\n' % (self._head, _encode(part), usage)
 
@@ -284,7 +226,7 @@ class CompletionEvents:
     def end(self) -> bytes:
         """The pieces that still wait, the usage, and the end."""
         rest = [self._event(choice, part) for choice in self._choices for part in choice.rest()]
-        if self._usage:
+        if self._usage.at_end:
             usage = _encode(usage_of([choice.generation for choice in self._choices]))
             rest.append(b'%b[],"usage":%b}\n\n' % (self._head, usage))
         return b"".join(rest) + DONE

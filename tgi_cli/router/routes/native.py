@@ -89,7 +89,7 @@ async def _whole(
     (winner,) = best(wholes, 1)
     answer = GenerateResponse(generated_text=_full_text(body, winner.finish))
     if body.parameters.details or body.parameters.decoder_input_details:
-        prefill = prefill_tokens(winner.generation, state.text.tokenizer)
+        prefill = await prefill_tokens(winner.generation, state.text.tokenizer, state.workers)
         answer.details = Details(
             finish_reason=_REASONS[winner.finish.reason],
             generated_tokens=winner.finish.generated_tokens,

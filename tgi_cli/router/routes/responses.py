@@ -19,13 +19,13 @@ from starlette.routing import Route
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router import errors
-from tgi_cli.router.conversation import converse
+from tgi_cli.router.conversation import INLINE_MESSAGES, converse
 from tgi_cli.router.delta import Delta, Finish
 from tgi_cli.router.generation import Generation
-from tgi_cli.router.http import json_response, read_json
+from tgi_cli.router.http import json_response, read_json, unless_gone
 from tgi_cli.router.merge import collect
-from tgi_cli.router.responses import ResponseWriter
-from tgi_cli.router.responses_input import chat_request
+from tgi_cli.router.responses import ResponseWriter, TextLogprobs
+from tgi_cli.router.responses_input import chat_request, reports_logprobs
 from tgi_cli.router.schemas.responses import (
     IncompleteDetails,
     InputDetails,
@@ -53,8 +53,11 @@ async def responses(request: Request) -> Response | EventStream:
     state = state_of(request)
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
-        chat = chat_request(body)
-        adapter = await state.adapters.openai(body.model)
+        if isinstance(body.input, str) or len(body.input) <= INLINE_MESSAGES:
+            chat = chat_request(body)
+        else:
+            chat = await state.workers.run(chat_request, body)
+        adapter = await state.adapters.openai(body.model, body.adapter_id)
         conversation = await converse(chat, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
@@ -62,11 +65,19 @@ async def responses(request: Request) -> Response | EventStream:
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
     generations = await state.generator.open([spec], arrived, timeout)
     writer = ResponseWriter(_response(body, state), bool(body.stream))
-    answer = Answer(writer, generations[0], conversation.reader(), state.text.tokenizer)
+    (generation,) = generations
+    tokenizer = state.text.tokenizer
+    logprobs = None
+    if reports_logprobs(body):
+        logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
+    answer = Answer(writer, generation, conversation.reader(), tokenizer, logprobs)
     if body.stream:
-        return EventStream(generations[0], answer, state.stream_headers(len(spec.prompt)))
-    [whole] = await collect(request, generations)
-    answer.add(whole.finish.text, whole.finish)
+        return EventStream(generation, answer, state.stream_headers(len(spec.prompt)))
+    if logprobs is None:
+        [whole] = await collect(request, generations)
+        answer.add(whole.finish.text, whole.finish)
+    else:
+        await unless_gone(request, answer.read())
     return json_response(writer.response, state.timing_headers(generations, len(spec.prompt)))
 
 
@@ -102,12 +113,25 @@ class Answer:
         generation: Generation,
         reader: ResponseReader | None,
         tokenizer: Tokenizer,
+        logprobs: TextLogprobs | None,
     ) -> None:
         self._writer = writer
         self._generation = generation
         self._reader = reader
         self._tokenizer = tokenizer
+        self._logprobs = logprobs
         self._begun = False
+
+    async def read(self) -> None:
+        """Read the whole generation, piece by piece: log-probabilities belong to pieces.
+
+        Raises ApiError when it fails.
+        """
+        try:
+            async for delta in self._generation:
+                self._add(delta)
+        finally:
+            self._generation.close()
 
     def add(self, text: str, finish: Finish | None) -> None:
         """More text, and perhaps the end."""
@@ -119,7 +143,8 @@ class Answer:
             pieces = self._reader.push(text) if text else []
             if finish is not None:
                 pieces += self._reader.finish(finish.reason is FinishReason.LENGTH)
-        self._writer.add(pieces)
+        for piece in pieces:
+            self._writer.add(piece, () if self._logprobs is None else self._logprobs.of(piece))
         if finish is None:
             return
         response = self._writer.response
@@ -130,7 +155,7 @@ class Answer:
 
     def encode(self, delta: Delta) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
-        self.add(delta.text, delta.finish)
+        self._add(delta)
         return self._writer.take()
 
     def fail(self, error: errors.ApiError) -> bytes:
@@ -146,6 +171,11 @@ class Answer:
     def end(self) -> bytes:
         """See :class:`tgi_cli.router.sse.EventEncoder`."""
         return b""
+
+    def _add(self, delta: Delta) -> None:
+        if self._logprobs is not None:
+            self._logprobs.push(delta)
+        self.add(delta.text, delta.finish)
 
     def _usage(self, response: ResponseObject) -> ResponseUsage:
         generation = self._generation

@@ -84,7 +84,7 @@ def _instance(place: int, raw: Raw) -> GenerateRequest | ChatRequest:
 async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> GenerationSpec:
     if isinstance(instance, GenerateRequest):
         return await native_request(instance, state)
-    adapter = await state.adapters.openai(instance.model)
+    adapter = await state.adapters.openai(instance.model, instance.adapter_id)
     # One text for each instance, so one sample.
     return replace((await converse(instance, state)).spec, adapter=adapter, samples=1)
 

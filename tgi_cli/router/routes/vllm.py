@@ -86,7 +86,9 @@ async def _messages(asked: TokenizeMessagesRequest, state: RouterState) -> Respo
 
 async def _content(asked: TokenizeContentRequest, state: RouterState) -> Response:
     if asked.parse_special is False:
-        raise errors.unsupported("parse_special", "`parse_special` other than true")
+        raise errors.unsupported(
+            "parse_special", "`parse_special` other than true", "unsupported_value"
+        )
     ids = await state.workers.encode(asked.content, bool(asked.add_special))
     read = _piece if asked.with_pieces else None
     return await _answer(len(ids), state, _content_body, ids, read, state.text.tokenizer)

@@ -122,7 +122,7 @@ class CompatRequest(GenerateRequest, kw_only=True):
     stream: bool = False
 
 
-class PrefillToken(msgspec.Struct):
+class PrefillToken(msgspec.Struct, gc=False):
     """A token of the prompt; the first has no logprob."""
 
     id: int

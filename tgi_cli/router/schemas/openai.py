@@ -1,67 +1,127 @@
 """OpenAI's bodies, as its clients send and check them.
 
-https://platform.openai.com/docs/api-reference/chat and .../completions. Unknown keys are
-ignored, and every optional field may be null. Beyond OpenAI's own fields stand those that
-servers of open models have in common (``top_k``, ``min_p``, ``repetition_penalty`` ...).
+https://platform.openai.com/docs/api-reference/chat and .../completions. Every optional field may
+be null. Beyond OpenAI's own fields stand those of other servers, by their names and with their
+meanings; what cannot be honoured is in :mod:`tgi_cli.router.schemas.refused`. Other unknown keys
+are ignored.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-Signed32 = Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)]
+from tgi_cli.router import bounds
+from tgi_cli.router.bounds import (
+    BadWords,
+    Biases,
+    Choices,
+    Json,
+    JsonObject,
+    LogitBias,
+    Name,
+    Prompts,
+    Seed,
+    Signed32,
+    Signed64,
+    StopString,
+    StopStrings,
+    Text,
+    TokenIds,
+    ToolCalls,
+)
+from tgi_cli.router.schemas.refused import Refused
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """``include_usage``: a last chunk without choices tells the token counts."""
+    """``include_usage``: a last chunk without choices tells the token counts; with vLLM's
+    ``continuous_usage_stats`` every chunk does."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """What both request bodies have in common; the last six by the names that vLLM gave them."""
+class Shaping(Refused, kw_only=True):
+    """What shapes a text, in whatever API: OpenAI's, then by the names that others gave it.
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    ``repeat_penalty`` (llama.cpp), ``min_new_tokens`` (SGLang) and ``truncate`` (TGI) are second
+    names. ``grammar`` is TGI's object or llama.cpp's text; ``json_schema``, ``regex`` and ``ebnf``
+    are llama.cpp's and SGLang's.
+    """
+
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings | None = None
+    logit_bias: LogitBias | Biases | None = None
+    top_k: Signed64 | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | list[float] | None = None
+    repeat_penalty: float | None = None
+    do_sample: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    min_tokens: Signed64 | None = None
+    min_new_tokens: Signed64 | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Signed64 | None = None
+    truncate: Signed64 | None = None
+    watermark: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    adapter_id: Name | None = None
     priority: Signed32 | None = None
-    cache_salt: str | None = None
-    prompt_logprobs: Any = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
+    cache_salt: Name | None = None
+    grammar: JsonObject | Text | None = None
+    json_schema: JsonObject | Text | None = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    structured_outputs: JsonObject | None = None
+    guided_json: JsonObject | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    guided_whitespace_pattern: Text | None = None
+
+
+class Sampling(Shaping, kw_only=True):
+    """What chats and text completions have in common.
+
+    ``max_new_tokens`` (TGI) and ``n_predict`` (llama.cpp; below 0: up to the context's end) are
+    other names of ``max_tokens``.
+    """
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Signed32 | None = None
+    max_tokens: Signed64 | None = None
+    max_completion_tokens: Signed64 | None = None
+    max_new_tokens: Signed64 | None = None
+    n_predict: Signed64 | None = None
+    top_n_tokens: Signed64 | None = None
+    return_token_ids: bool | None = None
+    response_format: JsonObject | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
     """A piece of a message; text is the only kind that these models take."""
 
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+    type: Name
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -70,81 +130,91 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     ``tool_calls`` are as answers have them; TGI's, whose arguments are objects, are taken too.
     """
 
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    role: Name
+    content: Text | ContentParts | None = None
+    name: Name | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
 
 
 class Function(msgspec.Struct, kw_only=True):
     """What a tool does, and the JSON schema of its arguments; ``arguments`` is TGI's old name."""
 
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    arguments: dict[str, Any] | None = None
+    name: Name
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    arguments: JsonObject | None = None
     strict: bool | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True):
     """Something the model may call; functions are the only kind."""
 
-    type: str = "function"
+    type: Name = "function"
     function: Function | None = None
+
+
+Messages = Annotated[list[Message], Meta(max_length=bounds.MESSAGES)]
+Tools = Annotated[list[Tool], Meta(max_length=bounds.TOOLS)]
 
 
 class ChatRequest(Sampling, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
     ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
+    ``echo`` puts the last message in front of an answer that goes on from it.
     """
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Messages
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    tool_prompt: str | None = None
+    top_logprobs: Signed64 | None = None
+    echo: bool | None = None
+    tools: Tools | None = None
+    tool_choice: Name | JsonObject | None = None
+    tool_prompt: Text | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    reasoning_effort: str | None = None
+    functions: Json = None
+    function_call: Json = None
+    reasoning_effort: Name | None = None
     include_reasoning: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Text | None = None
+    chat_template_kwargs: JsonObject | None = None
+    documents: Json = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
-    """The body of ``/v1/completions``."""
+    """The body of ``/v1/completions``; ``return_full_text`` is TGI's name of ``echo``."""
 
-    prompt: str | list[Any]
-    logprobs: int | None = None
+    prompt: Text | Prompts
+    logprobs: Signed64 | None = None
     echo: bool | None = None
-    best_of: int | None = None
-    suffix: str | None = None
+    return_full_text: bool | None = None
+    best_of: Signed32 | None = None
+    suffix: Text | None = None
+
+
+Address = Annotated[str, Meta(max_length=bounds.ADDRESS_CHARACTERS)]
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
     """The body of ``/v1/load_lora_adapter``; ``load_inplace`` replaces one of the same name."""
 
-    lora_name: str = ""
-    lora_path: str = ""
+    lora_name: Name = ""
+    lora_path: Address = ""
     load_inplace: bool = False
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     """The body of ``/v1/unload_lora_adapter``."""
 
-    lora_name: str = ""
+    lora_name: Name = ""
 
 
-class TopLogprob(msgspec.Struct, kw_only=True):
+class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
     """A token that could have been, and the bytes that it stands for."""
 
     token: str
@@ -152,7 +222,7 @@ class TopLogprob(msgspec.Struct, kw_only=True):
     bytes: list[int] | None
 
 
-class TokenLogprob(msgspec.Struct, kw_only=True):
+class TokenLogprob(msgspec.Struct, kw_only=True, gc=False):
     """A token that was, and what else could have been."""
 
     token: str
@@ -228,6 +298,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -240,6 +311,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -249,6 +321,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

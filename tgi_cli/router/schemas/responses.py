@@ -1,16 +1,19 @@
 """OpenAI's Responses, as far as a server without a memory answers them.
 
-https://platform.openai.com/docs/api-reference/responses. Unknown keys are ignored, and every
-optional field may be null.
+https://platform.openai.com/docs/api-reference/responses. Every optional field may be null;
+unknown keys are ignored, but for those that :mod:`tgi_cli.router.schemas.refused` knows.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from tgi_cli.router.schemas.openai import StreamOptions
+from tgi_cli.router import bounds
+from tgi_cli.router.bounds import Items, Json, JsonObject, Name, Names, Signed64, Text
+from tgi_cli.router.schemas.openai import Shaping, StreamOptions, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -18,65 +21,59 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 class FunctionTool(msgspec.Struct, kw_only=True):
     """A tool: a function, described flat and not within ``function`` as in chats."""
 
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    type: Name
+    name: Name | None = None
+    description: Text | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
     """How much to reason; summaries are not made."""
 
-    effort: str | None = None
-    summary: str | None = None
+    effort: Name | None = None
+    summary: Name | None = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
     """``format`` is a chat's ``response_format``, but with a schema's fields beside ``type``."""
 
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    format: JsonObject | None = None
+    verbosity: Name | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+FunctionTools = Annotated[list[FunctionTool], Meta(max_length=bounds.TOOLS)]
+
+
+class ResponsesRequest(Shaping, kw_only=True):
     """The body of ``/v1/responses``.
 
     ``input`` is text, or messages, function calls, their outputs and reasoning, as answers have
     them.
     """
 
-    input: str | list[dict[str, Any]]
-    model: str | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    input: Text | Items
+    model: Name | None = None
+    instructions: Text | None = None
+    max_output_tokens: Signed64 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: FunctionTools | None = None
+    tool_choice: Name | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    truncation: str | None = None
-    top_logprobs: int | None = None
-    include: list[str] | None = None
-    metadata: dict[str, Any] | None = None
-    user: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    truncation: Name | None = None
+    top_logprobs: Signed64 | None = None
+    include: Names | None = None
+    metadata: JsonObject | None = None
+    user: Text | None = None
     store: bool | None = None
     background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
+    previous_response_id: Text | None = None
+    conversation: Json = None
+    prompt: Json = None
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -84,7 +81,7 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):

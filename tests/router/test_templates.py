@@ -1,0 +1,116 @@
+"""Chat templates of checkpoints that take more than they may: the router goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from tests.router.fakes import FakeEngine
+from tgi_cli.router.app import create_app
+from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.state import RouterState
+from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.chat import ChatTemplate
+from tgi_cli.text.worker_pool import Limits
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+SOURCE = (
+    "{% if messages[0].content == 'slow' %}" + LOOP + "{% endif %}"
+    "{% if messages[0].content == 'large' %}{{ 'a' * 10**9 }}{% endif %}"
+    "{{ messages[0].content }}"
+)
+LIMITS = Limits(processes=2, seconds=1.0, megabytes=128, wait_seconds=0.5)
+ROUTE = "/v1/chat/completions"
+
+
+@pytest.fixture
+def app(engine: FakeEngine, text: TextBundle, config: RouterConfig) -> Starlette:
+    template = ChatTemplate({"default": SOURCE}, {}, LIMITS)
+    return create_app(engine, replace(text, chat_template=template), config)
+
+
+def chat(content: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [("slow", "more than 1 s to render"), ("large", "more than 128 MB of memory to render")],
+)
+async def test_it_is_an_error_of_the_template(
+    client: httpx.AsyncClient, engine: FakeEngine, content: str, cause: str
+) -> None:
+    for route in (ROUTE, "/chat_tokenize"):
+        answer = await client.post(route, json=chat(content))
+        assert answer.status_code // 100 == 4
+        assert answer.json()["error_type"] == "template_error"
+        assert cause in answer.text
+    assert engine.requests == []
+    assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
+
+
+async def test_others_are_answered_meanwhile(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
+        slow = asyncio.ensure_future(client.post(ROUTE, json=chat("slow")))
+        await asyncio.sleep(0.05)
+        asked = 0
+        while not slow.done():
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
+            asked += 1
+        assert "more than 1 s to render" in (await slow).text
+        assert asked >= 3
+
+
+async def test_no_more_processes_than_there_may_be(
+    client: httpx.AsyncClient, state: RouterState
+) -> None:
+    """Of many at once, two take their time; the others are told to come back."""
+    template = state.text.chat_template
+    assert template is not None
+    start = time.monotonic()
+    answers = await asyncio.gather(*(client.post(ROUTE, json=chat("slow")) for _ in range(12)))
+    assert time.monotonic() - start < 30
+    assert {answer.status_code for answer in answers} <= {400, 422, 429}
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 6
+    assert int(refused[0].headers["retry-after"]) >= 1
+    assert len(template._pool._all) <= LIMITS.processes
+    assert state.admission.in_flight == 0
+
+
+async def test_a_process_that_is_killed_is_not_the_templates_fault(
+    client: httpx.AsyncClient, state: RouterState
+) -> None:
+    template = state.text.chat_template
+    assert template is not None
+    assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
+    (child,) = template._pool._all
+    os.kill(child.pid, signal.SIGSTOP)
+    asked = asyncio.ensure_future(client.post(ROUTE, json=chat("hi")))
+    await asyncio.sleep(0.1)
+    os.kill(child.pid, signal.SIGKILL)
+    assert (await asked).status_code == 200
+
+
+async def test_no_process_can_be_started(
+    client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = state.text.chat_template
+    assert template is not None
+    (child,) = template._pool._all
+    os.kill(child.pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    answer = await client.post(ROUTE, json=chat("hi"))
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
