@@ -18,7 +18,15 @@ from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar import Grammar, GrammarError
 from tgi_cli.text.grammar_check import GrammarChecker
 from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.windows import WINDOW_CHARACTERS
 from tgi_cli.text.worker_pool import WorkerError, WorkersBusy
+
+
+class _AtLeast(int):
+    """The tokens of a prompt that was given up as too long: it has these, and more."""
+
+    def __str__(self) -> str:
+        return f"at least {int(self)}"
 
 
 class Generator:
@@ -74,7 +82,7 @@ class Generator:
         count = sum(spec.samples for spec in specs)
         self.metrics.requests.add(count)
         try:
-            self._fit(count)
+            self.fit(count)
             if not self.client.connected:
                 raise errors.engine_gone(GONE)
             self.admission.enter(count)
@@ -119,8 +127,8 @@ class Generator:
         access_log.note(error)
         return error
 
-    def _fit(self, count: int) -> None:
-        """Refuse what no amount of waiting would let in."""
+    def fit(self, count: int) -> None:
+        """Refuse what no amount of waiting would let in. Raises ApiError."""
         if count > self.admission.limit:
             raise errors.validation(
                 f"{count} sequences in one request (prompts x `n` or `best_of`) are more than "
@@ -145,12 +153,19 @@ class Generator:
     async def _prepare(self, spec: GenerationSpec) -> Prompt:
         """The prompt's ids, how many may follow, and the seed if any is needed."""
         if isinstance(spec.prompt, str):
-            ids = await self._workers.encode(spec.prompt, spec.add_special_tokens)
+            most = self.info.max_input_tokens if spec.truncate is None else None
+            ids = await self._workers.encode(
+                spec.prompt, spec.add_special_tokens, most, spec.truncate
+            )
+            count = len(ids)
+            if most is not None and count > most and len(spec.prompt) > WINDOW_CHARACTERS:
+                count = _AtLeast(count)
         else:
             ids = list(spec.prompt)
-        if spec.truncate is not None:
-            ids = ids[-spec.truncate :]
-        new_tokens = self._room(len(ids), spec)
+            if spec.truncate is not None:
+                ids = ids[-spec.truncate :]
+            count = len(ids)
+        new_tokens = self._room(count, spec)
         grammar = None if spec.grammar is None else await self._compile(spec.grammar)
         seed = None
         if not spec.sampling.greedy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine, Mapping
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,13 +13,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from tgi_cli.router import errors
+from tgi_cli.router import bounds, errors
 from tgi_cli.router.errors import ApiError, ClientGone, late_body
 from tgi_cli.router.protocol import body_seconds
 
 T = TypeVar("T")
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?$", re.IGNORECASE)
+_CAUSE_CHARACTERS = 500
+"""Of what is told of a body that cannot be: causes may repeat what it holds."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
+"""How each byte changes the depth."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,7 +40,7 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The bytes of a JSON body. Raises as :func:`read_json`."""
+    """The bytes of a JSON body of no more values than it may hold. Raises as :func:`read_json`."""
     if not _JSON.match(request.headers.get("content-type", "")):
         raise ApiError(
             415,
@@ -42,7 +48,40 @@ async def read_body(request: Request, limit: int) -> bytes:
             "validation",
             plain=True,
         )
-    return await _read_body(request, limit)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"Expected a body without `Content-Encoding`. Given: {coding[:_CAUSE_CHARACTERS]}",
+            "validation",
+            headers={"accept-encoding": "identity"},
+            plain=True,
+        )
+    body = await _read_body(request, limit)
+    check_values(body)
+    return body
+
+
+def check_values(body: bytes) -> None:
+    """Refuse JSON of more values, or deeper ones, than :mod:`tgi_cli.router.bounds` allows.
+
+    Counts before anything is built of it, at 2 ns a byte where text holds many brackets or quotes.
+    What is no JSON is left to the decoder. Raises ApiError: 400 too deep, 422 too many.
+    """
+    quotes = body.count(b'"')
+    opened = body.count(b"[") + body.count(b"{")
+    if quotes <= 2 * bounds.STRINGS and opened <= bounds.DEPTH:
+        return
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if body.count(b'"') > 2 * bounds.STRINGS:
+        raise wrong_types(f"it holds more than {bounds.STRINGS} strings")
+    brackets = b"".join(body.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+    levels = accumulate(map(_STEPS.__getitem__, brackets[: 2 * bounds.CONTAINERS]))
+    if max(levels, default=0) > bounds.DEPTH:
+        raise no_json(f"its arrays and objects are nested more than {bounds.DEPTH} deep")
+    if brackets.count(b"[") + brackets.count(b"{") > bounds.CONTAINERS:
+        raise wrong_types(f"it holds more than {bounds.CONTAINERS} arrays and objects")
 
 
 def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
@@ -50,11 +89,9 @@ def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise wrong_types(str(error)) from error
+        raise wrong_types(str(error)[:_CAUSE_CHARACTERS]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(
-            400, f"Failed to parse the request body as JSON: {error}", "validation", plain=True
-        ) from error
+        raise no_json(str(error)) from error
 
 
 def with_body(request: Request, body: bytes) -> Request:
@@ -67,6 +104,12 @@ def with_body(request: Request, body: bytes) -> Request:
     return Request(request.scope, receive)
 
 
+def no_json(cause: str) -> ApiError:
+    """What cannot be read as JSON at all."""
+    message = f"Failed to parse the request body as JSON: {cause}"
+    return ApiError(400, message, "validation", plain=True)
+
+
 def wrong_types(cause: str) -> ApiError:
     """Valid JSON that is not what the route takes."""
     return errors.wrong_types(cause)
@@ -74,7 +117,7 @@ def wrong_types(cause: str) -> ApiError:
 
 async def _read_body(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdigit() else 0
+    size = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
     chunks: list[bytes] = []
     if size <= limit:
         size = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from tgi_cli.text import bad_words
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.windows import WINDOW_CHARACTERS, Span, spans
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,21 +30,47 @@ class TextWorkers:
         self._tokenizer = tokenizer
         self._pool = ThreadPoolExecutor(max(threads, 1), thread_name_prefix="tokenize")
 
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """As :meth:`Tokenizer.encode`."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self._tokenizer.encode(text, add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._tokenizer.encode, text, add_special_tokens
-        )
+    async def encode(
+        self, text: str, add_special_tokens: bool, most: int | None = None, last: int | None = None
+    ) -> list[int]:
+        """As :meth:`Tokenizer.encode`.
 
-    async def spans(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
-        """As :meth:`Tokenizer.spans`."""
+        Args:
+            text: to be encoded.
+            add_special_tokens: see there.
+            most: a long text that has more tokens is not encoded to its end: the caller refuses
+                it anyway, and gets a few more than so many.
+            last: keep only the last so many.
+        """
         if len(text) <= INLINE_CHARACTERS:
-            return self._tokenizer.spans(text, add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._tokenizer.spans, text, add_special_tokens
-        )
+            ids = self._tokenizer.encode(text, add_special_tokens)
+        elif len(text) <= WINDOW_CHARACTERS:
+            ids = await self.run(self._tokenizer.encode, text, add_special_tokens)
+        else:
+            return await self.run(self._encode_long, text, add_special_tokens, most, last)
+        return ids if last is None else ids[-last:]
+
+    def _encode_long(
+        self, text: str, add_special_tokens: bool, most: int | None, last: int | None
+    ) -> list[int]:
+        ids: deque[int] = deque(maxlen=last)
+        for window in spans(self._tokenizer, text, add_special_tokens):
+            ids.extend(span[0] for span in window)
+            if most is not None and len(ids) > most:
+                break
+        return list(ids)
+
+    async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[list[Span]]:
+        """As :meth:`Tokenizer.spans`; of long texts some thousand at a time."""
+        if len(text) <= INLINE_CHARACTERS:
+            yield self._tokenizer.spans(text, add_special_tokens)
+            return
+        if len(text) <= WINDOW_CHARACTERS:
+            yield await self.run(self._tokenizer.spans, text, add_special_tokens)
+            return
+        windows = spans(self._tokenizer, text, add_special_tokens)
+        while (window := await self.run(next, windows, None)) is not None:
+            yield window
 
     async def word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """As :func:`tgi_cli.text.bad_words.word_ids`."""

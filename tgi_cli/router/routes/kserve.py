@@ -7,19 +7,22 @@ One model is served, under whatever name: KServe calls it as the InferenceServic
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Raw
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 import tgi_cli
 from tgi_cli.router import errors
+from tgi_cli.router.bounds import Text
 from tgi_cli.router.http import json_response, read_json
 from tgi_cli.router.routes.health import check
 from tgi_cli.router.routes.native import answer_all, native_request
 from tgi_cli.router.schemas.platforms import (
+    Byte,
     InferInput,
     InferOutput,
     InferRequest,
@@ -29,9 +32,15 @@ from tgi_cli.router.schemas.platforms import (
     ServerMetadata,
     TensorMetadata,
 )
-from tgi_cli.router.state import state_of
+from tgi_cli.router.state import RouterState, state_of
 
+_SLICE = 64 * 1024
+"""Of bytes as numbers, read and written in one go: 2 ms."""
 _INFER = msgspec.json.Decoder(InferRequest)
+_LIST_OF_BYTES = msgspec.json.Decoder(Annotated[list[Byte], Meta(max_length=_SLICE)])
+_LIST_OF_TEXTS = msgspec.json.Decoder(Annotated[list[Text], Meta(extra={"bound": "values"})])
+_encode = msgspec.json.Encoder().encode
+
 _NAME = "text-generation-inference"
 _TEXTS = "BYTES"
 """The protocol's name for tensors of texts."""
@@ -79,12 +88,14 @@ async def infer(request: Request) -> Response:
     state = state_of(request)
     body = await read_json(request, _INFER, state.config.payload_limit)
     try:
-        prompts = [_prompts(tensor) for tensor in body.inputs]
+        state.generator.fit(len(body.inputs))
+        prompts = [await _prompts(tensor, state) for tensor in body.inputs]
         if body.outputs is not None and len(body.outputs) != len(body.inputs):
             raise errors.ApiError(422, "Inputs and outputs length mismatch", "length mismatch")
         flat = [prompt for tensor in prompts for prompt in tensor]
         if not flat:
             raise errors.validation("`inputs` cannot be empty", "inputs")
+        state.generator.fit(len(flat))
         specs = [await native_request(one, state) for one in body.requests(flat)]
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
@@ -97,7 +108,10 @@ async def infer(request: Request) -> Response:
     answer = InferResponse(
         model_name=request.path_params["model"],
         model_version=_version(request),
-        outputs=list(_outputs(body, prompts, texts)),
+        outputs=[
+            await _output(tensor, name, [next(texts) for _ in found], state)
+            for tensor, name, found in zip(body.inputs, _names(body), prompts, strict=True)
+        ],
     )
     if body.id is not None:
         answer.id = body.id
@@ -109,34 +123,66 @@ def _version(request: Request) -> str:
     return version
 
 
-def _prompts(tensor: InferInput) -> list[str]:
+async def _prompts(tensor: InferInput, state: RouterState) -> list[str]:
     """Raises ApiError: 422."""
-    texts = [item for item in tensor.data if isinstance(item, str)]
-    if len(texts) == len(tensor.data):
-        return texts
-    if texts:
+    data = bytes(tensor.data)
+    try:
+        if not _is_bytes(tensor) or data.lstrip()[:1] != b"[":
+            texts: list[str] = _LIST_OF_TEXTS.decode(data)
+            return texts
+        read = _read(data) if len(data) <= _SLICE else await state.workers.run(_read, data)
+        return [read.decode()]
+    except msgspec.DecodeError as error:
         raise errors.validation(
             f"`data` of input {tensor.name!r} must be texts, or the bytes of one", "inputs"
-        )
-    try:
-        return [bytes(item for item in tensor.data if isinstance(item, int)).decode()]
+        ) from error
     except UnicodeDecodeError as error:
         raise errors.ApiError(422, f"input {tensor.name!r}: {error}", "utf8") from error
 
 
-def _outputs(
-    body: InferRequest, prompts: list[list[str]], texts: Iterator[str]
-) -> Iterator[InferOutput]:
-    for place, tensor in enumerate(body.inputs):
-        name = "text_output" if len(body.inputs) == 1 else f"text_output_{place}"
-        if body.outputs is not None:
-            name = body.outputs[place].name
-        found = [next(texts) for _ in prompts[place]]
-        if tensor.data and isinstance(tensor.data[0], int):
-            data = list(found[0].encode())
-            yield InferOutput(name=name, shape=[1, len(data)], datatype=_TEXTS, data=[*data])
-        else:
-            yield InferOutput(name=name, shape=[len(found)], datatype=_TEXTS, data=[*found])
+def _is_bytes(tensor: InferInput) -> bool:
+    return bytes(tensor.data).lstrip(b"[ \t\r\n")[:1] not in b'"]'
+
+
+def _read(data: bytes) -> bytes:
+    """The bytes of a JSON array of numbers, a slice at a time: decoding keeps other threads out."""
+    items = data.strip()[1:-1]
+    found = bytearray()
+    start = 0
+    while start < len(items):
+        stop = items.find(b",", start + _SLICE)
+        stop = len(items) if stop < 0 else stop
+        found += bytes(_LIST_OF_BYTES.decode(b"[" + items[start:stop] + b"]"))
+        start = stop + 1
+    return bytes(found)
+
+
+def _written(data: bytes) -> Raw:
+    """The bytes as a JSON array of numbers."""
+    slices = [data[start : start + _SLICE] for start in range(0, len(data), _SLICE)]
+    return Raw(b"[" + b",".join(_encode(list(piece))[1:-1] for piece in slices) + b"]")
+
+
+async def _output(
+    tensor: InferInput, name: str, texts: list[str], state: RouterState
+) -> InferOutput:
+    if not _is_bytes(tensor):
+        shape, data = [len(texts)], Raw(_encode(texts))
+    else:
+        (text,) = texts
+        read = text.encode()
+        shape = [1, len(read)]
+        short = len(read) <= _SLICE
+        data = _written(read) if short else await state.workers.run(_written, read)
+    return InferOutput(name=name, shape=shape, datatype=_TEXTS, data=data)
+
+
+def _names(body: InferRequest) -> list[str]:
+    if body.outputs is not None:
+        return [output.name for output in body.outputs]
+    if len(body.inputs) == 1:
+        return ["text_output"]
+    return [f"text_output_{place}" for place in range(len(body.inputs))]
 
 
 _MODEL = "/v2/models/{model:path}"

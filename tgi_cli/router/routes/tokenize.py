@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tgi_cli.router.conversation import converse
-from tgi_cli.router.http import json_response, parse, read_body, read_json
+from tgi_cli.router.http import parse, read_body, read_json
 from tgi_cli.router.routes import vllm
 from tgi_cli.router.schemas.native import ChatTokenizeResponse, GenerateRequest, SimpleToken
 from tgi_cli.router.schemas.openai import ChatRequest
 from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.text.windows import WINDOW_CHARACTERS, Span
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
+_encode = msgspec.json.Encoder().encode
+
+_SLICE = 1024
+"""Tokens that are encoded in one go, in half a millisecond."""
 
 
 async def tokenize(request: Request) -> Response:
@@ -27,7 +34,7 @@ async def tokenize(request: Request) -> Response:
     if answer is not None:
         return answer
     body = parse(raw, _GENERATE)
-    return json_response(await _tokens(state, body.inputs, True))
+    return await _answer(_tokens(state, body.inputs, True), len(body.inputs))
 
 
 async def chat_tokenize(request: Request) -> Response:
@@ -36,16 +43,49 @@ async def chat_tokenize(request: Request) -> Response:
     body = await read_json(request, _CHAT, state.config.payload_limit)
     spec = (await converse(body, state)).spec
     assert isinstance(spec.prompt, str)
-    answer = ChatTokenizeResponse(
-        tokenize_response=await _tokens(state, spec.prompt, spec.add_special_tokens),
-        templated_text=spec.prompt,
-    )
-    return json_response(answer)
+    around = _encode(ChatTokenizeResponse(tokenize_response=[], templated_text=spec.prompt))
+    tokens = _tokens(state, spec.prompt, spec.add_special_tokens)
+    return await _answer(tokens, len(spec.prompt), *around.split(b"[]", 1))
 
 
-async def _tokens(state: RouterState, text: str, add_special_tokens: bool) -> list[SimpleToken]:
-    spans = await state.workers.spans(text, add_special_tokens)
-    return [SimpleToken(index, text[start:stop], start, stop) for index, start, stop in spans]
+async def _tokens(state: RouterState, text: str, add_special_tokens: bool) -> AsyncIterator[bytes]:
+    """A JSON array of :class:`SimpleToken`: whole, or of long texts some kilobytes at a time."""
+
+    def encoded(spans: list[Span]) -> list[bytes]:
+        # Encoding keeps the interpreter from all other threads.
+        return [
+            _encode(
+                [SimpleToken(index, text[start:stop], start, stop) for index, start, stop in some]
+            )[1:-1]
+            for place in range(0, len(spans), _SLICE)
+            if (some := spans[place : place + _SLICE])
+        ]
+
+    between = b"["
+    async for spans in state.workers.spans(text, add_special_tokens):
+        short = len(spans) <= _SLICE
+        for piece in encoded(spans) if short else await state.workers.run(encoded, spans):
+            yield between
+            yield piece
+            between = b","
+    yield b"[]" if between == b"[" else b"]"
+
+
+async def _answer(
+    tokens: AsyncIterator[bytes], characters: int, front: bytes = b"", behind: bytes = b""
+) -> Response:
+    """The tokens within ``front`` and ``behind``; those of a long text as they are found."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield front
+        async for piece in tokens:
+            yield piece
+        yield behind
+
+    if characters > WINDOW_CHARACTERS:
+        return StreamingResponse(pieces(), media_type="application/json")
+    whole = b"".join([piece async for piece in pieces()])
+    return Response(whole, media_type="application/json")
 
 
 ROUTES = [

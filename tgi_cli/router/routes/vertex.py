@@ -49,10 +49,14 @@ async def vertex(request: Request) -> Response:
     arrived = time.perf_counter()
     state = state_of(request)
     body = await read_json(request, _REQUEST, state.config.payload_limit)
+    try:
+        if not body.instances:
+            raise errors.validation("`instances` cannot be empty", "instances")
+        state.generator.fit(len(body.instances))  # before any of them is read
+    except errors.ApiError as error:
+        raise state.generator.refuse(error) from None
     asked = [_instance(place, raw) for place, raw in enumerate(body.instances)]
     try:
-        if not asked:
-            raise errors.validation("`instances` cannot be empty", "instances")
         specs = [await _spec(instance, state) for instance in asked]
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None

@@ -8,16 +8,14 @@ checks them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tgi_cli.router.bounds import Json, Name, Signed32, Stops, Text, Unsigned, Unsigned32
 from tgi_cli.router.delta import Token
 
-Unsigned = Annotated[int, Meta(ge=0)]
-Unsigned32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-Signed32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Reason = Literal["length", "eos_token", "stop_sequence"]
 
 _POSITIVE = {"exclusiveMinimum": 0}
@@ -81,7 +79,7 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
         bool | None, Meta(description="Put the prompt in front of the text.")
     ] = None
     stop: Annotated[
-        list[str], Meta(description="Texts that end the text; the one that did is left in it.")
+        Stops, Meta(description="Texts that end the text; the one that did is left in it.")
     ] = []
     truncate: Annotated[
         Unsigned | None,
@@ -99,8 +97,8 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
     top_n_tokens: Annotated[
         Unsigned32 | None, Meta(description="The n likeliest tokens in place of each.")
     ] = None
-    grammar: Any = None
-    adapter_id: Annotated[str | None, Meta(description="Name of a LoRA adapter.")] = None
+    grammar: Json = None
+    adapter_id: Annotated[Name | None, Meta(description="Name of a LoRA adapter.")] = None
     full_text: Annotated[
         bool,
         Meta(description="In a stream, each event's ``token.text`` is the whole text so far."),
@@ -110,7 +108,7 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """Without ``parameters`` TGI samples; with them, even empty, it is greedy."""
 
-    inputs: str
+    inputs: Text
     parameters: GenerateParameters = msgspec.field(
         default_factory=lambda: GenerateParameters(do_sample=True)
     )

@@ -26,8 +26,8 @@ from tgi_cli.router.bounds import (
     Seed,
     Signed32,
     Signed64,
+    Stops,
     StopString,
-    StopStrings,
     Text,
     TokenIds,
     ToolCalls,
@@ -56,7 +56,7 @@ class Shaping(Refused, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: Seed | None = None
-    stop: StopString | StopStrings | None = None
+    stop: StopString | Stops | None = None
     logit_bias: LogitBias | Biases | None = None
     top_k: Signed64 | None = None
     min_p: float | None = None

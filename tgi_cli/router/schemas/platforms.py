@@ -11,9 +11,17 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest, Unsigned
+from tgi_cli.router.bounds import BATCH, Dimensions, Name, Text
+from tgi_cli.router.schemas.native import GenerateParameters, GenerateRequest
 
 Byte = Annotated[int, Meta(ge=0, le=255)]
+
+_DATA = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 255}, {"type": "string"}]},
+}
+Data = Annotated[msgspec.Raw, Meta(extra_json_schema=_DATA)]
+"""Texts, or bytes as numbers: of these a body holds so many that they are read in pieces."""
 
 _INSTANCE = {
     "anyOf": [
@@ -32,14 +40,16 @@ class VertexParameters(GenerateParameters, kw_only=True):
 class VertexInstance(msgspec.Struct, kw_only=True):
     """A prompt of ``/vertex``; ``parameters`` may be null."""
 
-    inputs: str
+    inputs: Text
     parameters: VertexParameters | None = None
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
     """The body of ``/vertex``: prompts or conversations; each is read by its own keys."""
 
-    instances: list[Annotated[msgspec.Raw, Meta(extra_json_schema=_INSTANCE)]]
+    instances: Annotated[
+        list[Annotated[msgspec.Raw, Meta(extra_json_schema=_INSTANCE)]], Meta(max_length=BATCH)
+    ]
 
 
 class VertexResponse(msgspec.Struct, kw_only=True):
@@ -51,27 +61,27 @@ class VertexResponse(msgspec.Struct, kw_only=True):
 class InferInput(msgspec.Struct, kw_only=True):
     """A tensor of prompts: texts, or the UTF-8 bytes of a single one as numbers."""
 
-    name: str
-    shape: list[Unsigned]
-    datatype: str
-    data: list[Byte | str]
+    name: Name
+    shape: Dimensions
+    datatype: Name
+    data: Data
 
 
 class RequestedOutput(msgspec.Struct, kw_only=True):
     """The name that an output shall have."""
 
-    name: str
+    name: Name
 
 
 class InferRequest(msgspec.Struct, kw_only=True):
     """The body of an inference: one output for each input, where outputs are named at all."""
 
-    id: str | None = None
+    id: Name | None = None
     parameters: GenerateParameters = msgspec.field(
         default_factory=lambda: GenerateParameters(do_sample=True)
     )
-    inputs: list[InferInput]
-    outputs: list[RequestedOutput] | None = None
+    inputs: Annotated[list[InferInput], Meta(max_length=BATCH)]
+    outputs: Annotated[list[RequestedOutput], Meta(max_length=BATCH)] | None = None
 
     def requests(self, prompts: list[str]) -> list[GenerateRequest]:
         """One for each of the prompts."""
@@ -84,7 +94,7 @@ class InferOutput(msgspec.Struct, kw_only=True):
     name: str
     shape: list[int]
     datatype: str
-    data: list[int | str]
+    data: Data
 
 
 class InferResponse(msgspec.Struct, kw_only=True):

@@ -1,0 +1,170 @@
+"""Every field of every request has a bound: of its length, its number, its range or its depth."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec import Meta, inspect
+
+from tgi_cli.router import bounds, routes
+from tgi_cli.router.schemas import native, platforms
+
+MARKS = {
+    "payload": (inspect.StrType,),
+    "values": (inspect.AnyType, inspect.DictType, inspect.ListType),
+    "checked": (inspect.IntType,),
+}
+"""What stands for a bound on each kind of type: see :mod:`tgi_cli.router.bounds`."""
+
+
+def decoders() -> list[msgspec.json.Decoder[Any]]:
+    """Of all routes."""
+    modules = [
+        importlib.import_module(f"{routes.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(routes.__path__)
+    ]
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, msgspec.json.Decoder)
+    ]
+
+
+def unbounded(kind: inspect.Type, where: str, seen: set[type], mark: str = "") -> Iterator[str]:
+    """The places within a type that have no bound."""
+    if isinstance(kind, inspect.Metadata):
+        mark = (kind.extra or {}).get("bound", "")
+        yield from unbounded(kind.type, where, seen, mark)
+    elif mark and isinstance(kind, MARKS[mark]):
+        pass
+    elif isinstance(kind, inspect.StructType):
+        if kind.cls not in seen:
+            seen.add(kind.cls)
+            for field in kind.fields:
+                name = f"{kind.cls.__name__}.{field.name}"
+                yield from unbounded(field.type, name, seen, "")
+    elif isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            yield from unbounded(one, where, seen, mark)
+    elif isinstance(kind, inspect.StrType):
+        if kind.max_length is None and kind.pattern is None:
+            yield f"{where}: str"
+    elif isinstance(kind, inspect.IntType):
+        if {kind.ge, kind.gt} == {None} or {kind.le, kind.lt} == {None}:
+            yield f"{where}: int"
+    elif isinstance(kind, inspect.ListType):
+        if kind.max_length is None:
+            yield f"{where}: list"
+        yield from unbounded(kind.item_type, f"{where}[]", seen, "")
+    elif isinstance(kind, inspect.DictType):
+        if kind.max_length is None:
+            yield f"{where}: dict"
+        yield from unbounded(kind.key_type, f"{where} (key)", seen, "")
+        yield from unbounded(kind.value_type, f"{where}{{}}", seen, "")
+    elif not isinstance(
+        kind,
+        inspect.BoolType | inspect.FloatType | inspect.NoneType | inspect.LiteralType
+        | inspect.EnumType | inspect.RawType,
+    ):  # fmt: skip
+        yield f"{where}: {type(kind).__name__}"
+
+
+def found(kind: Any) -> list[str]:
+    """The places of a type that have no bound."""
+    return list(unbounded(inspect.type_info(kind), "", set()))
+
+
+def test_every_field_of_every_request_has_a_bound() -> None:
+    types = [decoder.type for decoder in decoders()]
+    assert len(types) >= 14
+    assert {native.GenerateRequest, platforms.VertexInstance, platforms.InferRequest} <= {
+        kind for kind in types if isinstance(kind, type)
+    }
+    places = {place for kind in types for place in found(kind)}
+    assert not places, "\n".join(sorted(places))
+
+
+class Inner(msgspec.Struct):
+    text: str
+    count: int | None
+    fine: bounds.Name | bounds.Text | bounds.Signed32 | None
+
+
+class Outer(msgspec.Struct):
+    inner: list[Inner]
+    named: dict[str, float]
+    anything: Any
+    many: Annotated[list[bounds.Text], Meta(max_length=3)]
+    half: Annotated[int, Meta(ge=0)]
+    wrong: Annotated[str, Meta(extra={"bound": "values"})]
+    right: bounds.Json | None
+    known: bounds.JsonObject | bounds.TokenIds | None
+    biases: bounds.LogitBias
+
+
+def test_what_is_unbounded_is_found() -> None:
+    assert found(Outer) == [
+        "Outer.inner: list",
+        "Inner.text: str",
+        "Inner.count: int",
+        "Outer.named: dict",
+        "Outer.named (key): str",
+        "Outer.anything: AnyType",
+        "Outer.half: int",
+        "Outer.wrong: str",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "cause"),
+    [
+        ("/generate", {"parameters": {"adapter_id": "a" * 513}}, "length <= 512"),
+        ("/generate", {"parameters": {"stop": ["a" * 1025]}}, "length <= 1024"),
+        ("/generate", {"parameters": {"stop": ["a"] * 1025}}, "length <= 1024"),
+        ("/vertex", {"instances": [{}] * 4097}, "length <= 4096"),
+        ("/v2/models/m/infer", {"inputs": [], "id": "a" * 513}, "length <= 512"),
+        (
+            "/v2/models/m/infer",
+            {"inputs": [{"name": "a", "shape": [1] * 17, "datatype": "a", "data": []}]},
+            "length <= 16",
+        ),
+    ],
+)
+async def test_bounds_are_told(
+    client: httpx.AsyncClient, route: str, body: dict[str, Any], cause: str
+) -> None:
+    answer = await client.post(route, json={"inputs": "a", **body})
+    assert answer.status_code == 422
+    assert cause in answer.text
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "stop": "a" * 1025}, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": ["a"] * 1025}, "stop"),
+        ("/v1/completions", {"prompt": "a", "bad_words": ["a"] * 257}, "bad_words"),
+        ("/v1/completions", {"prompt": "a", "bad_words": ["a" * 257]}, "bad_words"),
+        ("/v1/completions", {"prompt": "a", "allowed_token_ids": [5] * 4097}, "allowed_token_ids"),
+        ("/v1/completions", {"prompt": "a", "n": 1 << 31}, "n"),
+        ("/v1/completions", {"prompt": "a", "cache_salt": "a" * 513}, "cache_salt"),
+        ("/v1/chat/completions", {"messages": [{}] * 10_001}, "messages"),
+        ("/v1/chat/completions", {"messages": [], "tools": [{}] * 1025}, "tools"),
+        ("/v1/chat/completions", {"messages": [{"role": "a" * 513}]}, "messages"),
+        ("/v1/responses", {"input": [{}] * 20_001}, "input"),
+        ("/v1/responses", {"input": "a", "include": ["a"] * 1025}, "include"),
+    ],
+)
+async def test_bounds_of_openais_routes_are_told(
+    client: httpx.AsyncClient, route: str, body: dict[str, Any], param: str
+) -> None:
+    answer = await client.post(route, json=body)
+    assert answer.status_code in (400, 422)
+    assert f"`$.{param}" in answer.text or answer.json()["error"]["param"].startswith(param)

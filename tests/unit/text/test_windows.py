@@ -1,0 +1,124 @@
+"""A text that is encoded in windows has the tokens that it has as a whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import chain
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from tests.unit.text import tiny
+from tgi_cli import demo
+from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.windows import WINDOW_CHARACTERS, spans
+
+_RANDOM = random.Random(0)
+_WORDS = ["".join(_RANDOM.choices("abcdefghijklmnop", k=_RANDOM.randint(1, 9))) for _ in range(200)]
+
+TEXTS = {
+    "prose": " ".join(_RANDOM.choices(_WORDS, k=6_000)),
+    "one word": "".join(_RANDOM.choices(_WORDS, k=4_000)),
+    "digits": "".join(_RANDOM.choices("0123456789", k=20_000)),
+    "one letter": "a" * 20_000,
+    "spaces": " " * 20_000,
+    "lines": "a\n" * 8_000,
+    "emoji": "\U0001f600\U0001f389" * 3_000,
+    "Chinese": "\u4e2d\u6587\u5b57\u7b26" * 3_000,
+    "accents": "e\u0301\u00e9" * 5_000,
+    "specials": "<s></s> x<s>" * 2_000,
+    "anything": "".join(chr(_RANDOM.choice([*range(1, 0x300), 0x1F600])) for _ in range(20_000)),
+    "runs": "".join(c * _RANDOM.randint(1, 3_000) for c in _RANDOM.choices("a 1\n.\u4e2d", k=20)),
+}
+
+
+@pytest.fixture(scope="module", params=["byte level", "byte fallback", "bundled"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    if request.param == "bundled":
+        return Tokenizer.load(demo.model_path())
+    return Tokenizer(tiny.byte_level() if request.param == "byte level" else tiny.byte_fallback())
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TEXTS)
+def test_windows_have_the_tokens_of_the_whole(
+    tokenizer: Tokenizer, name: str, special: bool
+) -> None:
+    text = TEXTS[name]
+    found = list(spans(tokenizer, text, special, window=1024))
+    assert len(found) > 3
+    assert list(chain.from_iterable(found)) == tokenizer.spans(text, special)
+
+
+class _Odd:
+    """A tokenizer whose tokens depend on how far a text reaches, as none should."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.backend = self
+        self._tokenizer = tokenizer
+        self.encode = tokenizer.encode
+        self.lengths: list[int] = []
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[object]:
+        self.lengths.append(len(texts[0]))
+        backend: Backend = self._tokenizer.backend
+        text = texts[0].replace(" ", "_") if len(self.lengths) % 2 else texts[0]
+        return backend.encode_batch([text], add_special_tokens=add_special_tokens)
+
+
+def test_windows_that_do_not_agree_grow_up_to_the_whole(tokenizer: Tokenizer) -> None:
+    odd = _Odd(tokenizer)
+    text = "a b c d " * 2_000
+    found = list(chain.from_iterable(spans(odd, text, False, window=1024)))  # type: ignore[arg-type]
+    assert odd.lengths[-1] == len(text)
+    assert found[-1][2] == len(text)
+    assert sum(odd.lengths) < 8 * len(text)
+
+
+class TestWorkers:
+    @pytest.fixture
+    def encoded(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """How many characters the tokenizer was given in each call."""
+        from tgi_cli.text import windows
+
+        seen: list[int] = []
+        encode = windows._encode
+
+        def watched(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[windows.Span]:
+            seen.append(min(stop, len(text)) - start)
+            return encode(tokenizer, text, start, stop)
+
+        monkeypatch.setattr(windows, "_encode", watched)
+        return seen
+
+    @pytest.fixture
+    def run(self, tokenizer: Tokenizer) -> Callable[..., object]:
+        async def run(*args: object, **kwargs: object) -> list[int]:
+            workers = TextWorkers(tokenizer, 1)
+            try:
+                return await workers.encode(*args, **kwargs)  # type: ignore[arg-type]
+            finally:
+                workers.close()
+
+        return run
+
+    async def test_a_long_text_is_given_up_where_it_is_too_long(
+        self, run: Callable[..., object], encoded: list[int]
+    ) -> None:
+        text = "the quick brown fox " * 100_000
+        ids = await run(text, True, 5_000)  # type: ignore[misc]
+        assert len(ids) > 5_000
+        assert sum(encoded) < 10 * WINDOW_CHARACTERS
+        assert max(encoded) <= 2 * WINDOW_CHARACTERS
+
+    async def test_its_end_is_that_of_the_whole(
+        self, run: Callable[..., object], tokenizer: Tokenizer, encoded: list[int]
+    ) -> None:
+        text = TEXTS["prose"] * 4
+        whole = tokenizer.encode(text)
+        assert await run(text, True) == whole  # type: ignore[misc]
+        assert await run(text, True, None, 100) == whole[-100:]  # type: ignore[misc]
+        assert max(encoded) <= WINDOW_CHARACTERS
+        assert await run("hello world", True, None, 1) == tokenizer.encode("hello world")[-1:]  # type: ignore[misc]
