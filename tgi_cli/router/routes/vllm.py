@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import tgi_cli
@@ -30,7 +30,7 @@ from tgi_cli.text.tokenizer import Tokenizer
 
 INLINE_IDS = 2048
 """Handled on the event loop itself: 0.3 us an id to decode, and about as much to write."""
-_PART = 1 << 14
+_PART = 1 << 12
 """Values that are written in one go: writing holds the interpreter lock, 0.1 us a value."""
 
 
@@ -86,7 +86,9 @@ async def _messages(asked: TokenizeMessagesRequest, state: RouterState) -> Respo
 
 async def _content(asked: TokenizeContentRequest, state: RouterState) -> Response:
     if asked.parse_special is False:
-        raise errors.unsupported("parse_special", "`parse_special` other than true")
+        raise errors.unsupported(
+            "parse_special", "`parse_special` other than true", "unsupported_value"
+        )
     ids = await state.workers.encode(asked.content, bool(asked.add_special))
     read = _piece if asked.with_pieces else None
     return await _answer(len(ids), state, _content_body, ids, read, state.text.tokenizer)
@@ -117,40 +119,45 @@ async def version(request: Request) -> Response:
 
 
 async def _answer(
-    size: int, state: RouterState, write: Callable[..., bytes], *args: Any
+    size: int, state: RouterState, write: Callable[..., list[bytes]], *args: Any
 ) -> Response:
-    """What ``write`` makes of the arguments; off the event loop if there are many ids."""
-    body = write(*args) if size <= INLINE_IDS else await state.workers.run(write, *args)
-    return Response(body, media_type="application/json")
+    """What ``write`` makes of the arguments; off the event loop and in parts if it is much."""
+    if size <= INLINE_IDS:
+        return Response(b"".join(write(*args)), media_type="application/json")
+    written = await state.workers.run(write, *args)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for part in written:
+            yield part
+
+    return StreamingResponse(parts(), media_type="application/json")
 
 
-def _text_body(ids: Sequence[int], tokenizer: Tokenizer) -> bytes:
+def _text_body(ids: Sequence[int], tokenizer: Tokenizer) -> list[bytes]:
     # The batch call releases the interpreter lock.
     (decoded,) = tokenizer.backend.decode_batch([ids], skip_special_tokens=False)
     text = _encode(decoded)
-    return b'{"prompt":%b,"content":%b}' % (text, text)
+    return [b'{"prompt":', text, b',"content":', text, b"}"]
 
 
-def _counted_body(ids: Sequence[int], strings: bool, context: int, tokenizer: Tokenizer) -> bytes:
-    told = b"null"
+def _counted_body(
+    ids: Sequence[int], strings: bool, context: int, tokenizer: Tokenizer
+) -> list[bytes]:
+    told = [b"null"]
     if strings:
         names = {index: tokenizer.backend.id_to_token(index) or "" for index in set(ids)}
         told = _array(ids, names.__getitem__)
-    return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (
-        len(ids),
-        context,
-        _array(ids),
-        told,
-    )
+    front = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids), context)
+    return [front, *_array(ids), b',"token_strs":', *told, b"}"]
 
 
 def _content_body(
     ids: Sequence[int], read: Callable[[int, Tokenizer], TokenPiece] | None, tokenizer: Tokenizer
-) -> bytes:
-    if read is None:
-        return b'{"tokens":%b}' % _array(ids)
-    pieces = {index: read(index, tokenizer) for index in set(ids)}
-    return b'{"tokens":%b}' % _array(ids, pieces.__getitem__)
+) -> list[bytes]:
+    told = None
+    if read is not None:
+        told = {index: read(index, tokenizer) for index in set(ids)}.__getitem__
+    return [b'{"tokens":', *_array(ids, told), b"}"]
 
 
 def _piece(index: int, tokenizer: Tokenizer) -> TokenPiece:
@@ -161,13 +168,14 @@ def _piece(index: int, tokenizer: Tokenizer) -> TokenPiece:
         return TokenPiece(id=index, piece=list(found))
 
 
-def _array(ids: Sequence[int], told: Callable[[int], Any] | None = None) -> bytes:
+def _array(ids: Sequence[int], told: Callable[[int], Any] | None = None) -> list[bytes]:
     """A JSON array of the ids, or of what is told of each; in parts, so that other threads run."""
-    parts = []
+    parts = [b"["]
     for start in range(0, len(ids), _PART):
         part = ids[start : start + _PART]
-        parts.append(_encode(part if told is None else [told(index) for index in part])[1:-1])
-    return b"[%b]" % b",".join(parts)
+        written = _encode(part if told is None else [told(index) for index in part])
+        parts.append((b"," if start else b"") + written[1:-1])
+    return [*parts, b"]"]
 
 
 ROUTES = [

@@ -7,13 +7,10 @@ https://github.com/ggml-org/llama.cpp. TGI's form of ``/tokenize`` is in
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
 from tgi_cli.router.bounds import DetokenizedIds, JsonObject, Name, Text
-from tgi_cli.router.schemas.openai import Message, Tool
+from tgi_cli.router.schemas.openai import Messages, Tools
 
 
 class TokenizePromptRequest(msgspec.Struct, kw_only=True):
@@ -29,8 +26,8 @@ class TokenizeMessagesRequest(msgspec.Struct, kw_only=True):
     """vLLM's form for a conversation, which the chat template makes a text of."""
 
     model: Name | None = None
-    messages: Annotated[list[Message], Meta(max_length=10_000)]
-    tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
+    messages: Messages
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
