@@ -11,31 +11,40 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LoopGap:
-    """Attributes: longest, in seconds, a pause of one millisecond included; turns."""
+    """What was found between two turns, in seconds; the pause of the task itself included.
+
+    Attributes:
+        longest: by the clock, other processes of a busy host included.
+        work: processor time of this process, all of its threads together. A long call that keeps
+            the interpreter lock counts in whatever thread it runs; other processes do not.
+        turns: how many there were.
+    """
 
     longest: float = 0.0
+    work: float = 0.0
     turns: int = 0
 
 
 @contextlib.asynccontextmanager
 async def loop_gap(pause: float = 0.001) -> AsyncIterator[LoopGap]:
-    """Watch the running loop until the end of the block.
-
-    Hosts that are busy hold a loop up as well: bounds belong far above what is measured alone.
-    """
+    """Watch the running loop until the end of the block."""
     found = LoopGap()
 
+    def look(last: tuple[float, float]) -> tuple[float, float]:
+        now = time.perf_counter(), time.process_time()
+        found.longest = max(found.longest, now[0] - last[0])
+        found.work = max(found.work, now[1] - last[1])
+        return now
+
     async def watch() -> None:
-        last = time.perf_counter()
+        last = time.perf_counter(), time.process_time()
         try:
             while True:
                 await asyncio.sleep(pause)
-                now = time.perf_counter()
-                found.longest = max(found.longest, now - last)
+                last = look(last)
                 found.turns += 1
-                last = now
-        except asyncio.CancelledError:  # what is held up at the very end counts, too
-            found.longest = max(found.longest, time.perf_counter() - last)
+        except asyncio.CancelledError:  # what held it up at the very end counts, too
+            look(last)
             raise
 
     watching = asyncio.ensure_future(watch())

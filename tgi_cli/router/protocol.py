@@ -270,18 +270,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if version not in ("1.0", "1.1"):
             self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
         found = dict(self.headers)
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        coding = found.get(b"transfer-encoding", b"chunked").strip().lower()
-        if hosts > 1 or (version == "1.0" and b"transfer-encoding" in found):
+        if len(found) < len(self.headers) and sum(name == b"host" for name, _ in self.headers) > 1:
             self._refuse(HTTPStatus.BAD_REQUEST)
-        if coding != b"chunked":
-            known = coding.rpartition(b",")[2].strip() == b"chunked"
-            self._refuse(HTTPStatus.NOT_IMPLEMENTED if known else HTTPStatus.BAD_REQUEST)
-        self._body_left = int(found.get(b"content-length", b"0"))
+        coding = found.get(b"transfer-encoding")
+        if coding is not None:
+            self._check_coding(coding.strip().lower(), version)
+        self._body_left = int(found.get(b"content-length", 0))
         if not self.url.startswith(b"/") and self.parser.get_method() != b"CONNECT":
             url = httptools.parse_url(self.url)
             if url.path is None:  # http://HOST
                 self.url = b"/?" + url.query if url.query else b"/"
+
+    def _check_coding(self, coding: bytes, version: str) -> None:
+        if version == "1.0":
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        if coding != b"chunked":
+            known = coding.rpartition(b",")[2].strip() == b"chunked"
+            self._refuse(HTTPStatus.NOT_IMPLEMENTED if known else HTTPStatus.BAD_REQUEST)
 
     # -- refusals -----------------------------------------------------------------------------
 

@@ -47,18 +47,13 @@ class TextWorkers:
         elif len(text) <= WINDOW_CHARACTERS:
             ids = await self.run(self._tokenizer.encode, text, add_special_tokens)
         else:
-            return await self.run(self._encode_long, text, add_special_tokens, most, last)
+            found: deque[int] = deque(maxlen=last)
+            async for window in self.spans(text, add_special_tokens):
+                found.extend(span[0] for span in window)
+                if most is not None and len(found) > most:
+                    break
+            return list(found)
         return ids if last is None else ids[-last:]
-
-    def _encode_long(
-        self, text: str, add_special_tokens: bool, most: int | None, last: int | None
-    ) -> list[int]:
-        ids: deque[int] = deque(maxlen=last)
-        for window in spans(self._tokenizer, text, add_special_tokens):
-            ids.extend(span[0] for span in window)
-            if most is not None and len(ids) > most:
-                break
-        return list(ids)
 
     async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[list[Span]]:
         """As :meth:`Tokenizer.spans`; of long texts some thousand at a time."""
