@@ -63,6 +63,19 @@ OWN_ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "stream": True}),
     ("POST /v1/responses", {"input": "hi", "max_output_tokens": 2}),
     ("POST /v1/responses", {"input": "hi", "stream": True}),
+    ("POST /chat/completions", {**CHAT, **USAGE}),
+    ("POST /completions", {"prompt": "hi"}),
+    ("POST /responses", {"input": "hi"}),
+    ("GET /models", None),
+    ("GET /models/{model}", None),
+    ("POST /tokenize", {"prompt": "hi"}),
+    ("POST /tokenize", {"prompt": "hi", "return_token_strs": True}),
+    ("POST /tokenize", {**CHAT, "return_token_strs": True}),
+    ("POST /tokenize", {"content": "hi"}),
+    ("POST /tokenize", {"content": "é", "with_pieces": True}),
+    ("POST /detokenize", {"tokens": [9, 10]}),
+    ("GET /version", None),
+    ("POST /ping", None),
     ("POST /vertex", {"instances": [{"inputs": "hi"}, CHAT]}),
     ("POST /v2/models/{model}/infer", {"inputs": [TENSOR]}),
     ("POST /v2/models/{model}/versions/{version}/infer", {"id": "1", "inputs": [TENSOR]}),
@@ -132,8 +145,9 @@ async def test_every_route_of_tgis_document_is_held_to_it(tgi: contracts.Contrac
 
 async def test_every_route_of_ours_is_held_to_it(own: contracts.Contract) -> None:
     changing = {"POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}
+    refused = {"POST /v1/embeddings", "POST /embeddings"}
     held = {operation for operation, _ in ANSWERS + OWN_ANSWERS}
-    assert set(own.responses) == held | changing
+    assert set(own.responses) == held | changing | refused
 
 
 @pytest.mark.parametrize("operation", NATIVE)

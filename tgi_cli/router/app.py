@@ -29,6 +29,7 @@ from tgi_cli.router.routes import (
     chat,
     completions,
     docs,
+    embeddings,
     health,
     info,
     kserve,
@@ -39,6 +40,7 @@ from tgi_cli.router.routes import (
     sagemaker,
     tokenize,
     vertex,
+    vllm,
 )
 from tgi_cli.router.state import RouterState
 from tgi_cli.router.succession import Succession
@@ -57,6 +59,8 @@ _MODULES = (
     completions,
     responses,
     models,
+    embeddings,
+    vllm,
     adapters,
     sagemaker,
     vertex,

@@ -34,6 +34,8 @@ BAD_WORDS = 256
 BAD_WORD_CHARACTERS = 256
 TOKEN_IDS = 4096
 """Of a list of token ids that shapes sampling: ``stop_token_ids``, ``allowed_token_ids``."""
+DETOKENIZED_IDS = 1 << 17
+"""Of ``/detokenize``; each may stand for a hundred characters."""
 LOGIT_BIASES = 4096
 """Entries of ``logit_bias``; OpenAI takes 300, vLLM any number."""
 BATCH = 4096
@@ -56,6 +58,7 @@ Signed32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Dimensions = Annotated[list[Unsigned], Meta(max_length=DIMENSIONS)]
 
 TokenIds = Annotated[list[Signed32], Meta(max_length=TOKEN_IDS)]
+DetokenizedIds = Annotated[list[Unsigned32], Meta(max_length=DETOKENIZED_IDS)]
 LogitBias = Annotated[dict[Name, float], Meta(max_length=LOGIT_BIASES)]
 
 Json = Annotated[Any, Meta(extra={"bound": "values"})]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tgi_cli.router.schemas import native, openai, platforms, responses, service
+from tgi_cli.router.schemas import native, openai, platforms, responses, service, tokenize
 
 _READING = (400, 408, 413, 415, 422)
 _GENERATING = (*_READING, 424, 429, 500, 503, 504)
@@ -59,10 +59,34 @@ _COMPAT = replace(
     _GENERATE, body=(native.CompatRequest,), answer=list[native.GenerateResponse], events=_EVENTS
 )
 _TOKENIZE = replace(
-    _GENERATE, answer=list[native.SimpleToken], errors=(*_READING, 500), timed=False
+    _GENERATE,
+    body=(
+        native.GenerateRequest,
+        tokenize.TokenizePromptRequest,
+        tokenize.TokenizeMessagesRequest,
+        tokenize.TokenizeContentRequest,
+    ),
+    answer=(
+        list[native.SimpleToken],
+        tokenize.TokenizeAnswer,
+        tokenize.TokenizeContentAnswer,
+    ),
+    errors=(*_READING, 404, 500),
+    timed=False,
+)
+_DETOKENIZE = Operation(
+    tag="OpenAI",
+    body=(tokenize.DetokenizeRequest,),
+    answer=tokenize.DetokenizeAnswer,
+    errors=(*_READING, 404, 500),
+    example={"tokens": [9, 10]},
 )
 _CHAT_TOKENIZE = replace(
-    _TOKENIZE, body=(openai.ChatRequest,), answer=native.ChatTokenizeResponse, example=_MESSAGES
+    _TOKENIZE,
+    errors=(*_READING, 500),
+    body=(openai.ChatRequest,),
+    answer=native.ChatTokenizeResponse,
+    example=_MESSAGES,
 )
 _CHAT = Operation(
     tag="OpenAI",
@@ -122,17 +146,24 @@ _VERTEX = Operation(
 _MODEL = "/v2/models/{model}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 
+_OPENAI: dict[tuple[str, str], Operation] = {
+    ("POST", "/chat/completions"): _CHAT,
+    ("POST", "/completions"): _COMPLETIONS,
+    ("POST", "/responses"): _RESPONSES,
+    ("POST", "/embeddings"): Operation(tag="OpenAI", errors=(400,)),
+    ("GET", "/models"): Operation(tag="OpenAI", answer=service.ModelList),
+    ("GET", "/models/{model}"): Operation(tag="OpenAI", answer=service.Model, errors=(404,)),
+}
+"""Served under /v1, and without it for clients whose base URL lacks it."""
+
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/"): _COMPAT,
     ("POST", "/generate"): _GENERATE,
     ("POST", "/generate_stream"): replace(_GENERATE, answer=None, events=_EVENTS),
     ("POST", "/tokenize"): _TOKENIZE,
     ("POST", "/chat_tokenize"): _CHAT_TOKENIZE,
-    ("POST", "/v1/chat/completions"): _CHAT,
-    ("POST", "/v1/completions"): _COMPLETIONS,
-    ("POST", "/v1/responses"): _RESPONSES,
-    ("GET", "/v1/models"): Operation(tag="OpenAI", answer=service.ModelList),
-    ("GET", "/v1/models/{model}"): Operation(tag="OpenAI", answer=service.Model, errors=(404,)),
+    ("POST", "/detokenize"): _DETOKENIZE,
+    **{(method, f"/v1{path}"): operation for (method, path), operation in _OPENAI.items()},
     ("POST", "/v1/load_lora_adapter"): replace(_ADAPTER, body=(openai.LoadAdapterRequest,)),
     ("POST", "/v1/unload_lora_adapter"): replace(_ADAPTER, body=(openai.UnloadAdapterRequest,)),
     ("POST", "/invocations"): _INVOCATIONS,
@@ -149,10 +180,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): _HEALTH,
     ("GET", "/health"): _HEALTH,
     ("GET", "/ping"): _HEALTH,
+    ("POST", "/ping"): replace(_HEALTH, open=False),
+    ("GET", "/version"): Operation(tag="Service", answer=tokenize.Version),
     ("GET", "/info"): Operation(tag="Service", answer=native.Info),
     ("GET", "/metrics"): Operation(tag="Service", answer="text/plain", open=True),
     ("GET", "/docs"): Operation(tag="Service", answer="text/html"),
     ("GET", "/api-doc/openapi.json"): Operation(tag="Service", answer=dict[str, Any]),
+    **_OPENAI,
 }
 """By method and path."""
 

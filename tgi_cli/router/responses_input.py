@@ -32,7 +32,9 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     if body.background:
         raise errors.unsupported("background")
     if body.truncation not in (None, "disabled"):
-        raise errors.unsupported("truncation", "`truncation` other than `disabled`")
+        raise errors.unsupported(
+            "truncation", "`truncation` other than `disabled`", "unsupported_value"
+        )
     refuse(body)
     check_stream_options(body.stream, body.stream_options)
     asked_logprobs(body.top_logprobs, "top_logprobs")

@@ -264,4 +264,7 @@ class ChatEvents:
         return self._empty + _encode(usage_of(self._generations)) + b"}\n\n" + DONE
 
 
-ROUTES = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
+ROUTES = [
+    Route(path, chat_completions, methods=["POST"])
+    for path in ("/v1/chat/completions", "/chat/completions")
+]

@@ -232,4 +232,6 @@ class CompletionEvents:
         return b"".join(rest) + DONE
 
 
-ROUTES = [Route("/v1/completions", completions, methods=["POST"])]
+ROUTES = [
+    Route(path, completions, methods=["POST"]) for path in ("/v1/completions", "/completions")
+]

@@ -25,6 +25,6 @@ async def check(request: Request) -> None:
 
 ROUTES = [
     Route("/health", health, methods=["GET"]),
-    Route("/ping", health, methods=["GET"]),
+    Route("/ping", health, methods=["GET", "POST"]),
     Route("/", health, methods=["GET"]),
 ]

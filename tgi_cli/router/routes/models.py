@@ -44,6 +44,9 @@ async def get_model(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/v1/models", list_models, methods=["GET"]),
-    Route("/v1/models/{model:path}", get_model, methods=["GET"]),
+    *(Route(path, list_models, methods=["GET"]) for path in ("/v1/models", "/models")),
+    *(
+        Route(f"{path}/{{model:path}}", get_model, methods=["GET"])
+        for path in ("/v1/models", "/models")
+    ),
 ]

@@ -198,4 +198,4 @@ class Answer:
         )
 
 
-ROUTES = [Route("/v1/responses", responses, methods=["POST"])]
+ROUTES = [Route(path, responses, methods=["POST"]) for path in ("/v1/responses", "/responses")]

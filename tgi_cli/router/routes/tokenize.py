@@ -10,7 +10,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tgi_cli.router.conversation import converse
-from tgi_cli.router.http import read_json
+from tgi_cli.router.http import parse, read_body, read_json
+from tgi_cli.router.routes import vllm
 from tgi_cli.router.schemas.native import ChatTokenizeResponse, GenerateRequest, SimpleToken
 from tgi_cli.router.schemas.openai import ChatRequest
 from tgi_cli.router.state import RouterState, state_of
@@ -25,9 +26,14 @@ _SLICE = 1024
 
 
 async def tokenize(request: Request) -> Response:
-    """The tokens of ``inputs``; the parameters of a generation may stand beside it."""
+    """The tokens of a text: TGI's ``inputs``, vLLM's ``prompt`` or ``messages``, or llama.cpp's
+    ``content``, each answered in its own form."""
     state = state_of(request)
-    body = await read_json(request, _GENERATE, state.config.payload_limit)
+    raw = await read_body(request, state.config.payload_limit)
+    answer = await vllm.tokenize(raw, state)
+    if answer is not None:
+        return answer
+    body = parse(raw, _GENERATE)
     return await _answer(_tokens(state, body.inputs, True), len(body.inputs))
 
 

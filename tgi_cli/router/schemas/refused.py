@@ -166,6 +166,9 @@ def refuse(body: Refused) -> None:
         what = f"`{name}`"
         if advice:
             what += f" ({advice})" if advice.startswith("use ") else f" {advice}"
-        error = errors.unsupported(name, what)
+        some = advice.startswith("other than")
+        error = errors.unsupported(
+            name, what, "unsupported_value" if some else "unsupported_parameter"
+        )
         error.names_kept = True
         raise error

@@ -1,0 +1,277 @@
+"""What clients of vLLM, SGLang and llama.cpp call beside OpenAI's routes and TGI's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+import tgi_cli
+from tests.router.fakes import FakeEngine
+from tests.router.sse import events
+from tgi_cli.router.bounds import DETOKENIZED_IDS
+from tgi_cli.router.operations import OPERATIONS
+from tgi_cli.text.offload import INLINE_CHARACTERS
+from tgi_cli.text.tokenizer import Tokenizer
+
+USER: list[dict[str, Any]] = [{"role": "user", "content": "the fox"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": USER},
+    "/completions": {"prompt": "the fox"},
+    "/responses": {"input": "the fox"},
+}
+FLEETING = {"id", "created", "created_at"}
+
+
+def lasting(value: Any) -> Any:
+    """The value without what differs from answer to answer."""
+    if isinstance(value, dict):
+        return {key: lasting(item) for key, item in value.items() if key not in FLEETING | {
+            "item_id"}}  # fmt: skip
+    return [lasting(item) for item in value] if isinstance(value, list) else value
+
+
+class TestWithoutV1:
+    @pytest.mark.parametrize("path", BODIES)
+    async def test_the_same_answers(self, client: httpx.AsyncClient, path: str) -> None:
+        whole = [await client.post(prefix + path, json=BODIES[path]) for prefix in ("", "/v1")]
+        assert [answer.status_code for answer in whole] == [200, 200]
+        assert lasting(whole[0].json()) == lasting(whole[1].json())
+        body = {**BODIES[path], "stream": True}
+        streams = [(await client.post(prefix + path, json=body)).text for prefix in ("", "/v1")]
+        assert lasting(events(streams[0])) == lasting(events(streams[1])) != []
+
+    async def test_models(self, client: httpx.AsyncClient) -> None:
+        for path in ("/models", "/models/acme/tiny"):
+            short, long = [await client.get(prefix + path) for prefix in ("", "/v1")]
+            assert short.status_code == 200
+            assert short.json() == long.json()
+
+    async def test_an_adapter_that_is_none(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.load_names("one")
+        for path in ("/completions", "/chat/completions", "/responses", "/tokenize", "/detokenize"):
+            body = BODIES.get(path, {"prompt": "x", "tokens": [1]}) | {"model": "two"}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 404, path
+            assert "two" in answer.text
+
+    @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+    async def test_embeddings(self, client: httpx.AsyncClient, path: str) -> None:
+        answer = await client.post(path, json={"input": "x", "model": "y"})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["message"] == (
+            "The model `acme/tiny` generates text: this server makes no embeddings"
+        )
+        assert (error["param"], error["code"]) == ("model", "unsupported_value")
+
+    async def test_the_log_names_the_route(
+        self, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "tgi_cli.router.access_log")
+        await client.post("/chat/completions", json=BODIES["/chat/completions"])
+        await client.get("/models/acme/tiny")
+        await client.post("/detokenize", json={"tokens": [1]})
+        routes = [getattr(record, "route", "") for record in caplog.records]
+        assert routes == ["/chat/completions", "/models/{model:path}", "/detokenize"]
+
+    def test_all_are_in_the_document(self) -> None:
+        versioned = {(method, path) for method, path in OPERATIONS if path.startswith("/v1/")}
+        for method, path in versioned:
+            if "lora" not in path:
+                assert OPERATIONS[method, path.removeprefix("/v1")] == OPERATIONS[method, path]
+
+
+async def test_version(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/version")).json() == {"version": tgi_cli.__version__}
+
+
+async def test_ping_by_either_method(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    for method in ("GET", "POST"):
+        assert (await client.request(method, "/ping")).status_code == 200
+    engine.is_healthy = False
+    for method in ("GET", "POST"):
+        assert (await client.request(method, "/ping")).status_code == 503
+
+
+class TestTokenize:
+    async def test_a_prompt(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        ids = engine.tokenizer.encode("the fox é")
+        answer = await client.post("/tokenize", json={"model": "m", "prompt": "the fox é"})
+        assert answer.status_code == 200
+        expected = {"count": len(ids), "max_model_len": 64, "tokens": ids, "token_strs": None}
+        assert answer.json() == expected
+        bare = {"prompt": "the fox é", "add_special_tokens": False, "return_token_strs": True}
+        found = (await client.post("/tokenize", json=bare)).json()
+        assert found["tokens"] == ids[1:] == engine.tokenizer.encode("the fox é", False)
+        vocabulary = engine.tokenizer.backend.id_to_token
+        assert found["token_strs"] == [vocabulary(index) for index in ids[1:]]
+        assert found["token_strs"][1] == "Ġfox"
+
+    async def test_messages(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        """What a chat would be given."""
+        found = (await client.post("/tokenize", json={"messages": USER})).json()
+        await client.post("/v1/chat/completions", json={"messages": USER})
+        assert tuple(found["tokens"]) == engine.requests[0].prompt_ids
+        assert found["count"] == len(found["tokens"])
+        bare = {"messages": USER, "add_generation_prompt": False}
+        shorter = (await client.post("/tokenize", json=bare)).json()
+        assert shorter["count"] < found["count"]
+        assert found["tokens"][: shorter["count"]] == shorter["tokens"]
+        special = {"messages": USER, "add_special_tokens": True}
+        longer = (await client.post("/tokenize", json=special)).json()
+        assert longer["tokens"][1:] == found["tokens"]
+
+    async def test_a_final_message_goes_on_if_it_is_said(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        body: dict[str, Any] = {"messages": [*USER, {"role": "assistant", "content": "Hm"}]}
+        ended = (await client.post("/tokenize", json=body)).json()
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+        going_on = (await client.post("/tokenize", json=body)).json()
+        assert going_on["count"] < ended["count"]
+        assert engine.tokenizer.decode(going_on["tokens"], False).endswith("Hm")
+
+    async def test_content(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        """llama.cpp's, which adds no special tokens unless it is asked to."""
+        text = "the fox 🤗"
+        ids = engine.tokenizer.encode(text, False)
+        assert (await client.post("/tokenize", json={"content": text})).json() == {"tokens": ids}
+        special = {"content": text, "add_special": True}
+        assert (await client.post("/tokenize", json=special)).json()["tokens"][1:] == ids
+        pieces = (
+            await client.post("/tokenize", json={"content": text, "with_pieces": True})
+        ).json()
+        assert [token["id"] for token in pieces["tokens"]] == ids
+        spelt = b"".join(
+            bytes(token["piece"]) if isinstance(token["piece"], list) else token["piece"].encode()
+            for token in pieces["tokens"]
+        )
+        assert spelt == text.encode()
+        assert any(isinstance(token["piece"], list) for token in pieces["tokens"])
+
+    async def test_tgis_form_goes_first(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        body = {"inputs": "the fox", "prompt": 5, "messages": 5, "content": 5}
+        answer = await client.post("/tokenize", json=body)
+        assert [token["id"] for token in answer.json()] == engine.tokenizer.encode("the fox")
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            ({}, "missing required field `inputs`"),
+            ({"prompt": ["a"]}, "Expected `str`"),
+            ({"prompt": "x", "add_special_tokens": "no"}, "Expected `bool | null`"),
+            ({"messages": []}, "`messages` cannot be empty"),
+            ({"messages": [{}]}, "missing required field `role`"),
+            ({"messages": USER, "chat_template": "{{ 1 }}"}, "`chat_template`"),
+            ({"messages": USER, "chat_template_kwargs": {"eos_token": "x"}}, "eos_token"),
+            ({"content": [1]}, "Expected `str`"),
+            ({"content": "x", "parse_special": False}, "`parse_special`"),
+        ],
+    )
+    async def test_refusals_have_tgis_form(
+        self, client: httpx.AsyncClient, body: dict[str, Any], words: str
+    ) -> None:
+        answer = await client.post("/tokenize", json=body)
+        assert answer.status_code == 422
+        assert words in answer.text
+        if answer.headers["content-type"] == "application/json":
+            assert set(answer.json()) == {"error", "error_type"}
+
+
+class TestDetokenize:
+    async def test_both_names(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        text = "the quick 🤗 <|im_start|>fox"
+        ids = engine.tokenizer.encode(text, False)
+        answer = await client.post("/detokenize", json={"model": "m", "tokens": ids})
+        assert answer.status_code == 200
+        assert answer.json() == {"prompt": text, "content": text}
+        assert (await client.post("/detokenize", json={"tokens": []})).json()["prompt"] == ""
+
+    async def test_there_and_back(self, client: httpx.AsyncClient) -> None:
+        text = 'the "quick"\n\t\\ fox é'
+        for body in ({"content": text}, {"prompt": text, "add_special_tokens": False}):
+            tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
+            answer = await client.post("/detokenize", json={"tokens": tokens})
+            assert answer.json()["content"] == text
+
+    @pytest.mark.parametrize(
+        ("tokens", "param", "code"),
+        [
+            ([10**6], "tokens", "invalid_value"),
+            ([-1], "tokens[0]", "integer_below_min_value"),
+            ([5, 1 << 32], "tokens[1]", "integer_above_max_value"),
+            ([5, 1 << 80], "tokens[1]", "integer_above_max_value"),
+            ([1.5], "tokens[0]", "invalid_type"),
+            (["the"], "tokens[0]", "invalid_type"),
+            ("the", "tokens", "invalid_type"),
+            (None, "tokens", "invalid_type"),
+            ([5] * (DETOKENIZED_IDS + 1), "tokens", "array_above_max_length"),
+        ],
+    )
+    async def test_ids_that_cannot_be(
+        self, client: httpx.AsyncClient, tokens: Any, param: str, code: str
+    ) -> None:
+        answer = await client.post("/detokenize", json={"tokens": tokens})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "the fox"}),
+        ("/tokenize", {"content": "the fox"}),
+    ],
+)
+async def test_long_texts_leave_the_loop(
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    threads: list[int] = []
+    real = Tokenizer.encode
+
+    def noted(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.get_ident())
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    for asked in (body, dict.fromkeys(body, "the fox " * INLINE_CHARACTERS)):
+        assert (await client.post(path, json=asked)).status_code == 200
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False]
+
+
+async def test_the_largest_detokenization_holds_the_loop_for_less_than_50_ms(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    ids = [10 + place % 200 for place in range(DETOKENIZED_IDS)]
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            before = clock()
+            try:
+                await asyncio.sleep(0.001)
+            finally:
+                gaps.append(clock() - before)
+
+    watcher = asyncio.ensure_future(watch())
+    await asyncio.sleep(0)
+    answer = await client.post("/detokenize", json={"tokens": ids})
+    watcher.cancel()
+    await asyncio.wait({watcher})
+    assert len(gaps) > 5, "the loop goes on meanwhile"
+    assert answer.json()["prompt"] == engine.tokenizer.decode(ids, False)
+    assert sorted(gaps)[-1] < 0.5, "ten times the budget, for machines that are busy"
