@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from tgi_cli import demo
-from tgi_cli.errors import ConfigError, HubError
-from tgi_cli.text.chat import ChatTemplate, ChatTemplateError
+from tgi_cli.errors import ConfigError, HubError, ModelError
+from tgi_cli.text.chat import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
 from tgi_cli.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -239,6 +239,8 @@ def _chat(folder: Path, tokenizer: Tokenizer) -> Callable[[list[Mapping[str, Any
                 return template.render(
                     messages, continue_final_message=False, add_generation_prompt=False
                 )
+            except ChatTemplateLimitError as error:  # it would again, for each of thousands
+                raise ModelError(str(error), "mend the model's chat template") from error
             except ChatTemplateError as error:
                 log.debug("a conversation does not fit the model's chat template: %s", error)
         return "\n".join(message["content"] for message in messages)

@@ -125,6 +125,8 @@ class _Router:
                 self._state.adapters.kept.close()
                 if self._state.generator.grammars is not None:
                     self._state.generator.grammars.close()
+                if self._state.text.chat_template is not None:
+                    self._state.text.chat_template.close()
                 if self._state.tracing is not None:
                     await asyncio.to_thread(self._state.tracing.close)
             await client.close()

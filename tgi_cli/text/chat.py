@@ -48,6 +48,10 @@ class ChatTemplateError(Exception):
     """The template refused the conversation, or there is none; the message says why."""
 
 
+class ChatTemplateLimitError(ChatTemplateError):
+    """The template takes more than it may: most likely, for any conversation."""
+
+
 class ChatTemplate:
     """The templates of one model.
 
@@ -141,8 +145,8 @@ class ChatTemplate:
         ends where the assistant begins to speak. Messages, tools and variables are JSON.
 
         Raises:
-            ChatTemplateError: the template refuses, or fails on, the conversation, or takes more
-                than it may.
+            ChatTemplateError: the template refuses, or fails on, the conversation.
+            ChatTemplateLimitError: it takes more than it may.
             WorkersBusy: too many renderings wait.
             WorkerError: no process can be started, or processes are killed from outside.
         """
@@ -228,13 +232,12 @@ class ChatTemplate:
         text: str = answer["text"]
         return _cut_at_tag(text) if continued else text
 
-    def _beyond(self, what: str) -> ChatTemplateError:
-        """A conversation that the template takes too much for: most likely, any."""
+    def _beyond(self, what: str) -> ChatTemplateLimitError:
         cause = f"the model's chat template {what}"
         if not self._warned:
             self._warned = True
             logger.error("%s: the request was refused, and others may be", cause)
-        return ChatTemplateError(cause)
+        return ChatTemplateLimitError(cause)
 
 
 def _is_large(value: Any) -> bool:

@@ -15,11 +15,11 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from tgi_cli.engine.grammar_causes import NOTHING_FITS, limit_passed
 from tgi_cli.text import grammar_walk, json_schema
 from tgi_cli.text.grammar import GrammarError
 from tgi_cli.text.grammar_tokens import SpecialTokens, quoted
 from tgi_cli.text.json_schema import Path
+from tgi_cli.worker.grammar_causes import NOTHING_FITS, limit_passed
 
 MOST_LEVELS = 64
 """Of objects and lists in a schema; llguidance reads twice as many."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tgi_cli.engine.grammar_causes import limit_passed
+from tgi_cli.worker.grammar_causes import limit_passed
 
 _LETTERS = 48
 """Of each text, beside what a grammar leaves no choice about."""

@@ -90,9 +90,9 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "{name}",
             "{content}",
             open_pattern=r"(?:<\|channel\|>(?:commentary|analysis) to=(?:functions\.)?"
-            r"(?P<name>[\w.-]+?)(?:\s*<\|constrain\|>\w+|\s+\w+)?|"
-            r" to=(?:functions\.)?(?P<name>[\w.-]+?)<\|channel\|>(?:commentary|analysis)"
-            r"(?:\s*<\|constrain\|>\w+|\s+\w+)?)<\|message\|>",
+            r"(?P<name>[\w.-]{1,256}?)(?:\s{0,64}<\|constrain\|>\w{1,64}|\s{1,64}\w{1,64})?|"
+            r" to=(?:functions\.)?(?P<name>[\w.-]{1,256}?)<\|channel\|>(?:commentary|analysis)"
+            r"(?:\s{0,64}<\|constrain\|>\w{1,64}|\s{1,64}\w{1,64})?)<\|message\|>",
             close=["<|call|>", "<|end|>"],
         ),
         (("<|channel|>", "<|message|>"),),
@@ -108,10 +108,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "xml-inline",
             "{name}",
             "{content}",
-            open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\s]+)>",
-            close_pattern=r"</function>\s*</tool_call>",
+            open_pattern=r"<tool_call>\s{0,64}<function=(?P<name>[^>\s]{1,256})>",
+            close_pattern=r"</function>\s{0,64}</tool_call>",
             content_args={
-                "tag_pattern": r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"
+                "tag_pattern": r"<parameter=(?P<key>[^>\s]{1,256})>\n?(?P<value>.*?)\n?</parameter>"
             },
         ),
         (("<tool_call>", "<function="),),
@@ -121,10 +121,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "xml-inline",
             "{name}",
             "{content}",
-            open_pattern=r"<tool_call>\s*(?P<name>[^<\s]+)",
+            open_pattern=r"<tool_call>\s{0,64}(?P<name>[^<\s]{1,256})(?=[<\s])",
             close="</tool_call>",
             content_args={
-                "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*"
+                "tag_pattern": r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s{0,64}"
                 r"<arg_value>(?P<value>.*?)</arg_value>"
             },
         ),
@@ -148,8 +148,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "json",
             "{name}",
             "{content}",
-            open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)\s*"
-            r"(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?(?=\s*\{)",
+            open_pattern=r"\[TOOL_CALLS\]\s{0,64}(?P<name>[^\s\[\]{}]{1,256})\s{0,64}"
+            r"(?:\[CALL_ID\][^\[{]{0,64})?(?:\[ARGS\])?(?=\s{0,64}\{)",
             close_pattern=r"(?=\[TOOL_CALLS\])",
         ),
         (("[TOOL_CALLS]", "[ARGS]"),),
@@ -180,11 +180,11 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "json",
             "{name}",
             "{content}",
-            open_pattern=r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>"
-            r"(?:function<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n|"
-            r"(?!function<｜tool▁sep｜>)(?P<name>[^<\n]+)<｜tool▁sep｜>)",
-            close_pattern=r"(?:\s*```)?<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>|"
-            r"(?=\s*<｜tool▁call▁begin｜>)|\s*\Z|(?=\s*[^\s<]))",
+            open_pattern=r"(?:<｜tool▁calls▁begin｜>\s{0,64})?<｜tool▁call▁begin｜>"
+            r"(?:function<｜tool▁sep｜>(?P<name>[^<\n]{1,256})\n```json\n|"
+            r"(?!function<｜tool▁sep｜>)(?P<name>[^<\n]{1,256})<｜tool▁sep｜>)",
+            close_pattern=r"(?:\s{0,64}```)?<｜tool▁call▁end｜>(?:\s{0,64}<｜tool▁calls▁end｜>|"
+            r"(?=\s{0,64}<｜tool▁call▁begin｜>)|\s{0,64}\Z|(?=\s{0,64}[^\s<]))",
         ),
         (("<｜tool▁call▁begin｜>",),),
     ),
@@ -193,15 +193,19 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             "json",
             "{content.name}",
             "{content.parameters}",
-            open_pattern=r"\A\s*(?:<\|python_tag\|>\s*)?"
-            r'(?=\{\s*"(?:type"\s*:\s*"function"\s*,\s*")?name"\s*:)',
+            open_pattern=r"\A\s{0,64}(?:<\|python_tag\|>\s{0,64})?"
+            r'(?=\{\s{0,64}"(?:type"\s{0,8}:\s{0,8}"function"\s{0,8},\s{0,64}")?name"\s{0,8}:)',
         ),
         (("<|python_tag|>", '"parameters"'),),
         bare=True,
         grammar=CallGrammar("", '{"name": "NAME", "parameters": ', "}"),
     ),
 }
-"""By the names of ``--tool-call-parser``; of two that fit, the earlier is taken."""
+"""By the names of ``--tool-call-parser``; of two that fit, the earlier is taken.
+
+Repetitions in what opens or closes a region are bounded: as long as it may still match, all of it
+is looked at again with every token.
+"""
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "harmony": ReasoningFormat(

@@ -49,18 +49,21 @@ class Message:
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Message:
         """Add the pieces up."""
-        message = cls("", "", [], [])
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[Call] = []
+        arguments: list[list[str]] = []
         for piece in pieces:
             if isinstance(piece, Content):
-                message.content += piece.text
+                content.append(piece.text)
             elif isinstance(piece, Reasoning):
-                message.reasoning += piece.text
+                reasoning.append(piece.text)
             elif isinstance(piece, Call):
-                message.calls.append(piece)
-                message.arguments.append("")
+                calls.append(piece)
+                arguments.append([])
             else:
-                message.arguments[piece.index] += piece.text
-        return message
+                arguments[piece.index].append(piece.text)
+        return cls("".join(content), "".join(reasoning), calls, ["".join(a) for a in arguments])
 
 
 class _Flow:

@@ -30,8 +30,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.device import default_threads
-from tgi_cli.engine.grammar_causes import NOTHING_FITS, limit_passed
 from tgi_cli.engine.step import GrammarMatcher
+from tgi_cli.worker.grammar_causes import NOTHING_FITS, limit_passed
 
 log = logging.getLogger(__name__)
 

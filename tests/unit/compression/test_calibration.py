@@ -15,8 +15,10 @@ from tgi_cli import demo
 from tgi_cli.compression import datasets
 from tgi_cli.compression.calibration import Calibration, calibrate, heldout
 from tgi_cli.compression.datasets import _choose
-from tgi_cli.errors import ConfigError, OfflineError
+from tgi_cli.errors import ConfigError, ModelError, OfflineError
+from tgi_cli.text.chat import ChatTemplate
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.worker_pool import Limits
 
 WORDS = [f"number {i} is followed by number {i + 1}.\n" for i in range(400)]
 
@@ -161,3 +163,18 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
     with pytest.raises(OfflineError, match=r"127\.0\.0\.1:9 cannot be reached"):
         draw("someone/texts")
+
+
+def test_a_template_that_takes_too_much_is_a_broken_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would, for each of thousands of conversations."""
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate({"default": loop}, {}, Limits(processes=1, seconds=0.3))
+    monkeypatch.setattr(ChatTemplate, "load", lambda *arguments: template)
+    file = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": WORDS[0]}]
+    file.write_text("\n".join([json.dumps({"messages": turns})] * 60))
+    with pytest.raises(ModelError, match=r"chat template takes more than 0.3 s to render"):
+        draw(file)
+    template.close()
