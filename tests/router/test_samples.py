@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import httpx
@@ -10,7 +11,9 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
+from tgi_cli.offline.options import GenerationOptions, Prompt, requests_of
 from tgi_cli.router.state import RouterState
+from tgi_cli.sampling.params import SamplingParams
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -173,6 +176,23 @@ class TestN:
         assert await seeds(seed=7) == [7]
         assert not set(await seeds(n=5, seed=8)) & set(many)
         assert not set(await seeds(n=5)) & set(many)
+
+    @pytest.mark.parametrize("seed", [7, (1 << 64) - 1])
+    async def test_seeds_are_those_of_the_python_api(
+        self, client: httpx.AsyncClient, engine: FakeEngine, seed: int
+    ) -> None:
+        body = {"messages": USER, "n": 4, "seed": seed, "temperature": 0.8}
+        await client.post(CHAT, json=body)
+        offline = requests_of(
+            Prompt(0, None, (3, 4)),
+            SamplingParams(temperature=0.8, seed=seed),
+            GenerationOptions(n=4, max_new_tokens=2),
+            engine.info,
+            itertools.count(1),
+        )
+        assert [request.sampling.seed for request in engine.requests] == [
+            request.sampling.seed for request in offline
+        ]
 
 
 class TestFailures:

@@ -63,7 +63,7 @@ class GenerationRequest:
         stop_token_ids: ids that end the request, themselves part of the output.
         ignore_eos: the stop ids do not end it (for benchmarks).
         cache_salt: sequences share cached prefixes only under the same salt.
-        priority: higher is served first and preempted last.
+        priority: higher is served first and preempted last; a signed 64-bit number.
         timeout_seconds: from its arrival at the engine; None: no limit.
         prompt_logprobs: report the log-probability of each prompt token after the first, and so
             many of the likeliest in its place; None: do not. Such a prompt is computed whole,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.launcher import oom
 from tgi_cli.launcher.children import environment
 from tgi_cli.launcher.relay import Relay
 
@@ -26,10 +27,6 @@ _DUMP_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-_WHY: dict[int, str] = {
-    signal.SIGKILL: "if nobody did that, the system was out of memory: see its log, and try a "
-    "smaller model or cache (--max-batch-total-tokens)",
-}
 _SEE_LOG = "see its log above"
 
 
@@ -60,6 +57,7 @@ class Child:
         self._cause = ""
         self._ending = threading.Lock()
         self._ended = False
+        self._kills = oom.kills()
         # A session of its own: Ctrl-C on the terminal is the launcher's to handle.
         self._process = subprocess.Popen(
             command,
@@ -116,11 +114,14 @@ class Child:
         if status < 0:
             return self._failure(
                 f"the {self.name} was killed by {_signal_name(-status)}",
-                _WHY.get(-status, _SEE_LOG),
+                self._kill_explained() if status == -signal.SIGKILL else _SEE_LOG,
             )
         if status == ExitCode.OK:
             return self._failure(f"the {self.name} ended unexpectedly", _SEE_LOG)
         return self._failure(f"the {self.name} ended with code {status}", _SEE_LOG)
+
+    def _kill_explained(self) -> str:
+        return oom.explain(self._kills, oom.kills())
 
     def failed(self) -> int:
         """The exit code that its unasked-for end gives the launcher.

@@ -11,14 +11,15 @@ from typing import TypedDict
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, LogitsProcessor
 from tgi_cli.offline.grammar import Grammar
-from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.params import MAX_TOKEN_IDS, SamplingParams
+from tgi_cli.sampling.seeds import sample_seed
 from tgi_cli.text.tokenizer import Tokenizer
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
 
 GREEDY = SamplingParams(temperature=0.0)
 
-_UINT64 = (1 << 64) - 1
+_PRIORITIES = range(-(1 << 63), 1 << 63)
 
 
 class GenerationKeywords(TypedDict, total=False):
@@ -52,7 +53,8 @@ class GenerationOptions:
         stop_token_ids: ids that end it beside the model's own; part of ``token_ids``.
         ignore_eos: the model's own stop ids do not end it.
         n: continuations per prompt. The prompt is computed once. The first has the seed of the
-            sampling parameters, the others seeds that follow from it.
+            sampling parameters, the others seeds that follow from it as they do over HTTP
+            (:func:`tgi_cli.sampling.seeds.sample_seed`).
         best_of: generate so many and return the n with the highest mean log-probability.
         logits_processors: see :class:`tgi_cli.engine.messages.LogitsProcessor`; they run on the
             engine's thread. One that raises ends its own request.
@@ -100,6 +102,11 @@ class GenerationOptions:
             (self.n >= 1, "n must be at least 1"),
             (self.best_of is None or self.best_of >= self.n, "best_of must be at least n"),
             ((self.prompt_logprobs or 0) >= 0, "prompt_logprobs must be 0 or positive"),
+            (
+                len(self.stop_token_ids) <= MAX_TOKEN_IDS,
+                f"stop_token_ids takes up to {MAX_TOKEN_IDS} ids",
+            ),
+            (self.priority in _PRIORITIES, "priority must be a signed 64-bit number"),
             (
                 self.timeout_seconds is None or self.timeout_seconds > 0,
                 "timeout_seconds must be positive",
@@ -254,7 +261,7 @@ def requests_of(
         replace(
             first,
             request_id=next(ids),
-            sampling=replace(sampling, seed=_sample_seed(sampling.seed, sample)),
+            sampling=replace(sampling, seed=sample_seed(sampling.seed, sample)),
             fork_of=first.request_id,
             # What is said of the prompt is said once.
             prompt_logprobs=None,
@@ -263,11 +270,3 @@ def requests_of(
         for sample in range(1, options.samples)
     ]
     return [first, *others]
-
-
-def _sample_seed(seed: int, sample: int) -> int:
-    """A seed far from those that people choose (SplitMix64, Steele et al. 2014)."""
-    x = (seed + sample * 0x9E3779B97F4A7C15) & _UINT64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _UINT64
-    return x ^ (x >> 31)

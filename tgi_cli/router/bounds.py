@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from tgi_cli.text.stop import STOP_CHARACTERS
+
 CONTAINERS = 50_000
 """Arrays and objects of a body. 2 MB hold 660,000, which take 120 ms and 42 MB to decode, a fifth
 of that in the garbage collector; so many take 10 ms. Of structs of our own, so many take 25 ms."""
@@ -25,8 +27,6 @@ the interpreter's stack a level, of the 1,000 that it has."""
 
 NAME_CHARACTERS = 512
 """Of names: models, adapters, roles, functions, ids."""
-STOP_CHARACTERS = 1024
-"""Of one stop string. Their number is ``--max-stop-sequences``."""
 STOPS = 1024
 """Of any route's list of stop strings, before that flag is looked at."""
 BAD_WORDS = 256
@@ -47,6 +47,7 @@ Text = Annotated[str, Meta(extra={"bound": "payload"})]
 """Bounded by the payload alone; long ones are handled off the event loop."""
 Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
 StopString = Annotated[str, Meta(max_length=STOP_CHARACTERS)]
+"""Their number is ``--max-stop-sequences``, and text/stop.py bounds them together."""
 Stops = Annotated[list[StopString], Meta(max_length=STOPS)]
 BadWord = Annotated[str, Meta(max_length=BAD_WORD_CHARACTERS)]
 BadWords = Annotated[list[BadWord], Meta(max_length=BAD_WORDS)]

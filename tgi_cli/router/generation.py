@@ -19,6 +19,7 @@ from tgi_cli.router.scores import PromptScores, shortest
 from tgi_cli.router.spec import GenerationSpec
 from tgi_cli.router.timings import Timings
 from tgi_cli.rpc.interface import TokenBatch
+from tgi_cli.sampling.seeds import sample_seed
 from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.grammar import GrammarError
 from tgi_cli.text.stop import StopBuffer
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from tgi_cli.router.generator import Generator
 
 _ENDS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
-_UINT64 = (1 << 64) - 1
-_SEED_STEP = 0x9E3779B97F4A7C15
-"""Between the seeds of samples: 2**64 divided by the golden ratio (Knuth, TAOCP 6.4), which
-keeps all of them apart and far from the small numbers that people choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Prompt:
 
     def seed_of(self, sample: int) -> int | None:
         """The seed of one of its samples; the first has the prompt's own."""
-        return None if self.seed is None else (self.seed + sample * _SEED_STEP) & _UINT64
+        return None if self.seed is None else sample_seed(self.seed, sample)
 
 
 class Generation:

@@ -192,7 +192,10 @@ def stop_strings(stops: list[str], config: RouterConfig) -> StopStrings:
             f"Given: {len(stops)}",
             "stop",
         )
-    return StopStrings(stops)
+    try:
+        return StopStrings(stops)
+    except ValueError as error:
+        raise errors.validation(str(error), "stop") from error
 
 
 def _top_n(count: int, name: str, config: RouterConfig) -> int:

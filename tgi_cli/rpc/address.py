@@ -92,9 +92,8 @@ class Endpoint:
     def _options(self) -> list[tuple[str, int | str]]:
         from tgi_cli.rpc import options
 
-        named: dict[str, int | str] = dict(options.CLIENT)
-        if self.path is None:
-            named |= dict(options.TCP_CLIENT)
+        chosen = options.TCP_CLIENT if self.path is None else options.CLIENT
+        named: dict[str, int | str] = dict(chosen)
         if self.tls is not None and self.tls.server_name is not None:
             named["grpc.ssl_target_name_override"] = self.tls.server_name
         return list(named.items())

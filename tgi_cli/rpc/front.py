@@ -8,7 +8,14 @@ import grpc
 
 
 class Front(Protocol):
-    """Other services of the same engine."""
+    """Other services of the same engine.
+
+    Attributes:
+        afar: its clients may be on other machines.
+    """
+
+    @property
+    def afar(self) -> bool: ...
 
     def add_to(self, server: grpc.Server) -> None:
         """Add them, and addresses of their own if they have any; the server is not started yet.

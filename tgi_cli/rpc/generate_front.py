@@ -73,6 +73,8 @@ class GenerateFront:
         path: the server's own socket.
     """
 
+    afar = False
+
     def __init__(
         self,
         inbox: Inbox,

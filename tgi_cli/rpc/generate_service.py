@@ -285,15 +285,16 @@ class GenerateService:
         return CallError(_CODES[error.fault], f"{about}: {error.cause}")
 
     def _read(self, request: Any) -> tuple[Driven, GenerationRequest]:
+        stops = request.stopping_parameters.stop_sequences
         try:
             read = self._reader.read(request, self._driver.next_id(), self._bounds)
+            texts = self._reader.texts()
+            return Driven(request.id, read, texts, stops, self._info.block_size), read
         except ValueError as error:
             raise CallError(Code.INVALID_ARGUMENT, f"request {request.id}: {error}") from error
         except TgiError as error:  # no tokenizer, or no process that checks grammars
             cause = f"request {request.id}: {error.cause}"
             raise CallError(Code.FAILED_PRECONDITION, cause) from error
-        stops = request.stopping_parameters.stop_sequences
-        return Driven(request.id, read, self._reader.texts(), stops, self._info.block_size), read
 
     def _batch(self, batch_id: int) -> list[Driven]:
         batch = self._batches.get(batch_id)

@@ -39,7 +39,11 @@ class Texts(Protocol):
         ...
 
     def output(self, prompt_ids: Sequence[int], stop_sequences: Sequence[str]) -> Output:
-        """The text that is to follow a prompt."""
+        """The text that is to follow a prompt.
+
+        Raises:
+            ValueError: stop sequences that are too long, in words fit for the caller.
+        """
         ...
 
     def grammar(self, kind: str, source: str) -> str:

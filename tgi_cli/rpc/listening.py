@@ -36,6 +36,10 @@ class TcpListen:
     port: int
     tls: TlsFiles | None = None
 
+    @property
+    def afar(self) -> bool:
+        return True
+
     def claim(self) -> None:
         """Whether it can be listened on, before a model is loaded.
 

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
@@ -33,7 +32,6 @@ from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
     FinishReason,
-    GenerationRequest,
     StepOutputs,
 )
 from tgi_cli.errors import AddressInUseError
@@ -42,6 +40,7 @@ from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.adapters import AdapterRegistry, unknown
 from tgi_cli.rpc.front import Front
+from tgi_cli.rpc.refusals import problem_of
 from tgi_cli.rpc.session import ClientSession
 from tgi_cli.rpc.totals import Tally
 
@@ -118,7 +117,7 @@ class EngineServer(AdapterServicer):
         socket_path.claim(path)
         server = grpc.server(
             ThreadPoolExecutor(MAX_SESSIONS + _UNARY_THREADS, thread_name_prefix="rpc"),
-            options=options.SERVER,
+            options=options.TCP_SERVER if any(f.afar for f in self.fronts) else options.SERVER,
         )
         engine_pb2_grpc.add_EngineServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         for front in self.fronts:
@@ -236,7 +235,7 @@ class EngineServer(AdapterServicer):
         try:
             request = codec.decode_submit(message)
             adapter_id = self.adapters.id_of(message.adapter)
-            problem = self._problem(request)
+            problem = problem_of(request, self._info)
             if adapter_id is None:
                 problem = unknown(message.adapter, self.adapters.now.names)
         except ValueError as error:
@@ -259,33 +258,6 @@ class EngineServer(AdapterServicer):
         self._engine.inbox.put(
             replace(request, request_id=engine_id, fork_of=fork_of, adapter_id=adapter_id or 0)
         )
-
-    def _problem(self, request: GenerationRequest) -> str:
-        """Why the engine must not get this request; empty if it may."""
-        info = self._info
-        prompt = len(request.prompt_ids)
-        if not prompt:
-            return "the prompt has no tokens"
-        sampling = request.sampling
-        special = chain(
-            (token_id for token_id, _ in sampling.logit_bias),
-            sampling.allowed_token_ids,
-            *sampling.bad_words,
-        )
-        if max(max(request.prompt_ids), max(special, default=0)) >= info.vocab_size:
-            return f"a token id is not below the vocabulary's size ({info.vocab_size})"
-        if request.max_new_tokens < 1:
-            return "max_new_tokens must be at least 1"
-        if prompt > info.max_input_tokens:
-            return f"{prompt} prompt tokens are more than max_input_tokens {info.max_input_tokens}"
-        if prompt + request.max_new_tokens > info.max_total_tokens:
-            return (
-                f"{prompt} prompt tokens and {request.max_new_tokens} new ones are more than "
-                f"max_total_tokens {info.max_total_tokens}"
-            )
-        if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:
-            return f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"
-        return ""
 
     def _cancel(self, session: ClientSession, client_id: int) -> None:
         """Pass a cancel on; the id stays live until the engine says that it ended."""

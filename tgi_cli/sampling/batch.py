@@ -52,8 +52,12 @@ _RECORD = np.dtype(
     align=True,
 )
 
-_SMALLEST_TEMPERATURE = 1e-30
-"""Below it float32 would round to zero, which means greedy."""
+_TEMPERATURES = (1e-30, 1e30)
+"""What float32 can divide by. From the one down a row takes its likeliest tokens, from the other up
+all it may choose are alike; zero and infinity would make NaN of scores that are barred."""
+_REPETITION = (1e-6, 1e6)
+_DELTA = 1e6
+"""Of the same kind: beyond, tokens of any logits are barred or certain already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,10 @@ class SamplingBatch:
 
 
 class SamplingTable:
-    """Sampling parameters of every row, written once when a sequence takes the row."""
+    """Sampling parameters of every row, written once when a sequence takes the row.
+
+    They are cut off where float32 arithmetic would overflow, which changes no distribution.
+    """
 
     def __init__(self, max_rows: int) -> None:
         self._records = np.zeros(max_rows, _RECORD)
@@ -127,13 +134,13 @@ class SamplingTable:
             params.top_logprobs,
             params.min_new_tokens,
             params.watermark_gamma,
-            max(params.temperature, _SMALLEST_TEMPERATURE),
+            _within(params.temperature, *_TEMPERATURES),
             params.min_p,
-            params.repetition_penalty,
+            _within(params.repetition_penalty, *_REPETITION),
             params.frequency_penalty,
             params.presence_penalty,
             params.relative_frequency_penalty,
-            params.watermark_delta,
+            _within(params.watermark_delta, -_DELTA, _DELTA),
             _flags(params, lists),
         )
 
@@ -146,6 +153,10 @@ class SamplingTable:
             records["flags"][enough] &= ~MIN_TOKENS
             flags = int(np.bitwise_or.reduce(records["flags"]))
         return SamplingBatch(rows, positions, records, flags, self._lists)
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 def _flags(params: SamplingParams, lists: TokenLists | None) -> int:

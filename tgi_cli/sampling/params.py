@@ -1,14 +1,24 @@
-"""What one request wants of the sampler. No torch: the router and the scheduler read it too."""
+"""What one request wants of the sampler. No torch: the router and the scheduler read it too.
+
+Numbers are bounded by what the wire carries, lists by what a step can handle in passing. Floats
+are any finite number that has a meaning: the sampler's arithmetic cuts off what float32 cannot
+hold (see :class:`tgi_cli.sampling.batch.SamplingTable`).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _UINT64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
 
 MAX_TOKEN_IDS = 4096
-"""Of a list of token ids that shapes sampling."""
+"""Of a list of token ids that shapes sampling; of the entries of logit_bias, too."""
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_IDS = 16384
+"""Of a request's bad words together: each step compares them with the end of the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,8 @@ class SamplingParams:
 
     Attributes:
         temperature: divides the logits; 0 means greedy (argmax, nothing else of the filters).
-        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_k: keep the k likeliest tokens; 0 keeps all, as does more than the vocabulary has
+            (so what an int32 cannot hold is cut off).
         top_p: keep the smallest set of tokens whose probability reaches p (Holtzman et al. 2020).
         min_p: keep tokens with at least min_p times the top probability (Nguyen et al. 2024).
         typical_p: locally typical sampling (Meister et al. 2022).
@@ -35,11 +46,14 @@ class SamplingParams:
         top_logprobs: how many of the likeliest tokens to report with each token (0: none).
         relative_frequency_penalty: TGI's frequency_penalty on its native routes: subtracts
             penalty x count / length, both over prompt and output.
-        logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI).
-        bad_words: token sequences that must not appear in the output.
+        logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI); up to
+            ``MAX_TOKEN_IDS``.
+        bad_words: token sequences that must not appear in the output; up to ``MAX_BAD_WORDS``,
+            of ``MAX_BAD_WORD_IDS`` tokens together.
         min_new_tokens: the request's stop ids are not chosen before so many tokens.
         allowed_token_ids: only these are chosen, stop ids too only if they are among them (vLLM);
-            empty: all. Log-probabilities remain those of the whole vocabulary.
+            empty: all. Up to ``MAX_TOKEN_IDS``. Log-probabilities stay those of the whole
+            vocabulary.
         watermark: mark the text by Kirchenbauer et al. 2023: a share ``watermark_gamma`` of the
             vocabulary, seeded by the token before, gets ``watermark_delta`` added.
 
@@ -68,6 +82,8 @@ class SamplingParams:
     greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        bias_ids = [i for i, _ in self.logit_bias]
+        word_ids = sum(map(len, self.bad_words))
         checks = (
             (0.0 <= self.temperature < float("inf"), "`temperature` must be 0 or positive"),
             (self.top_k >= 0, "`top_k` must be 0 or positive"),
@@ -78,29 +94,49 @@ class SamplingParams:
             (-2.0 <= self.frequency_penalty <= 2.0, "`frequency_penalty` must be in [-2, 2]"),
             (-2.0 <= self.presence_penalty <= 2.0, "`presence_penalty` must be in [-2, 2]"),
             (0 <= self.seed <= _UINT64, "`seed` must be an unsigned 64-bit number"),
-            (self.top_logprobs >= 0, "`top_logprobs` must be 0 or positive"),
+            (0 <= self.top_logprobs <= _INT32, "`top_logprobs` must be 0 or positive"),
             (
                 -2.0 <= self.relative_frequency_penalty <= 2.0,
                 "`frequency_penalty` must be in [-2, 2]",
             ),
             (
-                all(i >= 0 and -100.0 <= bias <= 100.0 for i, bias in self.logit_bias),
+                len(bias_ids) <= MAX_TOKEN_IDS,
+                f"`logit_bias` takes up to {MAX_TOKEN_IDS} tokens. Given: {len(bias_ids)}",
+            ),
+            (
+                _are_ids(bias_ids) and all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias),
                 "`logit_bias` must map token ids to numbers in [-100, 100]",
             ),
             (all(self.bad_words), "`bad_words` must not be empty"),
-            (self.min_new_tokens >= 0, "`min_new_tokens` must be 0 or positive"),
+            (
+                len(self.bad_words) <= MAX_BAD_WORDS,
+                f"`bad_words` takes up to {MAX_BAD_WORDS} token sequences. "
+                f"Given: {len(self.bad_words)}",
+            ),
+            (
+                word_ids <= MAX_BAD_WORD_IDS,
+                f"`bad_words` may have up to {MAX_BAD_WORD_IDS} tokens together. Given: {word_ids}",
+            ),
+            (all(map(_are_ids, self.bad_words)), "`bad_words` must be sequences of token ids"),
+            (
+                0 <= self.min_new_tokens <= _INT32,
+                f"`min_new_tokens` must be between 0 and {_INT32}",
+            ),
             (
                 len(self.allowed_token_ids) <= MAX_TOKEN_IDS,
                 f"`allowed_token_ids` takes up to {MAX_TOKEN_IDS} token ids. "
                 f"Given: {len(self.allowed_token_ids)}",
             ),
-            (
-                all(0 <= i <= _INT32 for i in self.allowed_token_ids),
-                "`allowed_token_ids` must be token ids",
-            ),
+            (_are_ids(self.allowed_token_ids), "`allowed_token_ids` must be token ids"),
             (0.0 < self.watermark_gamma < 1.0, "`watermark_gamma` must be between 0.0 and 1.0"),
+            (math.isfinite(self.watermark_delta), "`watermark_delta` must be a number"),
         )
         for holds, message in checks:
             if not holds:
                 raise ValueError(message)
+        object.__setattr__(self, "top_k", min(self.top_k, _INT32))
         object.__setattr__(self, "greedy", self.temperature == 0.0)
+
+
+def _are_ids(ids: Sequence[int]) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) <= _INT32)

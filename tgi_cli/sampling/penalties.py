@@ -8,6 +8,7 @@ lengths of the penalized sequences, which is what its attention costs as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,8 @@ from tgi_cli.sampling.upload import Upload
 
 MAX_TOKENS_AT_ONCE = 1 << 19
 """Tokens looked at together: bounds the temporary memory (about 64 bytes each)."""
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def penalize(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
@@ -82,6 +85,7 @@ def _penalize_group(
     flat = scores.view(-1)
     cell = targets[owner] * vocab_size + token
     score = flat[cell]
+    barred = score == -math.inf
     penalty = repetition[owner]
     score = torch.where(score < 0, score * penalty, score / penalty)
     count_cell = owner * vocab_size + token
@@ -96,5 +100,7 @@ def _penalize_group(
     if batch.flags & RELATIVE:
         share = occurrences(torch.ones(total, device=device)) / lengths[owner]
         score -= relative[owner] * share
+    # Infinity means barred, or makes NaN: what overflows is as far as a number can be.
+    score.clamp_(-_LARGEST, _LARGEST).masked_fill_(barred, -math.inf)
     # A token that occurs twice writes the same value twice: the order does not matter.
     flat[cell] = score

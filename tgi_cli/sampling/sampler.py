@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tgi_cli.kernels.sample import Draw, can_sample, sample
@@ -44,8 +45,8 @@ from tgi_cli.sampling.watermark import mark
 class Sampled:
     """Chosen tokens, int64 [N], and their log-probabilities, float32 [N], on the device.
 
-    A log-probability that is NaN marks a row whose logits were not finite, and -inf one whose
-    constraints exclude every token; its token is a valid id without meaning.
+    A log-probability that is NaN marks a row whose logits or scores were not numbers, and -inf one
+    whose constraints exclude every token; its token is a valid id without meaning.
     """
 
     token_ids: Tensor
@@ -85,12 +86,16 @@ class Sampler:
             logits: float32 [N, V], the model's own, not changed; log-probabilities are theirs.
             batch: the N entries.
             pool: int32 [rows, width], the tokens known so far of every row.
-            scores: float32 [N, V], what to choose by instead of ``logits``; is changed.
+            scores: float32 [N, V], what to choose by instead of ``logits``; is changed. +inf
+                counts as the largest number.
             masks: of the entries that may choose from some tokens only.
         """
         constrained = scores is not None or masks is not None or batch.flags & FORBIDDEN
+        peaks_given = None
         if scores is None:
             scores = logits.clone() if constrained or batch.flags & ADJUSTED else logits
+        else:
+            peaks_given = scores.clamp_(max=torch.finfo(torch.float32).max).amax(dim=-1)
         if batch.flags & ADJUSTED:
             self._adjust(scores, batch, pool)
         if masks is not None:
@@ -102,8 +107,11 @@ class Sampler:
             token_ids = self._choose(scores, batch)
             logprobs, top = logprobs_of(logits, token_ids, batch, self._upload)
         if constrained:
+            # Whatever went before: what is barred is not said.
             chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
             logprobs.masked_fill_(chosen == -math.inf, -math.inf)
+        if peaks_given is not None:
+            logprobs.masked_fill_(peaks_given.isnan(), math.nan)
         return Sampled(token_ids, logprobs, top)
 
     def only_reads(self, logits: Tensor, batch: SamplingBatch) -> bool:

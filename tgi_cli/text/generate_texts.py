@@ -18,7 +18,8 @@ from tgi_cli.text.worker_pool import WorkersBusy
 class StoppedText:
     """The growing text of one sequence, and whether a stop sequence stands in it.
 
-    One that ends within a token counts as well; the text keeps the whole token.
+    One that ends within a token counts as well; the text keeps the whole token. Raises
+    ValueError for stop sequences that are too long.
     """
 
     def __init__(
@@ -26,8 +27,8 @@ class StoppedText:
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
         self._stops = StopStrings(stop_sequences)
+        self._state = 0
         self._pieces: list[str] = []
-        self._tail = ""
 
     def push(self, token_id: int) -> tuple[str, bool]:
         """See :meth:`tgi_cli.rpc.generate_texts.Output.push`."""
@@ -35,9 +36,8 @@ class StoppedText:
         self._pieces.append(piece)
         if not self._stops or not piece:
             return piece, False
-        seen = self._tail + piece
-        self._tail = seen[1 - self._stops.longest :] if self._stops.longest > 1 else ""
-        return piece, self._stops.find(seen) is not None
+        self._state, _, found = self._stops.read(self._state, piece)
+        return piece, found is not None
 
     def text(self) -> str:
         """See :meth:`tgi_cli.rpc.generate_texts.Output.text`."""

@@ -161,3 +161,15 @@ def test_rows_may_stand_apart():
         sample(wide[::2, :1000], wide[::2, :1000]).token_ids,
         torch.from_numpy(wide[::2, :1000].numpy().argmax(-1)),
     )
+
+
+def test_min_p_keeps_what_is_exactly_at_its_threshold():
+    """Two tokens that are as likely as the likeliest, at a threshold that is just that."""
+    logits = torch.zeros(400, 100)
+    logits[:, [20, 77]] = 3.0
+    wanted = [SamplingParams(min_p=1.0, seed=seed) for seed in range(400)]
+    batch = batch_of(wanted)
+    for result in both(logits, batch):
+        counts = result.token_ids.bincount(minlength=100)
+        assert counts[20] + counts[77] == 400
+        assert min(counts[20], counts[77]) > 120

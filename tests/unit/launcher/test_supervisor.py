@@ -16,8 +16,9 @@ import pytest
 
 from tests.tools.certificates import Files
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
-from tgi_cli.launcher import listener, restarts, supervisor
+from tgi_cli.launcher import listener, oom, restarts, supervisor
 from tgi_cli.launcher.child import Child
+from tgi_cli.launcher.oom import Kills
 from tgi_cli.launcher.probe import Probe
 from tgi_cli.launcher.restarts import Restarts
 from tgi_cli.launcher.supervisor import Parts, Supervisor
@@ -172,10 +173,37 @@ def test_a_router_that_fails_otherwise_gives_its_own_code(stage: Stage) -> None:
     assert stage.run(WAITS, exits(1)) == ExitCode.ROUTER_FAILED
 
 
-def test_a_killed_server_is_named_with_its_signal(stage: Stage) -> None:
-    with pytest.raises(ShardError, match="server was killed by SIGKILL") as caught:
-        stage.run("import os; os.kill(os.getpid(), 9)", WAITS)
-    assert "memory" in caught.value.remedy
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((4, 4), "the kernel did not do that for want of memory"),
+        ((4, 5), "the kernel has killed a process of this cgroup for want of memory"),
+        ((None, None), "the kernel may have done that, the last for want of memory"),
+    ],
+)
+@pytest.mark.parametrize("role", ["server", "router"])
+def test_of_one_that_was_killed_what_is_known_is_said(
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    counts: tuple[int | None, int | None],
+    said: str,
+) -> None:
+    # Each of the two has a count at its start.
+    told = iter([counts[0], counts[0], counts[1]])
+
+    def kills() -> Kills | None:
+        count = next(told)
+        return None if count is None else Kills(count, "this cgroup")
+
+    monkeypatch.setattr(oom, "kills", kills)
+    error = ShardError if role == "server" else RouterError
+    with pytest.raises(error, match=f"{role} was killed by SIGKILL") as caught:
+        stage.run(KILLED if role == "server" else WAITS, WAITS if role == "server" else KILLED)
+    assert said in caught.value.remedy
 
 
 def test_a_child_that_ends_in_silence_is_named(stage: Stage) -> None:

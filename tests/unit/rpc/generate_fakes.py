@@ -53,6 +53,8 @@ class FakeTexts:
         return f"<{token_id}>"
 
     def output(self, prompt_ids: Sequence[int], stop_sequences: Sequence[str]) -> FakeOutput:
+        if any(len(stop) > 1000 for stop in stop_sequences):
+            raise ValueError("a `stop` sequence is too long")
         return FakeOutput(stop_sequences)
 
     def grammar(self, kind: str, source: str) -> str:

@@ -24,6 +24,7 @@ from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
 uint32 = st.integers(0, 2**32 - 1)
+int31 = st.integers(0, 2**31 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 float32 = st.floats(width=32, allow_nan=False)
 
@@ -38,17 +39,17 @@ SAMPLING = {
     "frequency_penalty": st.floats(-2, 2),
     "presence_penalty": st.floats(-2, 2),
     "seed": uint64,
-    "top_logprobs": uint32,
+    "top_logprobs": int31,
     "relative_frequency_penalty": st.floats(-2, 2),
-    "logit_bias": st.lists(st.tuples(uint32, st.floats(-100, 100)), max_size=3).map(tuple),
-    "bad_words": st.lists(st.lists(uint32, min_size=1, max_size=3).map(tuple), max_size=3).map(
+    "logit_bias": st.lists(st.tuples(int31, st.floats(-100, 100)), max_size=3).map(tuple),
+    "bad_words": st.lists(st.lists(int31, min_size=1, max_size=3).map(tuple), max_size=3).map(
         tuple
     ),
-    "min_new_tokens": uint32,
+    "min_new_tokens": int31,
     "watermark": st.booleans(),
     "watermark_gamma": st.floats(0.1, 0.9),
     "watermark_delta": st.floats(-10, 10),
-    "allowed_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    "allowed_token_ids": st.lists(int31, max_size=3).map(tuple),
 }
 REQUEST = {
     "request_id": uint64,
@@ -59,7 +60,7 @@ REQUEST = {
     "ignore_eos": st.booleans(),
     "grammar": st.none() | st.text(),
     "cache_salt": st.binary(max_size=40),
-    "priority": st.integers(-(2**31), 2**31 - 1),
+    "priority": st.integers(-(2**63), 2**63 - 1),
     "timeout_seconds": st.none() | st.floats(0, 1e9),
     "fork_of": st.none() | uint64,
     "prompt_logprobs": st.none() | uint32,

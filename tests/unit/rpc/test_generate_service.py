@@ -442,6 +442,7 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
             parameters = fields.pop("parameters", {})
             bad = a_request(client, 11, fields.pop("prompt", [5]), fields.pop("new", 5))
             bad.parameters.CopyFrom(client.message("NextTokenChooserParameters", **parameters))
+            bad.stopping_parameters.stop_sequences.extend(fields.pop("stops", ()))
             for name, value in fields.items():
                 setattr(bad, name, value)
             return status(prefill, client, 2, good, bad)
@@ -465,6 +466,10 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
         assert "`repetition_penalty`" in refused(parameters={"repetition_penalty": -2.0})[1]
         assert "no grammar type 9" in refused(parameters={"grammar_type": 9})[1]
         assert "grammars are not" in refused(parameters={"grammar_type": 2, "grammar": "a"})[1]
+        assert refused(stops=["a", "b" * 1001]) == (
+            invalid,
+            "request 11: a `stop` sequence is too long",
+        )
         assert refused(top_n_tokens=1001)[0] is invalid
         assert refused(id=10) == (invalid, "request 10 is in the batch already")
         if service == V3:

@@ -175,6 +175,8 @@ async def test_a_live_id_is_refused_and_its_first_owner_goes_on(
         ({"sampling": SamplingParams(logit_bias=((100, 1.0),))}, "vocabulary"),
         ({"sampling": SamplingParams(bad_words=((3,), (4, 100)))}, "vocabulary"),
         ({"sampling": SamplingParams(allowed_token_ids=(3, 100))}, "vocabulary"),
+        ({"stop_token_ids": frozenset(range(8193))}, "more than 8192 stop token ids"),
+        ({"cache_salt": b"s" * 4097}, "more than 4096 bytes"),
         ({"sampling": SamplingParams(top_logprobs=101)}, "log-probabilities"),
         ({"prompt_logprobs": 101}, "log-probabilities"),
     ],
@@ -489,10 +491,11 @@ async def test_nothing_stays_behind_in_the_server(
 async def test_messages_beyond_grpcs_usual_limit_pass(
     client: GrpcEngineClient, engine: ScriptedEngine
 ) -> None:
-    stream = client.submit(request(1, cache_salt=b"x" * 5_000_000))
+    stream = client.submit(request(1, grammar="x" * 5_000_000))
     taken = await engine.taken()
     assert isinstance(taken, GenerationRequest)
-    assert len(taken.cache_salt) == 5_000_000
+    assert taken.grammar is not None
+    assert len(taken.grammar) == 5_000_000
     cause = "y" * 5_000_000
     engine.put_tokens(finished=[Finished(taken.request_id, FinishReason.ERROR, cause)])
     assert (await collect(stream)).finished == Finished(1, FinishReason.ERROR, cause)

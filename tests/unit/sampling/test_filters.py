@@ -151,6 +151,22 @@ def test_other_devices_take_the_path_of_sorting(monkeypatch):
     assert torch.equal(kept(logits, wanted), expected)
 
 
+@pytest.mark.parametrize(
+    ("min_p", "weights", "left"),
+    [
+        (0.5, [8.0, 4.0, 3.0, 0.0], 2),
+        (0.5, [9.0, 5.0, 4.0, 0.0], 2),  # from 4.5 on
+        (0.25, [8.0, 2.0, 2.0, 1.0], 3),
+        (1.0, [8.0, 8.0, 7.0, 0.0], 2),
+    ],
+)
+def test_min_p_keeps_what_is_exactly_at_its_threshold(min_p, weights, left):
+    """At least min_p times the top probability, not more than it."""
+    rows = torch.tensor([weights])
+    filter_weights(rows, batch_of([SamplingParams(min_p=min_p)]), upload)
+    assert rows.tolist() == [[*weights[:left], *[0.0] * (4 - left)]]
+
+
 def test_at_least_one_token_remains():
     logits = random_logits(3, 100, 0.0)
     tiny = SamplingParams(top_k=1, top_p=1e-12, min_p=1.0, typical_p=1e-12)

@@ -64,6 +64,15 @@ def test_a_stop_sequence_ends_where_it_is_complete(
         assert place[:-1] not in output.text()[: -len(texts.surface(token_id))]
 
 
+def test_long_stop_sequences_are_found_and_longer_ones_refused(texts: ModelTexts) -> None:
+    output = texts.output([], ["ab" * 512])
+    ids = texts.encode("ab" * 600, False, 0)
+    stopped = [output.push(token_id)[1] for token_id in ids]
+    assert len("".join(map(texts.surface, ids[: stopped.index(True) + 1]))) >= 1024
+    with pytest.raises(ValueError, match="`stop` sequence may have up to 1024 characters"):
+        texts.output([], ["ab" * 513])
+
+
 def test_pieces_joined_are_the_text_whatever_bytes_come(texts: ModelTexts) -> None:
     text = "Grüße 深層学習 🤗"
     ids = texts.encode(text, False, 0)

@@ -1,0 +1,44 @@
+"""Stop strings cost what their text costs, and their length is bounded, on every route."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import httpx
+import pytest
+
+ROUTES = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, ()),
+    ("/v1/completions", {"prompt": "hi"}, ()),
+    ("/generate", {"inputs": "hi"}, ("parameters",)),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "within"), ROUTES)
+@pytest.mark.parametrize("characters", [1025, 200_000])
+async def test_a_stop_string_beyond_the_bound_is_refused_at_no_cost(
+    client: httpx.AsyncClient, route: str, body: dict, within: tuple[str, ...], characters: int
+) -> None:
+    asked: dict = {"stop": ["a" * characters]}
+    for name in within:
+        asked = {name: asked}
+    tracemalloc.start()
+    try:
+        answer = await client.post(route, json=body | asked)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code in (400, 422), answer.text
+    assert "stop" in answer.text
+    assert taken < 16 << 20
+
+
+@pytest.mark.parametrize(("route", "body", "within"), ROUTES)
+async def test_the_longest_stop_string_is_taken(
+    client: httpx.AsyncClient, route: str, body: dict, within: tuple[str, ...]
+) -> None:
+    asked: dict = {"stop": ["a" * 1024]}
+    for name in within:
+        asked = {name: asked}
+    answer = await client.post(route, json=body | asked)
+    assert answer.status_code == 200, answer.text
