@@ -263,7 +263,7 @@ class TestDeadline:
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, route: str,
         body: dict, monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
-        async def slow(*_: object) -> list[int]:
+        async def slow(*_: Any) -> list[int]:
             await asyncio.sleep(0.05)
             return [5]
 

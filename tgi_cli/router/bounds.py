@@ -76,7 +76,7 @@ CALLS = 1024
 """Tool calls of one message."""
 ITEMS = 20_000
 """Items of a response's input; a message is one to four of them."""
-CHOICES = 10_000
+CHOICES = 50_000
 """Texts to choose from; what compiling them may cost has bounds of its own."""
 ADDRESS_CHARACTERS = 4096
 """Of a path or a repository's name: Linux's PATH_MAX."""

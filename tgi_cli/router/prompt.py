@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from tgi_cli.router.generation import Generation
 from tgi_cli.router.openai import spelled
 from tgi_cli.router.schemas.native import PrefillToken
-from tgi_cli.router.scores import INLINE_SCORES, encoded_rows, shortest
+from tgi_cli.router.scores import encoded_rows, shortest
 from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
+
+_INLINE_TOKENS = 256
+"""Of a prompt, shown on the event loop itself: 1 ms, if none of them was shown before."""
 
 
 async def prefill_tokens(
@@ -20,7 +23,7 @@ async def prefill_tokens(
     """TGI's ``prefill``, empty unless asked for; a long one is made by a worker."""
     if generation.spec.prompt_logprobs is None:
         return []
-    if generation.prompt_tokens <= INLINE_SCORES:
+    if generation.prompt_tokens <= _INLINE_TOKENS:
         return _prefill_tokens(generation, tokenizer)
     return await workers.run(_prefill_tokens, generation, tokenizer)
 

@@ -13,6 +13,10 @@ from typing import Any
 
 from tgi_cli.text.json_stream import JsonMembers, Part, Path
 
+_TAGS = (("<parameter=", "</parameter>"), ("<arg_value>", "</arg_value>"))
+_MOST_UNCLOSED = 16
+"""Arguments that are begun and not ended: for each, all of the text is searched for its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -190,6 +194,8 @@ def whole_calls(
     """The calls of a complete region as transformers reads it; none if it is no call."""
     from transformers.utils.chat_parsing import parse_response
 
+    if any(text[text.rfind(close) :].count(opening) > _MOST_UNCLOSED for opening, close in _TAGS):
+        return []
     try:
         message = parse_response(text, template, prefix="", tools=[dict(tool) for tool in tools])
     except (ValueError, KeyError, TypeError, AttributeError):

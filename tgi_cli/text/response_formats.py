@@ -111,7 +111,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             open_pattern=r"<tool_call>\s{0,64}<function=(?P<name>[^>\s]{1,256})>",
             close_pattern=r"</function>\s{0,64}</tool_call>",
             content_args={
-                "tag_pattern": r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"
+                "tag_pattern": r"<parameter=(?P<key>[^>\s]{1,256})>\n?(?P<value>.*?)\n?</parameter>"
             },
         ),
         (("<tool_call>", "<function="),),
@@ -124,7 +124,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             open_pattern=r"<tool_call>\s{0,64}(?P<name>[^<\s]{1,256})(?=[<\s])",
             close="</tool_call>",
             content_args={
-                "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*"
+                "tag_pattern": r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s{0,64}"
                 r"<arg_value>(?P<value>.*?)</arg_value>"
             },
         ),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -22,6 +22,8 @@ from tokenizers import Tokenizer as Backend
 from tgi_cli.errors import ModelError
 from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
+
+T = TypeVar("T")
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
@@ -60,10 +62,8 @@ class Tokenizer:
             if index is not None:
                 special.add(index)
         self.special_ids = frozenset(special)
-        self.surface = lru_cache(_REMEMBERED)(self._surface)
-        """Text of one id by itself, special tokens and leading spaces shown."""
-        self.token_bytes = lru_cache(_REMEMBERED)(self._token_bytes)
-        """The bytes that an id adds to the text: right also for parts of a character."""
+        self._surfaces: dict[int, str] = {}
+        self._bytes: dict[int, bytes] = {}
         self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
             '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
         )
@@ -134,6 +134,20 @@ class Tokenizer:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def surface(self, token_id: int) -> str:
+        """Text of one id by itself, special tokens and leading spaces shown."""
+        text = self._surfaces.get(token_id)
+        if text is None:
+            text = _remember(self._surfaces, token_id, self._surface(token_id))
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id adds to the text: right also for parts of a character."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = _remember(self._bytes, token_id, self._token_bytes(token_id))
+        return found
+
     def _surface(self, token_id: int) -> str:
         text = self.backend.decode([token_id], skip_special_tokens=False)
         if not self._byte_level and not text.startswith(" "):
@@ -172,6 +186,14 @@ def _no_panic() -> Iterator[None]:
         raise ModelError(
             f"the model's tokenizer fails on a text: {' '.join(str(error).split())[:200]}"
         ) from error
+
+
+def _remember(known: dict[int, T], token_id: int, value: T) -> T:
+    """The value, which is known from now on."""
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[token_id] = value
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -80,6 +80,35 @@ def test_what_may_become_a_call_is_not_held_without_end(tokenizer: Tokenizer, na
     assert Message.of([*found, *reader.finish()]).content == PENDING[name] + "|"
 
 
+@pytest.mark.parametrize(
+    ("name", "begin", "argument", "end"),
+    [
+        ("qwen3_coder", "<tool_call><function=f>", "<parameter=x>", "</parameter>"),
+        ("glm45", "<tool_call>f\n", "<arg_key>x</arg_key><arg_value>", "</arg_value>"),
+    ],
+)
+def test_arguments_that_are_begun_and_not_ended(
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    begin: str,
+    argument: str,
+    end: str,
+) -> None:
+    """Each of thousands would have the rest of the text searched for its end."""
+
+    def read(text: str) -> Message:
+        reader = form(tokenizer, name).reader("", tools=TOOLS)
+        assert reader is not None
+        return Message.of([*reader.push(text), *reader.finish()])
+
+    assert read(begin + (argument + "1" + end) * 100 + argument * 3).calls
+    text = begin + argument + "1" + end + argument * 10_000
+    monkeypatch.setattr("transformers.utils.chat_parsing.parse_response", None)  # not so far
+    found = read(text)
+    assert (found.calls, found.content) == ([], text)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer(tiny.byte_level())
