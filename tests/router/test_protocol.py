@@ -19,6 +19,7 @@ from tests.router.wire import (
     Exchange,
     exchange,
     port,
+    served,
     status,
     statuses,
 )
@@ -104,6 +105,29 @@ class TestPipelines:
         )  # fmt: skip
         assert done.stdout.split() == ["left", "200"]
         assert "Traceback" not in done.stderr, done.stderr
+
+
+async def test_a_body_that_nobody_reads_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = []
+    on_body = BoundedProtocol.on_body
+
+    def watch(self: BoundedProtocol, body: bytes) -> None:
+        on_body(self, body)
+        gathered.append(len(self.cycle.body))
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.5)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    monkeypatch.setattr(BoundedProtocol, "on_body", watch)
+    async with served(busy) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 20000000\r\n\r\n")
+        writer.write(b"x" * 20_000_000)
+        await asyncio.sleep(0.3)
+        assert 0 < max(gathered) < 1_000_000, "the rest stays with the client"
+        writer.transport.abort()
 
 
 class TestChunks:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import uvicorn
@@ -23,9 +25,9 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 LAST = b"connection: close\r\n"
 
 
-@pytest.fixture
-async def port(app: Starlette) -> AsyncIterator[int]:
-    """Where the app is served, with little patience."""
+@contextlib.asynccontextmanager
+async def served(app: Any) -> AsyncIterator[int]:
+    """Serve an application with little patience; the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     protocol = partial(BoundedProtocol, head_seconds=HEAD_SECONDS, body_seconds=-4.0)
     server = uvicorn.Server(
@@ -42,6 +44,13 @@ async def port(app: Starlette) -> AsyncIterator[int]:
     yield listener.getsockname()[1]
     server.should_exit = True
     await serving
+
+
+@pytest.fixture
+async def port(app: Starlette) -> AsyncIterator[int]:
+    """Where the app is served."""
+    async with served(app) as number:
+        yield number
 
 
 @pytest.fixture

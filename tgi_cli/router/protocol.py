@@ -159,10 +159,10 @@ class BoundedProtocol(HttpToolsProtocol):
             size = self._body_left or _PIECE
             self._feed(waiting[:size])
             waiting = waiting[size:]
-        self.flow.held = len(self._waiting) > _WAITING_BYTES
+        held, self.flow.held = self.flow.held, len(self._waiting) > _WAITING_BYTES
         if self.flow.held:
             self.flow.pause_reading()
-        elif not self._waiting:
+        elif held:
             self.flow.resume_reading()
 
     def _feed(self, piece: memoryview) -> None:
