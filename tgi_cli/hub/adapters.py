@@ -26,7 +26,8 @@ from tgi_cli.hub.retry import offline_by_choice
 logger = logging.getLogger(__name__)
 
 _FORMS = "the forms are: id, id@revision, name=path, name=id@revision"
-_NAME = re.compile(r"[^\s=@,]{1,256}")
+NAME_CHARACTERS = 256
+_NAME = re.compile(rf"[^\s=@,]{{1,{NAME_CHARACTERS}}}")
 BASE_NAME = "tgi"
 """What TGI's clients call the served model, whatever it is."""
 
@@ -103,10 +104,15 @@ def check_name(name: str, model_id: str) -> None:
         raise ConfigError(
             f"{name!r} is the name of the base model", "give the adapter another: name=id or path"
         )
+    if len(name) > NAME_CHARACTERS:
+        raise ConfigError(
+            f"an adapter's name has {len(name)} characters, and may have {NAME_CHARACTERS}",
+            "give it a shorter one: name=id or path",
+        )
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be the name of an adapter",
-            "at most 256 characters, without spaces, commas, = and @",
+            f"at most {NAME_CHARACTERS} characters, without spaces, commas, = and @",
         )
 
 

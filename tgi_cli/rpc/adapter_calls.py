@@ -15,10 +15,14 @@ from tgi_cli.hub.adapters import resolve_adapter, split_revision
 from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapters import AdapterRegistry, EngineEndedError
+from tgi_cli.rpc.details import short
 from tgi_cli.rpc.interface import AdapterError, AdapterFault, Adapters
 
 MAX_CALLS = 4
 """Adapters that are fetched and loaded at once; each holds a thread that other calls need."""
+
+MAX_SOURCE = 4096
+"""Characters of a path, as Linux has it."""
 
 _CODES = {
     AdapterFault.UNUSABLE: grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,7 +47,16 @@ class AdapterServicer(engine_pb2_grpc.EngineServicer):
         source, revision = split_revision(request.source)
 
         def find() -> Path:
-            return resolve_adapter(source, revision, absolute=True)
+            if len(source) > MAX_SOURCE:
+                given = len(source)
+                raise AdapterError(
+                    f"a path or id has {given} characters, and may have {MAX_SOURCE}"
+                )
+            try:
+                return resolve_adapter(source, revision, absolute=True)
+            except OSError as error:  # a name that is too long for the file system
+                cause = f"an adapter cannot be at such a path: {error.strerror}"
+                raise AdapterError(cause) from error
 
         return self._done(context, lambda: self.adapters.load(request.name, find, request.in_place))
 
@@ -65,9 +78,9 @@ class AdapterServicer(engine_pb2_grpc.EngineServicer):
         try:
             work()
         except EngineEndedError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, error.cause)
+            context.abort(grpc.StatusCode.UNAVAILABLE, short(error.cause))
         except TgiError as error:
-            context.abort(_CODES[_fault(error)], one_line(error))
+            context.abort(_CODES[_fault(error)], short(one_line(error)))
         finally:
             self._places.release()
         return codec.encode_adapters(self.adapters.now)

@@ -163,6 +163,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """That there is no such adapter, and which there are."""
     names = ", ".join(sorted(known))
     there = f"there are: {names}" if names else "none is loaded"
+    if len(name) > hub.NAME_CHARACTERS:
+        return f"there is no adapter with a name of {len(name)} characters; {there}"
     return f"there is no adapter {name!r}; {there}"
 
 

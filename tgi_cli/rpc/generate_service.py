@@ -42,6 +42,7 @@ import grpc
 
 from tgi_cli.engine.messages import AdvanceError, AdvanceFault, EngineInfo, GenerationRequest
 from tgi_cli.errors import TgiError
+from tgi_cli.rpc.details import short
 from tgi_cli.rpc.generate_batches import Driven, StepFailure, chunk_of, write_batch, write_step
 from tgi_cli.rpc.generate_driver import CallError, Code, Driver
 from tgi_cli.rpc.generate_requests import Bounds, RequestReader
@@ -67,7 +68,7 @@ def _call(
                 return method(self, request, began)
         except CallError as error:
             code, cause = error.code, str(error)
-        context.abort(code, cause)
+        context.abort(code, short(cause))
 
     return answer
 
@@ -121,7 +122,7 @@ class GenerateService:
         try:
             self._driver.check(new=False)
         except CallError as error:
-            context.abort(error.code, str(error))
+            context.abort(error.code, short(str(error)))
         return self._messages.HealthResponse()
 
     # ------------------------------------------------------------------ batches

@@ -39,6 +39,7 @@ from tgi_cli.rpc import codec, engine_pb2_grpc, options, socket_path, statistics
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.adapters import AdapterRegistry, unknown
+from tgi_cli.rpc.details import short
 from tgi_cli.rpc.front import Front
 from tgi_cli.rpc.refusals import problem_of
 from tgi_cli.rpc.session import ClientSession
@@ -183,7 +184,7 @@ class EngineServer(AdapterServicer):
             if not full and not closed:
                 self._sessions.add(session)
         if closed:
-            context.abort(grpc.StatusCode.UNAVAILABLE, closed)
+            context.abort(grpc.StatusCode.UNAVAILABLE, short(closed))
         if full:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_SESSIONS} clients are connected already"

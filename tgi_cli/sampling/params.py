@@ -17,7 +17,7 @@ _INT32 = (1 << 31) - 1
 MAX_TOKEN_IDS = 4096
 """Of a list of token ids that shapes sampling; of the entries of logit_bias, too."""
 MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_IDS = 16384
+MAX_BAD_WORD_IDS = 8192
 """Of a request's bad words together: each step compares them with the end of the sequence."""
 
 

@@ -64,6 +64,7 @@ def test_a_revision_is_no_part_of_the_name(hub: HubServer) -> None:
     ("items", "says"),
     [
         (["a=/x", "a=/y"], "'a' twice"),
+        (["a" * 100_000 + "=/x"], "name has 100000 characters, and may have 256"),
         (["=x"], "'=x' is not an adapter"),
         (["a="], "'a=' is not an adapter"),
         (["org/one@"], "'org/one@' is not an adapter"),

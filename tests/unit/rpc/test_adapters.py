@@ -166,6 +166,32 @@ async def test_what_cannot_be_loaded(
     assert (await client.list_adapters()).names == ["one"]
 
 
+@pytest.mark.parametrize("letter", ["n", "é", "\U0001f999"])
+async def test_what_is_too_long_is_refused_with_a_cause(
+    client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path, letter: str
+) -> None:
+    """And not with "Stream removed", which is what a status too long for its header becomes."""
+    path, long = adapter(tmp_path / "one"), letter * 100_000
+    for call, says, fault in (
+        (client.load_adapter(long, str(path)), "name has 100000 char", AdapterFault.UNUSABLE),
+        (
+            client.load_adapter("a", "/" + long),
+            "id has 100001 characters",
+            AdapterFault.UNUSABLE,
+        ),
+        (client.load_adapter("a", "/" + letter * 4000), "such a path", AdapterFault.UNUSABLE),
+        (client.unload_adapter(long), "name of 100000 characters", AdapterFault.UNKNOWN),
+    ):
+        with pytest.raises(AdapterError, match=says) as caught:
+            await call
+        assert caught.value.fault is fault
+    async for batch in client.submit(request(3), long):
+        assert batch.finished is not None
+        assert "name of 100000 characters" in batch.finished.error
+    assert engine.inbox.empty()
+    await load(client, engine, "n" * 256, path)
+
+
 async def test_only_so_many_are_loaded_at_once_and_others_are_still_answered(
     client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path
 ) -> None:

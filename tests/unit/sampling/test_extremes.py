@@ -155,7 +155,7 @@ MANY = tuple(range(MAX_TOKEN_IDS + 1))
         ({"logit_bias": tuple((i, 1.0) for i in MANY)}, "`logit_bias` takes up to 4096"),
         ({"bad_words": ((1, ID),)}, "`bad_words`"),
         ({"bad_words": ((1,),) * 1025}, "`bad_words` takes up to 1024"),
-        ({"bad_words": ((1,) * (MAX_BAD_WORD_IDS + 1),)}, "`bad_words` may have up to 16384"),
+        ({"bad_words": ((1,) * (MAX_BAD_WORD_IDS + 1),)}, "`bad_words` may have up to 8192"),
         ({"allowed_token_ids": (ID,)}, "`allowed_token_ids`"),
         ({"allowed_token_ids": (-1,)}, "`allowed_token_ids`"),
         ({"allowed_token_ids": MANY}, "`allowed_token_ids` takes up to 4096"),
