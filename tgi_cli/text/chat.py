@@ -241,16 +241,23 @@ def _cut_at_tag(text: str) -> str:
     return text[:place].rstrip()
 
 
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
+
+
 def _sources(model_path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Template texts by name, from the newest to the oldest place that models keep them in."""
     sources: dict[str, str] = {}
     main = model_path / "chat_template.jinja"
     extra = model_path / "additional_chat_templates"
     if main.is_file():
-        sources["default"] = read_text(main)
+        sources["default"] = _text(main)
     if extra.is_dir():
         for path in sorted(extra.glob("*.jinja")):
-            sources[path.stem] = read_text(path)
+            sources[path.stem] = _text(path)
     if sources:
         return sources
     for holder in (
