@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import regex
+if TYPE_CHECKING:
+    import regex
 
 SECONDS = 5.0
 """That all matches of one set of patterns may take. Ten patterns over the 70,000 modules of a large
@@ -56,6 +58,8 @@ class Patterns:
 def _compiled(pattern: str) -> regex.Pattern[str]:
     if len(pattern) > CHARACTERS:
         raise PatternError(f"a pattern has more than {CHARACTERS} characters")
+    import regex  # few checkpoints and adapters have patterns
+
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:

@@ -32,7 +32,7 @@ FAMILIES = {
 }
 """The last through transformers."""
 
-EVERY = 17
+EVERY = 29
 """Of the absurd values of all fields, those that are tried here. ``tests.tools.absurd 1`` tries
 each: 0.1 s of a core for one, five minutes in all."""
 
@@ -59,7 +59,7 @@ def test_each_field_may_have_any_value(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     tried = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["folder"] for one in tried} == FAMILIES.keys()
-    assert len(tried) > 80
+    assert len(tried) > 50
     assert [one for one in tried if one["error"] and not one["told"]] == []
     assert not [one for one in tried if len(one["error"]) > 1000 or "\n" in one["error"]]
 

@@ -25,6 +25,8 @@ def test_facts_of_a_checkpoint(tmp_path: Path) -> None:
         max_position_embeddings=512,
         eos_token_ids=(2,),
         kv_bytes_per_token=2 * 3 * 2 * 16,
+        num_heads=8,
+        num_kv_heads=2,
     )
 
 
