@@ -70,10 +70,13 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
         )
         adapter = make_adapter(base, folder / "adapter")
         began = time.monotonic()
-        if "checkpoints" in parts:
-            results += _checkpoints(folder, base, adapter, wanted)
-        if "flags" in parts:
-            results += _flags(folder, base, wanted)
+        try:
+            if "checkpoints" in parts:
+                _checkpoints(folder, base, adapter, wanted, results)
+            if "flags" in parts:
+                _flags(folder, base, wanted, results)
+        except KeyboardInterrupt:
+            print("interrupted: this is what was measured until then", file=sys.stderr)
     table = []
     slow = report.worst(results, lambda one: one.seconds)
     large = report.worst(results, lambda one: one.most_growth)
@@ -165,8 +168,12 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
 
 
 def _checkpoints(
-    folder: Path, base: Path, adapter: Path, wanted: Callable[[str], bool]
-) -> list[Result]:
+    folder: Path,
+    base: Path,
+    adapter: Path,
+    wanted: Callable[[str], bool],
+    results: list[Result],
+) -> None:
     for module in _MODULES:
         importlib.import_module(module)
     log = folder / "log"
@@ -175,7 +182,6 @@ def _checkpoints(
         raise SystemExit(f"the miniature itself does not load:\n{log.read_text()}")
     print(f"the miniature: {usual:.1f} s, {size >> 20} MB", file=sys.stderr)
     served = _serve(base, (), log)[1]
-    results = []
     file = ""
     for case in checkpoints.cases(base, adapter):
         if not wanted(f"{case.file} {case.field}"):
@@ -198,7 +204,6 @@ def _checkpoints(
         if result.broken:
             where = f"{case.file} {case.field} {case.kind}"
             print(f"  {where}: {'; '.join(result.broken)}", file=sys.stderr)
-    return results
 
 
 def _judged(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
@@ -216,13 +221,12 @@ def _judged(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
         yield f"{growth >> 20} MB"
 
 
-def _flags(folder: Path, base: Path, wanted: Callable[[str], bool]) -> list[Result]:
+def _flags(folder: Path, base: Path, wanted: Callable[[str], bool], results: list[Result]) -> None:
     log = folder / "flags-log"
     code, usual, size = _serve(base, (), log)
     if code:
         raise SystemExit(f"the miniature cannot be served:\n{log.read_text()}")
     print(f"the miniature, served: {usual:.1f} s, {size >> 20} MB", file=sys.stderr)
-    results = []
     for flags in (*_numeric(), *OTHER_FLAGS):
         if not wanted(flags[0]):
             continue
@@ -233,7 +237,6 @@ def _flags(folder: Path, base: Path, wanted: Callable[[str], bool]) -> list[Resu
         results.append(result)
         if result.broken:
             print(f"  {flags[0]} {flags[1][:24]}: {'; '.join(result.broken)}", file=sys.stderr)
-    return results
 
 
 def _numeric() -> Iterator[tuple[str, ...]]:

@@ -23,10 +23,10 @@ def bodies(limit: int) -> Iterator[tuple[str, str, bytes]]:
          {"prompt": _IDS, "echo": True, "logprobs": 5, "max_tokens": 40, "stream": True}),
         ("/v1/completions", "4 prompts of 100,000 ids",
          {"prompt": [_IDS * 50] * 4, "max_tokens": 1}),
-        ("/generate", "prompt, details and likeliest tokens", {"inputs": _TEXT * 4, "parameters": {
+        ("/generate", "prompt, details and likeliest tokens", {"inputs": _TEXT * 2, "parameters": {
             "max_new_tokens": 200, "details": True, "decoder_input_details": True,
             "top_n_tokens": 5, "return_full_text": True}}),
-        ("/generate_stream", "full_text of a long text", {"inputs": _TEXT * 4, "parameters": {
+        ("/generate_stream", "full_text of a long text", {"inputs": _TEXT * 2, "parameters": {
             "max_new_tokens": 300, "full_text": True, "top_n_tokens": 5}}),
         ("/generate", "stop strings with one beginning", {"inputs": _TEXT, "parameters": {
             "max_new_tokens": 200, "stop": ["a" * 900 + str(n) for n in range(4)]}}),
@@ -49,7 +49,7 @@ def bodies(limit: int) -> Iterator[tuple[str, str, bytes]]:
         ("/v1/responses", "many messages", {"max_output_tokens": 2, "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "a"}]}] * 20_000}),
         ("/vertex", "4 instances of long prompts", {"instances": [
-            {"inputs": _TEXT * 4, "parameters": {"max_new_tokens": 2}}] * 4}),
+            {"inputs": _TEXT * 2, "parameters": {"max_new_tokens": 2}}] * 4}),
         ("/vertex", "chats", {"instances": [{**_CHAT, "max_tokens": 2}] * 900}),
         ("/v2/models/a/infer", "600,000 bytes as integers", {"inputs": [
             {"name": "a", "shape": [1], "datatype": "BYTES", "data": [97] * 600_000}]}),
