@@ -140,8 +140,8 @@ OWN_FILES = (
     "bench/own_server.py",
     "cli/machine.py",
     "cli/reference.py",
+    "launcher/oom.py",  # the kernel's counters
     "router/routes/docs.py",
-    "text/grammar_worker.py",
     "worker/memory.py",
     "compression/activations.py",
     "compression/calibration.py",  # of texts of any length the beginning

@@ -264,10 +264,10 @@ def test_large_files_and_too_many_of_them(tmp_path: Path) -> None:
     main = tmp_path / "chat_template.jinja"
     with main.open("wb") as file:
         file.truncate(200 << 20)
-    with pytest.raises(ModelError, match=r"chat_template.jinja has more than 1048576 bytes"):
+    with pytest.raises(ModelError, match=r"chat_template.jinja cannot be read: .* 1 MiB"):
         ChatTemplate.load(tmp_path, tokenizer)
     main.write_bytes(b"\xff")
-    with pytest.raises(ModelError, match="is no UTF-8"):
+    with pytest.raises(ModelError, match="'utf-8' codec"):
         ChatTemplate.load(tmp_path, tokenizer)
     main.unlink()
     extra = tmp_path / "additional_chat_templates"
