@@ -105,7 +105,7 @@ async def answer(client: httpx.AsyncClient, number: int) -> Any:
         return given.json()
     if path.startswith("/v1/") and not body.get("stream"):
         told = given.json()
-        return [untied(choice) for choice in told["choices"]], told["usage"]["completion_tokens"]
+        return told["choices"], told["usage"]["completion_tokens"]
     events = [
         json.loads(line.removeprefix("data:"))
         for line in given.text.splitlines()
@@ -125,33 +125,9 @@ def samples(events: list[dict[str, Any]]) -> dict[int, list[Any]]:
             whole = found.setdefault(choice["index"], ["", [], None])
             delta = choice.get("delta") or {}
             whole[0] += choice.get("text") or delta.get("content") or ""
-            whole[1] += (untied(choice).get("logprobs") or {}).get("content") or []
+            whole[1] += (choice.get("logprobs") or {}).get("content") or []
             whole[2] = choice["finish_reason"] or whole[2]
     return found
-
-
-def untied(choice: dict[str, Any]) -> dict[str, Any]:
-    """The choice with alternatives that are equally likely in no order: of 16-bit logits some
-    are, and which of them are named is left open. Tokens that were chosen stay as they are."""
-    logprobs = dict(choice.get("logprobs") or {})
-    if "content" in logprobs:
-        logprobs["content"] = [
-            {
-                **token,
-                "top_logprobs": above([(t["token"], t["logprob"]) for t in token["top_logprobs"]]),
-            }
-            for token in logprobs["content"]
-        ]
-    elif logprobs.get("top_logprobs"):
-        tops = logprobs["top_logprobs"]
-        logprobs["top_logprobs"] = [top and above(list(top.items())) for top in tops]
-    return {**choice, "logprobs": logprobs}
-
-
-def above(tops: list[tuple[str, float]]) -> tuple[list[float], set[str]]:
-    """The values of alternatives, and the tokens of those that are not the least likely."""
-    values = sorted({value for _, value in tops})
-    return values, {token for token, value in tops if value > values[0]}
 
 
 @pytest.fixture(scope="module")

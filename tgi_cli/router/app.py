@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from tgi_cli.errors import ModelError
 from tgi_cli.router import access_log, errors, openapi
 from tgi_cli.router.adapters import AdapterNames
 from tgi_cli.router.admission import Admission
@@ -99,6 +100,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         exception_handlers={
             errors.ApiError: _api_error,
             errors.ClientGone: _client_gone,
+            ModelError: _model_error,
             HTTPException: _http_error,
         },
     )
@@ -129,6 +131,12 @@ async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ApiError)
     access_log.note(error)
     return errors.error_response(request.scope, error)
+
+
+async def _model_error(request: Request, error: Exception) -> Response:
+    """The tokenizer of the checkpoint fails on what the request says."""
+    assert isinstance(error, ModelError)
+    return await _api_error(request, errors.tokenizer(error.cause))
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -225,6 +225,13 @@ def engine_gone(cause: str) -> ApiError:
     )
 
 
+def tokenizer(message: str, param: str | None = None) -> ApiError:
+    """The model's tokenizer fails on a text."""
+    return ApiError(
+        422, f"Tokenizer error: {message}", "tokenizer_error", param=param, code="invalid_value"
+    )
+
+
 def template(message: str) -> ApiError:
     """The chat template refused the conversation, or there is none."""
     return ApiError(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.errors import ModelError
 from tgi_cli.router import access_log, errors, structured
 from tgi_cli.router.admission import Admission
 from tgi_cli.router.generation import Generation, Prompt
@@ -18,7 +19,7 @@ from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar import Grammar, GrammarError
 from tgi_cli.text.grammar_check import GrammarChecker
 from tgi_cli.text.offload import TextWorkers
-from tgi_cli.text.windows import WINDOW_CHARACTERS
+from tgi_cli.text.windows import is_long
 from tgi_cli.text.worker_pool import WorkerError, WorkersBusy
 
 
@@ -140,7 +141,10 @@ class Generator:
         """The specs with the token ids of their bad words, which prompts of a request share."""
         found: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {(): ()}
         for words in {spec.bad_words for spec in specs} - found.keys():
-            ids = await self._workers.word_ids(words)
+            try:
+                ids = await self._workers.word_ids(words)
+            except ModelError as error:
+                raise errors.tokenizer(error.cause, "bad_words") from error
             # An id that the model does not have cannot be generated anyway.
             found[words] = tuple(word for word in ids if max(word) < self.info.vocab_size)
         return [
@@ -154,11 +158,14 @@ class Generator:
         """The prompt's ids, how many may follow, and the seed if any is needed."""
         if isinstance(spec.prompt, str):
             most = self.info.max_input_tokens if spec.truncate is None else None
-            ids = await self._workers.encode(
-                spec.prompt, spec.add_special_tokens, most, spec.truncate
-            )
+            try:
+                ids = await self._workers.encode(
+                    spec.prompt, spec.add_special_tokens, most, spec.truncate
+                )
+            except ModelError as error:
+                raise errors.tokenizer(error.cause, spec.prompt_param) from error
             count = len(ids)
-            if most is not None and count > most and len(spec.prompt) > WINDOW_CHARACTERS:
+            if most is not None and count > most and is_long(spec.prompt):
                 count = _AtLeast(count)
         else:
             ids = list(spec.prompt)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.sampling.batch import TOP_LOGPROBS, SamplingBatch
+from tgi_cli.sampling.likeliest import likeliest
 from tgi_cli.sampling.upload import Upload
 
 
@@ -53,7 +54,7 @@ def logprobs_of(
     asked, counts, selected = _asked(batch, logits.shape[1], upload)
     if selected is not None:
         logits, logprobs = logits[selected], logprobs[selected]
-    ids = logits.topk(int(counts.max()), dim=-1).indices
+    ids = likeliest(logits, int(counts.max()))
     return chosen, TopLogprobs(asked, counts, ids, logprobs.gather(1, ids))
 
 
@@ -72,8 +73,8 @@ def top_logprobs_of(
     asked, counts, selected = _asked(batch, logits.shape[1], upload)
     if selected is not None:
         logits, peaks, log_sums = logits[selected], peaks[selected], log_sums[selected]
-    values, ids = logits.topk(int(counts.max()), dim=-1)
-    logprobs = values - peaks.unsqueeze(1) - log_sums.unsqueeze(1)
+    ids = likeliest(logits, int(counts.max()))
+    logprobs = logits.gather(1, ids) - peaks.unsqueeze(1) - log_sums.unsqueeze(1)
     return TopLogprobs(asked, counts, ids, logprobs)
 
 

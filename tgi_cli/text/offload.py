@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from tgi_cli.text import bad_words
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windows import WINDOW_CHARACTERS, Span, spans
+from tgi_cli.text.windows import Span, is_long, spans
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +20,9 @@ T = TypeVar("T")
 INLINE_CHARACTERS = 2048
 """Encoded on the loop itself: 0.2 us a character, so 0.4 ms; a thread's round trip costs 0.1 ms
 and would make short prompts slower. Longer ones must not hold up everybody's tokens."""
+_SLOW_SECONDS = 0.02
+"""Of processor time. A tokenizer that takes so long for a short text has regular expressions that
+may take 0.7 s for each match: it is not run on the loop again."""
 _WORD_CHARACTERS = 24
 """What a call costs for each of several texts, as characters of one: 5 us."""
 
@@ -29,6 +33,7 @@ class TextWorkers:
     def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
         self._tokenizer = tokenizer
         self._pool = ThreadPoolExecutor(max(threads, 1), thread_name_prefix="tokenize")
+        self._inline_characters = INLINE_CHARACTERS
 
     async def encode(
         self, text: str, add_special_tokens: bool, most: int | None = None, last: int | None = None
@@ -42,9 +47,9 @@ class TextWorkers:
                 it anyway, and gets a few more than so many.
             last: keep only the last so many.
         """
-        if len(text) <= INLINE_CHARACTERS:
-            ids = self._tokenizer.encode(text, add_special_tokens)
-        elif len(text) <= WINDOW_CHARACTERS:
+        if len(text) <= self._inline_characters:
+            ids = self._inline(self._tokenizer.encode, text, add_special_tokens)
+        elif not is_long(text):
             ids = await self.run(self._tokenizer.encode, text, add_special_tokens)
         else:
             found: deque[int] = deque(maxlen=last)
@@ -57,10 +62,10 @@ class TextWorkers:
 
     async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[list[Span]]:
         """As :meth:`Tokenizer.spans`; of long texts some thousand at a time."""
-        if len(text) <= INLINE_CHARACTERS:
-            yield self._tokenizer.spans(text, add_special_tokens)
+        if len(text) <= self._inline_characters:
+            yield self._inline(self._tokenizer.spans, text, add_special_tokens)
             return
-        if len(text) <= WINDOW_CHARACTERS:
+        if not is_long(text):
             yield await self.run(self._tokenizer.spans, text, add_special_tokens)
             return
         windows = spans(self._tokenizer, text, add_special_tokens)
@@ -70,9 +75,18 @@ class TextWorkers:
     async def word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """As :func:`tgi_cli.text.bad_words.word_ids`."""
         characters = 3 * sum(len(word) + _WORD_CHARACTERS for word in words)
-        if characters <= INLINE_CHARACTERS:
-            return bad_words.word_ids(self._tokenizer, words)
+        if characters <= self._inline_characters:
+            return self._inline(bad_words.word_ids, self._tokenizer, words)
         return await self.run(bad_words.word_ids, self._tokenizer, words)
+
+    def _inline(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do it here, and for the last time if that takes long."""
+        begun = time.thread_time()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            if time.thread_time() - begun > _SLOW_SECONDS:
+                self._inline_characters = -1
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Any other long work on text."""

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tgi_cli.text.tokenizer import Tokenizer
 
+WHOLE_BYTES = 64 * 1024
+"""Of UTF-8: texts of up to so many are encoded in one call, which takes 25 MB in the tokenizer."""
 WINDOW_CHARACTERS = 16 * 1024
-"""5 MB in the tokenizer; 25 MB where each character takes four tokens."""
+"""Of longer ones at a time: 5 MB, and 25 MB where each character takes four tokens."""
 _OVERLAP_TOKENS = 192
 _AGREED_TOKENS = 32
 """In a row, the same in both windows."""
@@ -26,6 +28,13 @@ _END_TOKENS = 64
 
 Span = tuple[int, int, int]
 """An id, and the characters of the text, from and up to, that it stands for."""
+
+
+def is_long(text: str) -> bool:
+    """Whether a text is to be encoded in windows."""
+    if text.isascii() or len(text) > WHOLE_BYTES:
+        return len(text) > WHOLE_BYTES
+    return len(text) * 4 > WHOLE_BYTES and len(text.encode(errors="replace")) > WHOLE_BYTES
 
 
 def spans(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.engine.step import PromptScores, Step
+from tgi_cli.sampling.likeliest import likeliest
 from tgi_cli.worker.rows import Asking
 from tgi_cli.worker.staging import to_host
 
@@ -101,7 +102,7 @@ class ScoredChunk:
     def _reduce(self, logits: Tensor, token_ids: Tensor) -> None:
         logprobs = torch.log_softmax(logits, dim=-1)
         chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        ids = logits.topk(min(self._chunk.top, logits.shape[1]), dim=-1).indices
+        ids = likeliest(logits, min(self._chunk.top, logits.shape[1]))
         self._scores.append((to_host(chosen), to_host(ids), to_host(logprobs.gather(1, ids))))
 
     def _keep(self, logits: Tensor, begin: int) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import chain
 
 import pytest
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from tests.unit.text import tiny
 from tgi_cli import demo
@@ -33,11 +35,44 @@ TEXTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["byte level", "byte fallback", "bundled"])
+def digits_in_threes() -> Backend:
+    """Splits words, digits and the rest as Llama 3's does."""
+    backend = tiny.byte_level()
+    words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return backend
+
+
+def unigram() -> Backend:
+    """Weighs all ways to cut a text that is not split before, as T5's and ALBERT's nearly do."""
+    pieces = [("<unk>", 0.0), *((chr(code), -8.0) for code in range(33, 127)), ("\u2581", -4.0)]
+    pieces += [(word, -6.0 - len(word) / 4) for word in dict.fromkeys(_WORDS) if len(word) > 1]
+    pieces += [(left + right, -9.0) for left in "abcd" for right in "efgh"]
+    found = dict(pieces)
+    backend = Backend(models.Unigram(list(found.items()), unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Metaspace()
+    return backend
+
+
+KINDS: dict[str, Callable[[], Backend]] = {
+    "byte level": tiny.byte_level,
+    "byte fallback": tiny.byte_fallback,
+    "digits in threes": digits_in_threes,
+    "unigram": unigram,
+}
+
+
+@pytest.fixture(scope="module", params=[*KINDS, "bundled"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     if request.param == "bundled":
         return Tokenizer.load(demo.model_path())
-    return Tokenizer(tiny.byte_level() if request.param == "byte level" else tiny.byte_fallback())
+    return Tokenizer(KINDS[request.param]())
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -47,8 +82,9 @@ def test_windows_have_the_tokens_of_the_whole(
 ) -> None:
     text = TEXTS[name]
     found = list(spans(tokenizer, text, special, window=1024))
-    assert len(found) > 3
-    assert list(chain.from_iterable(found)) == tokenizer.spans(text, special)
+    whole = tokenizer.spans(text, special)
+    assert len(found) > 3 or len(whole) < 10, "one token may have much text"
+    assert list(chain.from_iterable(found)) == whole
 
 
 class _Odd:

@@ -15,7 +15,7 @@ from tgi_cli.router.routes import vllm
 from tgi_cli.router.schemas.native import ChatTokenizeResponse, GenerateRequest, SimpleToken
 from tgi_cli.router.schemas.openai import ChatRequest
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.text.windows import WINDOW_CHARACTERS, Span
+from tgi_cli.text.windows import WHOLE_BYTES, Span
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
@@ -82,7 +82,7 @@ async def _answer(
             yield piece
         yield behind
 
-    if characters > WINDOW_CHARACTERS:
+    if characters > WHOLE_BYTES // 4:
         return StreamingResponse(pieces(), media_type="application/json")
     whole = b"".join([piece async for piece in pieces()])
     return Response(whole, media_type="application/json")
