@@ -29,8 +29,11 @@ class Answer:
 
     @property
     def blames_server(self) -> bool:
-        """Whether it says that the server has failed. 503 says that it is busy."""
-        return (self.status >= 500 and self.status != 503) or self.status == 424
+        """Whether it says that the server has failed.
+
+        503 says that it is busy, 501 and 505 that no server of HTTP/1.1 would do that.
+        """
+        return (self.status >= 500 and self.status not in (501, 503, 505)) or self.status == 424
 
 
 class Client:

@@ -85,7 +85,7 @@ def summary(results: Sequence[Result]) -> str:
         count
         for one in results
         for status, count in one.statuses.items()
-        if status == "424" or (status.startswith("5") and status != "503")
+        if status == "424" or (status.startswith("5") and status not in ("501", "503", "505"))
     )
     ended = sum(any("ended" in what for what in one.broken) for one in results)
     stall = max(results, key=lambda one: one.stall)
