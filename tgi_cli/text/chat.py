@@ -203,12 +203,12 @@ class ChatTemplate:
         try:
             # Not msgspec: a call's arguments may hold what only this module writes, such as NaN.
             several = [
-                json.dumps(conversation[place : place + _AT_ONCE])[1:-1]
+                _dumps(conversation[place : place + _AT_ONCE])[1:-1]
                 for place in range(0, len(conversation), _AT_ONCE)
             ]
             asked = (
-                f'{{"variables": {json.dumps(dict(variables or {}))}, "given": '
-                f'{json.dumps(given)[:-1]}, "messages": [{", ".join(several)}]}}}}'
+                f'{{"variables": {_dumps(dict(variables or {}))}, "given": '
+                f'{_dumps(given)[:-1]}, "messages": [{", ".join(several)}]}}}}'
             )
         except RecursionError as error:
             raise ChatTemplateError("the conversation is nested too deeply") from error
@@ -219,7 +219,7 @@ class ChatTemplate:
             "name": name if name in self._names else self._names[0],
             "most": max(MOST_CHARACTERS, MOST_EXPANSION * len(asked)),
         }
-        return f"{json.dumps(job)[:-1]}, {asked[1:]}".encode()
+        return b"%b, %b" % (json.dumps(job)[:-1].encode(), asked[1:].encode(errors="surrogatepass"))
 
     def _text_of(self, answer: Mapping[str, Any], continued: bool) -> str:
         if "exceeded" in answer:
@@ -238,6 +238,11 @@ class ChatTemplate:
             self._warned = True
             logger.error("%s: the request was refused, and others may be", cause)
         return ChatTemplateLimitError(cause)
+
+
+def _dumps(value: Any) -> str:
+    # As it is: escapes take up to six bytes for each of UTF-8.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_large(value: Any) -> bool:
