@@ -195,8 +195,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_memory_is_bounded(name: str) -> None:
     """Whether it is the compiler that evaluates the expression, or the rendering."""
+    limits = Limits(processes=1, seconds=60.0, megabytes=256)
     with pytest.raises(ChatTemplateError, match=r"takes more than 256 MB of memory to (r|c)"):
-        template(HOSTILE[name]).render(USER)
+        ChatTemplate({"default": HOSTILE[name]}, {}, limits).render(USER)
 
 
 NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
