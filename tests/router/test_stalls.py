@@ -161,6 +161,21 @@ class TestPlatforms:
         assert gap.work < SECONDS
         assert state.admission.in_flight == 0
 
+    async def test_instances_that_are_no_objects_are_not_kept(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        body = b'{"instances":[' + b"1," * 900_000 + b"1]}"
+        headers = {"content-type": "application/json"}
+        tracemalloc.start()
+        try:
+            answer = await client.post("/vertex", content=body, headers=headers)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert answer.status_code == 422
+        assert "instances[0]" in answer.text
+        assert peak < 20 << 20
+
     async def test_so_are_tensors(self, client: httpx.AsyncClient, state: RouterState) -> None:
         tensor = {"name": "a", "shape": [1], "datatype": "BYTES", "data": ["a"]}
         many = {**tensor, "data": ["a"] * (state.admission.limit + 1)}

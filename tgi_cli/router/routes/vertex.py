@@ -8,17 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.router import errors
+from tgi_cli.router.bounds import BATCH
 from tgi_cli.router.conversation import converse
-from tgi_cli.router.http import json_response, parse, read_json, wrong_types
+from tgi_cli.router.http import json_response, parse, read_body, wrong_types
 from tgi_cli.router.routes.health import health
 from tgi_cli.router.routes.native import answer_all, native_request
 from tgi_cli.router.schemas.native import GenerateRequest
@@ -38,6 +40,11 @@ class _Keys(msgspec.Struct):
     messages: Raw | UnsetType = UNSET
 
 
+class _Objects(msgspec.Struct):
+    instances: Annotated[list[_Keys], Meta(max_length=BATCH)]
+
+
+_OBJECTS = msgspec.json.Decoder(_Objects)
 _REQUEST = msgspec.json.Decoder(VertexRequest)
 _KEYS = msgspec.json.Decoder(_Keys)
 _INSTANCE = msgspec.json.Decoder(VertexInstance)
@@ -48,7 +55,10 @@ async def vertex(request: Request) -> Response:
     """The text that follows each instance, a prompt or a conversation; all run together."""
     arrived = time.perf_counter()
     state = state_of(request)
-    body = await read_json(request, _REQUEST, state.config.payload_limit)
+    raw_body = await read_body(request, state.config.payload_limit)
+    # What is no object ends the decoding: a million numbers, kept as they are, would take 70 MB.
+    parse(raw_body, _OBJECTS)
+    body = parse(raw_body, _REQUEST)
     try:
         if not body.instances:
             raise errors.validation("`instances` cannot be empty", "instances")
