@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?$", re.IGNORECASE)
 _CAUSE_CHARACTERS = 500
-"""Of what is told of a body that cannot be: causes may repeat what it holds."""
+"""Of the cause in an error about an invalid body, which may repeat what the body holds."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
 """How each byte changes the depth."""

@@ -151,7 +151,7 @@ class WorkerPool:
                 if not isinstance(cause, _Killed):
                     raise cause from None
                 tries = 1
-            except BaseException:  # nobody waits for the answer any more
+            except BaseException:  # cancelled: the answer is not wanted any more
                 loop.run_in_executor(None, self._end_of, child)
                 raise
             else:

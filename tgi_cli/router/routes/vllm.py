@@ -169,7 +169,7 @@ def _piece(index: int, tokenizer: Tokenizer) -> TokenPiece:
 
 
 def _array(ids: Sequence[int], told: Callable[[int], Any] | None = None) -> list[bytes]:
-    """A JSON array of the ids, or of what is told of each; in parts, so that other threads run."""
+    """A JSON array of the ids, or of a value for each; in parts, so that other threads run."""
     parts = [b"["]
     for start in range(0, len(ids), _PART):
         part = ids[start : start + _PART]
