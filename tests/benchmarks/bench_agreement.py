@@ -38,10 +38,10 @@ from starlette.routing import Route
 
 from tests.tools.openai_stub import Stub
 from tgi_cli import demo
-from tgi_cli.bench import results
+from tgi_cli.bench import saved_runs
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.own_server import own_server
-from tgi_cli.bench.records import Run
+from tgi_cli.bench.events import Run
+from tgi_cli.bench.managed_server import own_server
 from tgi_cli.bench.reports.markdown import comparison, verdict
 from tgi_cli.bench.reports.tables import table
 from tgi_cli.bench.statistics import step_figures
@@ -108,7 +108,7 @@ def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> Run:
     command += ["--input-tokens", str(asked.input), "--output-tokens", str(asked.output)]
     command += ["--route", "completions", "--ignore-eos", "--output", str(path)]
     subprocess.run(command, check=True)
-    return results.load(path)
+    return saved_runs.load(path)
 
 
 def of_ours(run: Run) -> Figures:

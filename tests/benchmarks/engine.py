@@ -25,8 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from tgi_cli.config import ServeConfig
+from tgi_cli.engine.config import Batching, Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Batching, Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker, load_worker

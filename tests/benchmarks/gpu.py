@@ -31,8 +31,8 @@ import torch
 from tests.benchmarks import gpu_check, gpu_engine, gpu_peers, gpu_trace
 from tests.benchmarks.gpu_device import Device, measure, synchronize, versions
 from tests.benchmarks.gpu_engine import Shape, decode_steps, make, play, prefill_seconds
-from tgi_cli.engine.limits import Limits
-from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.config import Limits
+from tgi_cli.engine.step_stats import StepStatistics
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from tests.benchmarks.gpu_device import synchronize
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.device import describe
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
-from tgi_cli.engine.statistics import StepStatistics
 from tgi_cli.engine.step import NewRow, PendingResult, Step
+from tgi_cli.engine.step_stats import StepStatistics
 from tgi_cli.models import loader, model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker, make_worker

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.kernels import native
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.input_batch import Rows
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 STEPS = 300
 PROMPT = 100

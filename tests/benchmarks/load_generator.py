@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import uvloop
 
-from tgi_cli.bench.load.honesty import Watch, percentile
+from tgi_cli.bench.load.client_lag import Watch, percentile
 from tgi_cli.bench.load.http import Pool, request_head
 from tgi_cli.bench.load.streams import Answer
 

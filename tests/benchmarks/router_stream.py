@@ -40,8 +40,8 @@ from tgi_cli import logging as logs
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, Started
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.http.sse import DIRECT_SEND
 from tgi_cli.router.server import _uvicorn_config
-from tgi_cli.router.sse import DIRECT_SEND
 from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle

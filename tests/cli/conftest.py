@@ -10,7 +10,7 @@ import pytest
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.settings import SETTINGS
 from tgi_cli.launcher import serve as launcher
-from tgi_cli.launcher.children import RouterOptions
+from tgi_cli.launcher.commands import RouterOptions
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import job, results, sweeps
+from tgi_cli.bench import job, saved_runs, sweeps
+from tgi_cli.bench.events import Run, RunEnded, StepEnded, StepStarted
 from tgi_cli.bench.job import Job, Measurement
-from tgi_cli.bench.records import Run, RunEnded, StepEnded, StepStarted
 from tgi_cli.bench.sweeps import Bounds
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
@@ -195,7 +195,7 @@ def test_what_a_run_leaves_behind(
     assert out == (tmp_path / "run.md").read_text()
     assert out.startswith("| Load ")
     assert err.startswith("[1/1] 2 clients: 10 answers, TTFT ")
-    assert results.load(tmp_path / "run.json").steps
+    assert saved_runs.load(tmp_path / "run.json").steps
 
 
 def test_none_is_silent(
@@ -247,7 +247,7 @@ def test_an_interrupted_run_leaves_its_files(
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--output", str(output)]
     assert main.run(arguments) == ExitCode.INTERRUPTED
-    assert results.load(output) == made
+    assert saved_runs.load(output) == made
 
 
 def test_without_the_extra_lines_are_written_and_said_why(
@@ -273,7 +273,7 @@ def two(tmp_path: Path, **second: Any) -> tuple[str, str]:
     step = sweeps.client_step(2, Bounds(seconds=30))
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, server in zip(paths, (Server(), Server(seed=1, **second)), strict=True):
-        results.save(saved([server.answer(step)]), path)
+        saved_runs.save(saved([server.answer(step)]), path)
     return str(paths[0]), str(paths[1])
 
 

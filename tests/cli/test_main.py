@@ -16,9 +16,9 @@ from tgi_cli.cli import main
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ExitCode
 from tgi_cli.hub import LocalModel
-from tgi_cli.launcher import children
+from tgi_cli.launcher import commands
 from tgi_cli.launcher import serve as launcher
-from tgi_cli.launcher.children import RouterOptions
+from tgi_cli.launcher.commands import RouterOptions
 
 HEAVY = {
     "torch",
@@ -280,15 +280,15 @@ def test_the_halves_are_told_what_the_whole_was_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Files
 ) -> None:
     """The command lines of the children, read by the children, give the same settings."""
+    import tgi_cli.model_server.main as model_server
     import tgi_cli.router.server as router_server
-    import tgi_cli.rpc.model_server as model_server
 
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
         model_server, "run_model_server", lambda *told, **_: seen.__setitem__("server", told)
     )
     monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
-    monkeypatch.setattr("tgi_cli.launcher.lifeline.hold", lambda *_, **__: None)
+    monkeypatch.setattr("tgi_cli.process.parent_death.hold", lambda *_, **__: None)
     monkeypatch.setattr(launcher, "with_adapters", lambda config: config)
     values = dict(VARIABLES.values()) | {"json_output": False}
     config = ServeConfig(**values)  # type: ignore[arg-type]
@@ -316,7 +316,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
     model = LocalModel(tmp_path, "org/model", "refs/pr/1")
     uds = tmp_path / "engine.sock"
 
-    assert main.run(children.model_server_command(config, model, uds, 3)) == ExitCode.OK
+    assert main.run(commands.model_server_command(config, model, uds, 3)) == ExitCode.OK
     told, path, told_uds, generate = seen["server"]
     assert (path, told_uds) == (tmp_path, uds)
     assert generate.uds_path == Path("/tmp/tgi-shard")
@@ -325,7 +325,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
         values.pop(name)
     assert {name: getattr(told, name) for name in values} == values
 
-    arguments = children.router_command(config, router, model, f"unix:{uds}", 4, 3)
+    arguments = commands.router_command(config, router, model, f"unix:{uds}", 4, 3)
     assert "secret" not in str(arguments), "anybody may look at the list of processes"
     monkeypatch.setenv("API_KEY", "secret,second")
     assert main.run(arguments) == ExitCode.OK
@@ -348,7 +348,7 @@ def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.Monkey
     for name in dropped:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    environment = children.environment()
+    environment = commands.environment()
     assert not set(environment) & dropped
     assert environment["HF_TOKEN"] == "secret"
 
@@ -443,7 +443,7 @@ def test_adapters_are_found_before_anything_is_loaded(
         raise AssertionError("something was started")
 
     monkeypatch.setattr("tgi_cli.launcher.serve.Child", never)
-    monkeypatch.setattr("tgi_cli.rpc.model_server.run_model_server", never)
+    monkeypatch.setattr("tgi_cli.model_server.main.run_model_server", never)
     port = ["--port", "0"] if command == "serve" else []
     for adapters, code, says in (
         ("a=/x,a=/y", ExitCode.USAGE, "'a' twice"),

@@ -9,7 +9,7 @@ from tgi_cli.cli import reference
 from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.settings import SERVE, SETTINGS, settings_of
-from tgi_cli.launcher.children import RouterOptions
+from tgi_cli.launcher.commands import RouterOptions
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+import tgi_cli.model_server.main as model_server_module
 import tgi_cli.router.server as router_server
-import tgi_cli.rpc.model_server as model_server_module
 from tgi_cli import demo
-from tgi_cli.cli import main, tgi_names
+from tgi_cli.cli import main, tgi_aliases
 from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.config.settings import SETTINGS
 from tgi_cli.errors import ExitCode
@@ -139,7 +139,7 @@ def check(row: Row, status: int, told: dict[str, Any], said: str) -> None:
 def test_each_flag_of_the_launcher(
     row: Row, served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = tgi_names.as_launcher(row.words)
+    status = tgi_aliases.as_launcher(row.words)
     check(row, status, served, capsys.readouterr().err)
 
 
@@ -155,14 +155,14 @@ def test_each_variable_of_the_launcher(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(row.name.upper(), row.word or "true")
-    check(row, tgi_names.as_launcher([]), served, capsys.readouterr().err)
+    check(row, tgi_aliases.as_launcher([]), served, capsys.readouterr().err)
 
 
 def test_each_default_of_the_launcher() -> None:
     table = {setting.flag: setting.default for setting in SETTINGS}
     for row in LAUNCHER:
         if row.flag.startswith("--"):
-            default = tgi_names.LAUNCHER_DEFAULTS.get(row.name, table[row.flag])
+            default = tgi_aliases.LAUNCHER_DEFAULTS.get(row.name, table[row.flag])
             assert default == row.default, row.flag
 
 
@@ -181,7 +181,7 @@ def test_folders_that_libraries_read_from_the_environment(
 def test_nothing_is_noted_that_was_not_said(
     served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tgi_names.as_launcher(["--speculate", "0"]) == ExitCode.OK
+    assert tgi_aliases.as_launcher(["--speculate", "0"]) == ExitCode.OK
     assert capsys.readouterr().err == ""
 
 
@@ -242,16 +242,16 @@ def test_each_flag_of_the_router(
         arguments += row.words
     else:
         monkeypatch.setenv(row.name.upper(), row.word or "true")
-    check(row, tgi_names.as_router(arguments), routed, capsys.readouterr().err)
+    check(row, tgi_aliases.as_router(arguments), routed, capsys.readouterr().err)
 
 
 def test_each_default_of_the_router(routed: dict[str, Any]) -> None:
     table = {setting.flag: setting.default for setting in SETTINGS}
     for row in ROUTER:
-        said = tgi_names.ROUTER_DEFAULTS.get(row.name)
+        said = tgi_aliases.ROUTER_DEFAULTS.get(row.name)
         assert row.default == (table[row.flag] if said is None else type(row.default)(said))
     arguments = ["--port", "0", "--tokenizer-name", MODEL]
-    assert tgi_names.as_router(arguments) == ExitCode.OK
+    assert tgi_aliases.as_router(arguments) == ExitCode.OK
     assert routed["router"].engine_url == "unix:/tmp/text-generation-server-0"
 
 
@@ -291,7 +291,7 @@ def test_each_flag_of_a_shard(
     row: Row, run_shards: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["serve", "org/m", "--model-path", MODEL, *row.words]
-    check(row, tgi_names.as_server(words), run_shards, capsys.readouterr().err)
+    check(row, tgi_aliases.as_server(words), run_shards, capsys.readouterr().err)
 
 
 def test_shards_are_started_by_the_first(
@@ -301,18 +301,18 @@ def test_shards_are_started_by_the_first(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert tgi_names.as_server(["serve", MODEL, "--sharded"]) == ExitCode.OK
+    assert tgi_aliases.as_server(["serve", MODEL, "--sharded"]) == ExitCode.OK
     assert run_shards["config"].num_shard == 2
     assert run_shards["generate"].socket == Path("/tmp/text-generation-server-0")
     monkeypatch.setenv("RANK", "1")
-    assert tgi_names.as_server(["serve", MODEL, "--sharded"]) == ExitCode.USAGE
+    assert tgi_aliases.as_server(["serve", MODEL, "--sharded"]) == ExitCode.USAGE
     assert "shard 0 starts the others" in capsys.readouterr().err
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
-    assert tgi_names.as_router(["print-schema"]) == ExitCode.OK
+    assert tgi_aliases.as_router(["print-schema"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told["openapi"].startswith("3.")
     assert "/generate_stream" in told["paths"]
@@ -320,7 +320,12 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [tgi_names.as_launcher, tgi_names.as_router, tgi_names.as_server, tgi_names.as_benchmark],
+    [
+        tgi_aliases.as_launcher,
+        tgi_aliases.as_router,
+        tgi_aliases.as_server,
+        tgi_aliases.as_benchmark,
+    ],
 )
 def test_each_program_has_help_and_a_version(
     program: Any, capsys: pytest.CaptureFixture[str]
@@ -332,7 +337,7 @@ def test_each_program_has_help_and_a_version(
 
 
 def test_programs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tgi_names.as_server(["convert", "m"]) == ExitCode.USAGE
+    assert tgi_aliases.as_server(["convert", "m"]) == ExitCode.USAGE
     assert "No such command 'convert'" in capsys.readouterr().err
 
 
@@ -457,7 +462,7 @@ def test_the_other_programs_flags_are_known(command: str, flags: str) -> None:
 
 def test_quantize_takes_its_switches_in_the_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
-    monkeypatch.setattr(tgi_names, "run", lambda words, defaults: ran.append(words) or 0)
+    monkeypatch.setattr(tgi_aliases, "run", lambda words, defaults: ran.append(words) or 0)
     words = ["quantize", "org/m", "/out", "--no-trust-remote-code", "--no-json-output"]
-    assert tgi_names.as_server([*words, "--act-order"]) == ExitCode.OK
+    assert tgi_aliases.as_server([*words, "--act-order"]) == ExitCode.OK
     assert ran == [["quantize", "org/m", "/out", "--act-order"]]

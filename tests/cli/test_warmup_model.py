@@ -15,7 +15,7 @@ from tests.tools.checkpoints import make_llama
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
 from tgi_cli.kernels import build
-from tgi_cli.worker import timings
+from tgi_cli.worker.sizing import step_timing
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("MODEL_ID", "API_KEY", "JSON_OUTPUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(timings, "_SECONDS", 0.01)
+    monkeypatch.setattr(step_timing, "_SECONDS", 0.01)
 
 
 def test_a_model_without_kernels(

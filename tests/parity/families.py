@@ -36,8 +36,8 @@ from tests.tools.sharded import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.models import load_model, read_config
 from tgi_cli.sampling.params import SamplingParams

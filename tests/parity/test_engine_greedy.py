@@ -21,8 +21,8 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from tests.tools.checkpoints import make_llama
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
+from tgi_cli.engine.config import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, FinishReason, GenerationRequest, Shutdown
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker, load_worker

@@ -14,7 +14,7 @@ from tests.tools.sharded import on_shards, sharded_logits
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import load_model, read_config
-from tgi_cli.models.transformers import TransformersForCausalLM
+from tgi_cli.models.hf.model import TransformersForCausalLM
 
 MOE = SMALL | {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 GLM_MOE = MOE | {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1}

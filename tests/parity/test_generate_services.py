@@ -28,14 +28,14 @@ from tests.tools.reflected import Reflected
 from tests.unit.rpc.generate_fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.rpc.generate_front import GenerateFront, GenerateOptions
-from tgi_cli.rpc.server import EngineServer
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.text.generate_texts import load_texts
+from tgi_cli.tgi_grpc.mount import GenerateFront, GenerateOptions
+from tgi_cli.tgi_grpc.texts import load_texts
 from tgi_cli.worker.worker import ModelWorker, load_worker
 
 NEW = 12

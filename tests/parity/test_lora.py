@@ -27,7 +27,7 @@ from tests.tools.sharded import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
-from tgi_cli.engine.limits import Batching
+from tgi_cli.engine.config import Batching
 from tgi_cli.engine.messages import (
     AdapterAnswer,
     Cancel,
@@ -36,7 +36,7 @@ from tgi_cli.engine.messages import (
     LoadAdapter,
     UnloadAdapter,
 )
-from tgi_cli.hub.lora import merge
+from tgi_cli.hub.merge_lora import merge
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.lora import lora_targets, read_adapter

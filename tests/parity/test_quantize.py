@@ -18,15 +18,15 @@ from tests.tools.checkpoints import make_llama
 from tests.tools.miniatures import make_miniature, make_twin
 from tests.tools.paged import CPU, PagedRun, load
 from tgi_cli import demo
-from tgi_cli.compression.blocks import FEW
-from tgi_cli.compression.calibration import heldout
-from tgi_cli.compression.evaluation import evaluate
-from tgi_cli.compression.job import Job, Outcome, quantize
-from tgi_cli.compression.skeleton import Skeleton
-from tgi_cli.compression.stream import Stream
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize.calibration import heldout
+from tgi_cli.quantize.evaluation import evaluate
+from tgi_cli.quantize.gptq import FEW
+from tgi_cli.quantize.pipeline import Job, Outcome, quantize
+from tgi_cli.quantize.skeleton import Skeleton
+from tgi_cli.quantize.stream import Stream
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""

@@ -14,9 +14,9 @@ import torch
 from tests.tools.checkpoints import make_llama
 from tgi_cli import demo
 from tgi_cli.cli.main import run
-from tgi_cli.compression.progress import BlockProgress
 from tgi_cli.errors import ExitCode
-from tgi_cli.offline.llm import LLM
+from tgi_cli.llm.llm import LLM
+from tgi_cli.quantize.progress import BlockProgress
 
 MODEL = str(demo.model_path())
 FEW = ("--calibration", "bundled", "--samples", "6", "--seq-len", "64", "--device", "cpu")
@@ -133,8 +133,8 @@ def test_what_cannot_be_is_said(
 MEASURED = """
 import sys
 from pathlib import Path
-from tgi_cli.compression.job import Job, quantize
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.quantize.pipeline import Job, quantize
+from tgi_cli.quantization.algorithms.recipe import Recipe
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024

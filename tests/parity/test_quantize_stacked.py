@@ -19,15 +19,15 @@ from tests.parity.families import random_ids
 from tests.parity.test_quantize import AWQ, BYTES, GPTQ, RTN, check_served, job
 from tests.tools.miniatures import make_miniature
 from tests.tools.paged import CPU
-from tgi_cli.compression import job as jobs
-from tgi_cli.compression.blocks import Work
-from tgi_cli.compression.evaluation import evaluate
-from tgi_cli.compression.job import Outcome, quantize
-from tgi_cli.compression.skeleton import Skeleton
-from tgi_cli.compression.unstack import is_stack
 from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import read_headers, read_tensor
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize import pipeline as jobs
+from tgi_cli.quantize.evaluation import evaluate
+from tgi_cli.quantize.gptq import Work
+from tgi_cli.quantize.pipeline import Outcome, quantize
+from tgi_cli.quantize.skeleton import Skeleton
+from tgi_cli.quantize.unstack import is_stack
 
 EVERY = CASES | test_fallback.CASES
 

@@ -16,9 +16,9 @@ import torch
 from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
 from tgi_cli import LLM, SamplingParams, demo
-from tgi_cli.offline import EngineDeadError, GenerationError
+from tgi_cli.llm import EngineDeadError, GenerationError
 from tgi_cli.rpc.interface import AdapterError
-from tgi_cli.worker import shards
+from tgi_cli.worker.tensor_parallel import group
 
 pytestmark = pytest.mark.slow
 
@@ -176,9 +176,9 @@ def test_a_lost_shard_ends_every_call_with_its_name(make: Callable[[int], Engine
 def test_a_shard_that_runs_and_does_not_compute_is_noticed(
     make: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "OPERATION_SECONDS", {"cpu": 0.5})
+    monkeypatch.setattr(group, "OPERATION_SECONDS", {"cpu": 0.5})
     engine = make(2)
-    monkeypatch.setattr(shards.Followers, "tell", lambda *_: None)
+    monkeypatch.setattr(group.Followers, "tell", lambda *_: None)
     with pytest.raises(GenerationError, match="did not take part in a step"):
         engine.ids()
     engine.llm.close()

@@ -16,8 +16,9 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
 )
+from tgi_cli.engine.metrics import Tally
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import statistics
+from tgi_cli.rpc import metrics_codec
 from tgi_cli.rpc.interface import (
     Adapter,
     AdapterError,
@@ -27,7 +28,6 @@ from tgi_cli.rpc.interface import (
     EngineStatistics,
     TokenBatch,
 )
-from tgi_cli.rpc.totals import Tally
 from tgi_cli.text.tokenizer import Tokenizer
 
 END_ID = 1
@@ -154,7 +154,7 @@ class FakeEngine:
         return self.is_healthy
 
     async def statistics(self) -> EngineStatistics:
-        return statistics.statistics_of(self.tally, self.load.queued)
+        return metrics_codec.statistics_of(self.tally, self.load.queued)
 
     async def list_adapters(self) -> Adapters:
         self.asked += 1

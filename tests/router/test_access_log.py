@@ -34,7 +34,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
         return [
             line["fields"] | {"level": line["level"]}
             for line in told
-            if line["target"] == "tgi_cli.router.access_log"
+            if line["target"] == "tgi_cli.router.observability.access_log"
         ]
 
     return found

@@ -11,7 +11,7 @@ import pytest
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.errors import ShardError
-from tgi_cli.router import adapters as module
+from tgi_cli.router import adapter_names as module
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
 MESSAGES = [{"role": "user", "content": "hello"}]

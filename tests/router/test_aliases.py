@@ -12,10 +12,10 @@ import pytest
 import tgi_cli
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
+from tgi_cli.router.api.operations import OPERATIONS
 from tgi_cli.router.bounds import DETOKENIZED_IDS
-from tgi_cli.router.operations import OPERATIONS
-from tgi_cli.text.offload import INLINE_CHARACTERS
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.workers import INLINE_CHARACTERS
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "the fox"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ class TestWithoutV1:
     async def test_the_log_names_the_route(
         self, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level("INFO", "tgi_cli.router.access_log")
+        caplog.set_level("INFO", "tgi_cli.router.observability.access_log")
         await client.post("/chat/completions", json=BODIES["/chat/completions"])
         await client.get("/models/acme/tiny")
         await client.post("/detokenize", json={"tokens": [1]})

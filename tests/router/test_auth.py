@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.operations import OPERATIONS
+from tgi_cli.router.api.operations import OPERATIONS
 
 KEY = "s3cret"
 BODY: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tgi_cli.router.engine_restart import bounded
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.succession import bounded
 
 
 @pytest.fixture

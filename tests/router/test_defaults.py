@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.defaults import SamplingDefaults
+from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 
 
 def write(path: Path, content: object) -> Path:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router import sse
+from tgi_cli.router.http import sse
 from tgi_cli.router.state import RouterState
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -11,7 +11,7 @@ import pytest
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.errors import openai_status
+from tgi_cli.router.http.errors import openai_status
 from tgi_cli.router.state import RouterState
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -326,7 +326,7 @@ async def test_a_defect_is_a_500_with_a_body(
     def broken(self: Any, batch: Any, delta: Any) -> None:
         raise KeyError("defect")
 
-    monkeypatch.setattr("tgi_cli.router.generation.Generation._detokenize", broken)
+    monkeypatch.setattr("tgi_cli.router.generation.generation.Generation._detokenize", broken)
     answer = await client.post(route, json=body)
     if route == "/generate_stream":
         assert events(answer.text) == [{"error": "Internal server error", "error_type": "internal"}]

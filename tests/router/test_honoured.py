@@ -14,9 +14,9 @@ import pytest
 from tests.router.fakes import END_ID, FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
-from tgi_cli.router.http import wrong_types
-from tgi_cli.router.responses_input import chat_request
-from tgi_cli.router.schemas.responses import ResponsesRequest
+from tgi_cli.router.api.response_input import chat_request
+from tgi_cli.router.api.schemas.responses import ResponsesRequest
+from tgi_cli.router.http.bodies import wrong_types
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.tokenizer import Tokenizer
@@ -429,7 +429,7 @@ class TestCost:
         def ids(*_: Any) -> None:
             raise wrong_types("looked at")
 
-        monkeypatch.setattr("tgi_cli.router.routes.completions._ids", ids)
+        monkeypatch.setattr("tgi_cli.router.api.completions._ids", ids)
         answer = await client.post(COMPLETIONS, json={"prompt": prompt})
         assert answer.status_code in (400, 422)
         expected = "looked at" if len(prompt) <= 4 else "maximum allowed batch size of 4"
@@ -441,7 +441,7 @@ class TestCost:
         def check_ids(*_: Any) -> None:
             raise AssertionError("looked at")
 
-        monkeypatch.setattr("tgi_cli.router.routes.completions.check_ids", check_ids)
+        monkeypatch.setattr("tgi_cli.router.api.completions.check_ids", check_ids)
         answer = await client.post(COMPLETIONS, json={"prompt": [5] * 100_000, "max_tokens": 1})
         assert answer.status_code in (400, 422)
         assert "100000" in answer.json()["error"]["message"]

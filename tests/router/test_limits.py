@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.router.wire import BODY, HEAD_SECONDS, POST, Exchange, exchange, port, status
-from tgi_cli.router import http
-from tgi_cli.router.protocol import body_seconds
+from tgi_cli.router.http import bodies
+from tgi_cli.router.http.protocol import body_seconds
 
 __all__ = ["exchange", "port"]
 
@@ -78,7 +78,7 @@ async def test_a_connection_without_a_request_is_closed(exchange: Exchange) -> N
 async def test_a_body_that_does_not_come(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "body_seconds", lambda _: 0.3)
+    monkeypatch.setattr(bodies, "body_seconds", lambda _: 0.3)
     head = POST + b"content-length: 900\r\n\r\n"
     answer = await exchange(head)
     assert status(answer) == 408

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.engine.statistics import StepStatistics, StepTimes
-from tgi_cli.router.spec import GenerationSpec
+from tgi_cli.engine.step_stats import StepStatistics, StepTimes
+from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.state import RouterState
 from tgi_cli.sampling.params import SamplingParams
 

@@ -11,9 +11,9 @@ import pytest
 from tests.router.fakes import END_ID, FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
-from tgi_cli.router.errors import ApiError
+from tgi_cli.router.generation.validation import fit_length
+from tgi_cli.router.http.errors import ApiError
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.validation import fit_length
 
 HEADERS_WHOLE = {
     "x-compute-type",

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tgi_cli.router import conversation
-from tgi_cli.router.conversation import INLINE_MESSAGES
+from tgi_cli.router.generation import chat_prompt
+from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.offload import INLINE_CHARACTERS
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.workers import INLINE_CHARACTERS
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def threads(state: RouterState, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
 
         monkeypatch.setattr(holder, name, watched)
 
-    watch(conversation, "_draft")
+    watch(chat_prompt, "_draft")
     watch(Tokenizer, "encode")
     watch(Tokenizer, "spans")
     return seen

@@ -18,8 +18,8 @@ from tests.router import contracts
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.http.type_errors import describe
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.type_errors import describe
 
 USER: Any = [{"role": "user", "content": "hi"}]
 LONG = "the quick brown fox jumps over the lazy dog " * 10
@@ -489,7 +489,7 @@ class TestClient:
 async def test_a_body_that_does_not_come(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tgi_cli.router.http.body_seconds", lambda limit: 0.01)
+    monkeypatch.setattr("tgi_cli.router.http.bodies.body_seconds", lambda limit: 0.01)
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"

@@ -11,9 +11,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from tgi_cli.router.errors import is_openai
-from tgi_cli.router.operations import OPERATIONS
-from tgi_cli.router.routes.docs import kind
+from tgi_cli.router.api.docs import kind
+from tgi_cli.router.api.operations import OPERATIONS
+from tgi_cli.router.http.errors import is_openai
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tests.router.test_native import HEADERS_WHOLE
 from tgi_cli.errors import ConfigError
+from tgi_cli.router.api.vertex import environment_routes
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.routes.vertex import environment_routes
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
 

@@ -24,7 +24,7 @@ from tests.router.wire import (
     statuses,
 )
 from tests.tools.loop_gap import loop_gap
-from tgi_cli.router.protocol import FRAMING_BYTES, BoundedProtocol
+from tgi_cli.router.http.protocol import FRAMING_BYTES, BoundedProtocol
 
 __all__ = ["exchange", "port"]
 

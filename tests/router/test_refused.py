@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.schemas.openai import ChatRequest, CompletionRequest
-from tgi_cli.router.schemas.refused import REFUSED, Refused, refused_names
-from tgi_cli.router.schemas.responses import ResponsesRequest
+from tgi_cli.router.api.schemas.openai import ChatRequest, CompletionRequest
+from tgi_cli.router.api.schemas.refused import REFUSED, Refused, refused_names
+from tgi_cli.router.api.schemas.responses import ResponsesRequest
 
 REFUSALS = (400, 422)
 BODIES: dict[str, dict[str, Any]] = {

@@ -11,8 +11,8 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tgi_cli.errors import ShardError
-from tgi_cli.router import kept as module
-from tgi_cli.router import succession
+from tgi_cli.router import adapter_restore as module
+from tgi_cli.router import engine_restart
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
@@ -32,7 +32,7 @@ async def status(client: httpx.AsyncClient, body: dict[str, Any]) -> int:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Of what is under test."""
-    names = (module.__name__, succession.__name__)
+    names = (module.__name__, engine_restart.__name__)
     records = [one for one in caplog.records if one.levelno >= logging.WARNING]
     return [one.message for one in records if one.name in names]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
-from tgi_cli.offline.options import GenerationOptions, Prompt, requests_of
+from tgi_cli.llm.options import GenerationOptions, Prompt, requests_of
 from tgi_cli.router.state import RouterState
 from tgi_cli.sampling.params import SamplingParams
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from msgspec import Meta, inspect
 
-from tgi_cli.router import bounds, routes
-from tgi_cli.router.schemas import native, platforms
+from tgi_cli.router import api, bounds
+from tgi_cli.router.api.schemas import platforms, tgi
 
 MARKS = {
     "payload": (inspect.StrType,),
@@ -26,8 +26,8 @@ MARKS = {
 def decoders() -> list[msgspec.json.Decoder[Any]]:
     """Of all routes."""
     modules = [
-        importlib.import_module(f"{routes.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(routes.__path__)
+        importlib.import_module(f"{api.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(api.__path__)
     ]
     return [
         value
@@ -84,7 +84,7 @@ def found(kind: Any) -> list[str]:
 def test_every_field_of_every_request_has_a_bound() -> None:
     types = [decoder.type for decoder in decoders()]
     assert len(types) >= 14
-    assert {native.GenerateRequest, platforms.VertexInstance, platforms.InferRequest} <= {
+    assert {tgi.GenerateRequest, platforms.VertexInstance, platforms.InferRequest} <= {
         kind for kind in types if isinstance(kind, type)
     }
     places = {place for kind in types for place in found(kind)}

@@ -31,9 +31,9 @@ from schemathesis.specs.openapi.checks import (
 from tests.router.contracts import own
 from tests.router.fakes import FakeEngine, FakeStream
 from tgi_cli.engine.messages import GenerationRequest
+from tgi_cli.router.api.operations import OPERATIONS
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.operations import OPERATIONS
 from tgi_cli.rpc import codec
 from tgi_cli.text.bundle import TextBundle
 

@@ -24,13 +24,13 @@ from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
 from tgi_cli.engine.messages import FinishReason
+from tgi_cli.process.pool_child import Child
+from tgi_cli.process.worker_pool import Limits
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.child import Child
-from tgi_cli.text.grammar_check import GrammarChecker
-from tgi_cli.text.worker_pool import Limits
+from tgi_cli.text.grammar.checker import GrammarChecker
 
 SCHEMA = {
     "type": "object",
@@ -306,7 +306,7 @@ async def test_processes_that_are_killed_are_not_the_grammars_fault(
     assert checker is not None
     body = {**TEXT, "guided_json": SCHEMA}
     with monkeypatch.context() as patched:
-        patched.setattr("tgi_cli.text.child.Child.exchange", _killed)
+        patched.setattr("tgi_cli.process.pool_child.Child.exchange", _killed)
         answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"

@@ -14,12 +14,12 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
+from tgi_cli.process.worker_pool import Limits
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.chat import ChatTemplate
-from tgi_cli.text.worker_pool import Limits
+from tgi_cli.text.chat_template import ChatTemplate
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 SOURCE = (

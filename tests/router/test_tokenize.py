@@ -7,7 +7,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.unit.text import tiny
-from tgi_cli.text.offload import INLINE_CHARACTERS
+from tgi_cli.text.workers import INLINE_CHARACTERS
 
 
 async def test_tokens_with_their_places(client: httpx.AsyncClient, engine: FakeEngine) -> None:

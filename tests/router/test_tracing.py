@@ -14,8 +14,8 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.tools.collector import Collector, attributes, collecting
+from tgi_cli.router.observability.tracing import text_of
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.tracing import text_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

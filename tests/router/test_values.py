@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from tests.tools.loop_gap import loop_gap
-from tgi_cli.router import bounds, http
-from tgi_cli.router.errors import ApiError
+from tgi_cli.router import bounds
+from tgi_cli.router.http import bodies
+from tgi_cli.router.http.errors import ApiError
 
 MEGABYTES = 2_000_000
 
@@ -54,7 +55,7 @@ async def test_too_many_values_are_counted_and_not_built(
 def test_depth(depth: int, opening: str) -> None:
     body = (opening * (depth // (1 + opening.count("[{")) + 1)).encode()[:MEGABYTES]
     with pytest.raises(ApiError) as refused:
-        http.check_values(body)
+        bodies.check_values(body)
     assert refused.value.status in (400, 422)
 
 
@@ -72,19 +73,19 @@ def test_depth(depth: int, opening: str) -> None:
 def test_text_is_no_value(value: str) -> None:
     """What strings hold is not counted, however it is written."""
     for body in ({"inputs": value}, {value[:50_000]: 1}, ["[", value, "{", {"a": value}]):
-        http.check_values(json.dumps(body).encode())
-        http.check_values(msgspec.json.encode(body))
+        bodies.check_values(json.dumps(body).encode())
+        bodies.check_values(msgspec.json.encode(body))
 
 
 def test_the_bounds_themselves_pass() -> None:
-    http.check_values(filled(b"[]", bounds.CONTAINERS - 1))
-    http.check_values(filled(b'"["', bounds.STRINGS))
-    http.check_values(b"[" * bounds.DEPTH + b"]" * bounds.DEPTH)
-    http.check_values(filled(b"[" * (bounds.DEPTH - 1) + b"]" * (bounds.DEPTH - 1), 300))
-    http.check_values(filled(b"1"))
+    bodies.check_values(filled(b"[]", bounds.CONTAINERS - 1))
+    bodies.check_values(filled(b'"["', bounds.STRINGS))
+    bodies.check_values(b"[" * bounds.DEPTH + b"]" * bounds.DEPTH)
+    bodies.check_values(filled(b"[" * (bounds.DEPTH - 1) + b"]" * (bounds.DEPTH - 1), 300))
+    bodies.check_values(filled(b"1"))
     for many in (filled(b"[]", bounds.CONTAINERS), filled(b'""', bounds.STRINGS + 1)):
         with pytest.raises(ApiError, match="more than"):
-            http.check_values(many)
+            bodies.check_values(many)
 
 
 def test_deep_values_pass_through_all_that_walks_them() -> None:
@@ -92,7 +93,7 @@ def test_deep_values_pass_through_all_that_walks_them() -> None:
     for _ in range(bounds.DEPTH // 2):
         value = {"a": [value]}
     body = msgspec.json.encode(value)
-    http.check_values(body)
+    bodies.check_values(body)
     assert json.loads(json.dumps(msgspec.json.decode(body))) == value
 
 

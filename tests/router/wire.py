@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from tgi_cli.router.protocol import BoundedProtocol
+from tgi_cli.router.http.protocol import BoundedProtocol
 
 Exchange = Callable[..., Awaitable[bytes]]
 

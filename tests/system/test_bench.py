@@ -21,9 +21,9 @@ import pytest
 from tests.system.conftest import ServerProcess, poll
 from tests.tools.httpx_load import load
 from tests.tools.openai_stub import MODEL, Stub
-from tgi_cli.bench import results
+from tgi_cli.bench import saved_runs
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.records import Run
+from tgi_cli.bench.events import Run
 from tgi_cli.bench.statistics import step_figures
 from tgi_cli.errors import ExitCode
 
@@ -54,7 +54,7 @@ def bench(folder: Path, *arguments: str, **environment: str) -> tuple[Run, str, 
     path = folder / "run.json"
     code, out, err = finished(start(*arguments, "--output", str(path), **environment))
     assert code == ExitCode.OK, err
-    return results.load(path), out, err
+    return saved_runs.load(path), out, err
 
 
 def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_p
     assert out.startswith("| Load ")
     assert [line.split("]")[0] for line in err.splitlines() if line[0] == "["] == ["[1/2", "[2/2"]
     assert compare(run, run).regressions == []
-    assert results.load(tmp_path / "run.jsonl").steps == run.steps
+    assert saved_runs.load(tmp_path / "run.jsonl").steps == run.steps
     assert "</html>" in (tmp_path / "run.html").read_text()
 
 
@@ -139,7 +139,7 @@ def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
         code, out, _ = finished(process)
         assert time.monotonic() - began < 30
     assert code == ExitCode.INTERRUPTED
-    run = results.load(output)
+    run = saved_runs.load(output)
     assert run.notes[-1] == "the run was interrupted before its end"
     assert step_figures(run.steps[0]).succeeded > 10
     assert "the run was interrupted before its end" in out
@@ -183,7 +183,7 @@ def test_in_a_terminal_it_is_the_dashboard(tmp_path: Path) -> None:
             process.wait()
             reader.join(10)
             os.close(master)
-    assert step_figures(results.load(output).steps[0]).succeeded == 4
+    assert step_figures(saved_runs.load(output).steps[0]).succeeded == 4
     assert picture.read_text().startswith("<svg")
     screen, _, after = bytes(seen).rpartition(b"\x1b[?1049l")
     assert b"\x1b[?1049h" in screen, "the terminal's other screen"

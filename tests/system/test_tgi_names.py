@@ -17,7 +17,7 @@ import pytest
 
 from tests.system.conftest import STOP_SECONDS, poll
 from tgi_cli import demo
-from tgi_cli.rpc.socket_path import is_listening
+from tgi_cli.process.unix_socket import is_listening
 
 pytestmark = pytest.mark.system
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.unit.bench.screen.test_screens import TEXTS
 from tests.unit.bench.screen.views import SIZES, drawn_views, opened
-from tgi_cli.bench.results import load
-from tgi_cli.bench.screen import VIEWS, ViewName, picture
+from tgi_cli.bench.dashboard import VIEWS, ViewName, picture
+from tgi_cli.bench.saved_runs import load
 
 
 async def texts() -> None:

@@ -42,11 +42,11 @@ def cases() -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor], torc
     """Name, quantization config, tensors and what they stand for."""
     import numpy as np
 
-    from tgi_cli.quantization.produce import grid
-    from tgi_cli.quantization.produce.checks import describe
-    from tgi_cli.quantization.produce.layout import pack, quantization_config
-    from tgi_cli.quantization.produce.recipe import Recipe, Result
-    from tgi_cli.quantization.produce.rtn import rtn
+    from tgi_cli.quantization.algorithms import grid
+    from tgi_cli.quantization.algorithms.checks import describe
+    from tgi_cli.quantization.algorithms.layout import pack, quantization_config
+    from tgi_cli.quantization.algorithms.recipe import Recipe, Result
+    from tgi_cli.quantization.algorithms.rtn import rtn
 
     weight = torch.from_numpy(np.random.default_rng(0).standard_normal(SHAPE, np.float32) * 0.05)
     weight[5], weight[6] = weight[5].abs(), 0.0

@@ -137,15 +137,15 @@ OWN_FILES = (
     "device/",  # /proc, /sys
     "kernels/",
     "bench/machine.py",
-    "bench/own_server.py",
+    "bench/managed_server.py",
     "cli/machine.py",
     "cli/reference.py",
     "launcher/oom.py",  # the kernel's counters
-    "router/routes/docs.py",
-    "worker/memory.py",
-    "compression/activations.py",
-    "compression/calibration.py",  # of texts of any length the beginning
-    "compression/tensors.py",
+    "router/api/docs.py",
+    "worker/sizing/memory.py",
+    "quantize/activations.py",
+    "quantize/calibration.py",  # of texts of any length the beginning
+    "quantize/tensors.py",
     "hub/headers.py",  # 100 MB at most
     "hub/resolve.py",  # a checksum
     "hub/transfer.py",

@@ -20,7 +20,7 @@ from tgi_cli.config import (
     ServeConfig,
     resolve,
 )
-from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
+from tgi_cli.engine.config import Batching, CapacityPolicy, Limits
 from tgi_cli.errors import ConfigError, ExitCode, UnsupportedModelError
 
 MODEL = ModelFacts(

@@ -24,8 +24,8 @@ __all__ = [
 
 BACKENDS = {
     "torch": "tgi_cli.attention.reference:ReferenceAttention",
-    "cpu": "tgi_cli.attention.cpu:CpuAttention",
-    "native": "tgi_cli.attention.native:NativeAttention",
+    "cpu": "tgi_cli.attention.cpu_torch:CpuAttention",
+    "native": "tgi_cli.attention.cpu_cpp:NativeAttention",
     "triton": "tgi_cli.attention.triton:TritonAttention",
     "flashinfer": "tgi_cli.attention.flashinfer:FlashInferAttention",
 }
@@ -70,7 +70,7 @@ def attention_name(attention: PagedAttention) -> str:
 def _has_native(
     specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> bool:
-    from tgi_cli.attention.native import NativeAttention
+    from tgi_cli.attention.cpu_cpp import NativeAttention
     from tgi_cli.kernels import native
 
     return native() is not None and NativeAttention.supports(specs, block_size, dtype, cache_dtype)

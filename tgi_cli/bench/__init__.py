@@ -1,5 +1,5 @@
 """Benchmarks of servers: workloads, drivers, statistics, saved runs, their comparison, the screen.
 
-Nothing of it is imported by what serves. The screen (``bench/screen``) needs the extra ``bench``;
+Nothing of it is imported by what serves. The screen (``bench/dashboard``) needs the extra ``bench``;
 all else does not.
 """

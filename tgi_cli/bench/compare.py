@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import RequestRecord, Run, StepRecord
+from tgi_cli.bench.events import RequestRecord, Run, StepRecord
 from tgi_cli.bench.statistics import METRICS, batch_values, counted, observe, windows
 from tgi_cli.bench.statistics.bootstrap import resampled
-from tgi_cli.bench.statistics.figures import MERGED
 from tgi_cli.bench.statistics.goodput import goodput_windows
+from tgi_cli.bench.statistics.metrics import MERGED
 from tgi_cli.bench.statistics.rates import SLICES, resampled_rate
 
 FAIL_ON = 0.05

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 import tgi_cli
+from tgi_cli.bench.events import Request, Step
 from tgi_cli.bench.load.frames import (
     Ended,
     FromGenerator,
@@ -26,7 +27,6 @@ from tgi_cli.bench.load.frames import (
     Unpacker,
     pack,
 )
-from tgi_cli.bench.records import Request, Step
 
 _CHUNK = 32
 """Requests that are made and sent at a time."""

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from tgi_cli.bench import machine
-from tgi_cli.bench.drive import Driver
+from tgi_cli.bench.events import Event, Run
+from tgi_cli.bench.managed_server import own_server
 from tgi_cli.bench.options import Options, described, notes_of, plan_of, requests_of
-from tgi_cli.bench.own_server import own_server
-from tgi_cli.bench.records import Event, Run
-from tgi_cli.bench.results import Lines, RunStarted
 from tgi_cli.bench.run import Runner, both
+from tgi_cli.bench.saved_runs import Lines, RunStarted
 from tgi_cli.bench.settings import Settings
+from tgi_cli.bench.step_driver import Driver
 from tgi_cli.bench.targets import Found, find
 
 INTERRUPTED = "interrupted"

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from tgi_cli.bench import sweeps
-from tgi_cli.bench.records import Request, Step
+from tgi_cli.bench.events import Request, Step
 from tgi_cli.bench.run import Requests
 from tgi_cli.bench.settings import Settings, TokenCounter
-from tgi_cli.bench.statistics.verdicts import ENOUGH
+from tgi_cli.bench.statistics.saturation import ENOUGH
 from tgi_cli.bench.sweeps import Bounds, Plan
 from tgi_cli.bench.workloads import (
     Arrivals,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 import tgi_cli
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchDone,
     Event,
     Request,
@@ -24,7 +24,7 @@ from tgi_cli.bench.records import (
     StepRecord,
     Target,
 )
-from tgi_cli.bench.results import cut_short
+from tgi_cli.bench.saved_runs import cut_short
 from tgi_cli.bench.sweeps import Plan
 
 Requests = Callable[[Step, int], Iterable[Request]]

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from tgi_cli.bench.records import Target
+from tgi_cli.bench.events import Target
 from tgi_cli.errors import ConfigError
 
 Route = Literal["generate_stream", "completions", "chat"]
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenCounter(Protocol):
-    """Counts tokens as the target does; see :mod:`tgi_cli.bench.tokens`.
+    """Counts tokens as the target does; see :mod:`tgi_cli.bench.token_counter`.
 
     Attributes:
         name: for the record: where it is from.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tgi_cli.bench.records import Step, StepRecord
+from tgi_cli.bench.events import Step, StepRecord
 from tgi_cli.bench.statistics import StepFigures, step_figures
-from tgi_cli.bench.statistics.verdicts import ENOUGH, find_knee, meets
+from tgi_cli.bench.statistics.saturation import ENOUGH, find_knee, meets
 
 Search = Generator[Step, StepRecord, list[str]]
 

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from tgi_cli.bench.events import Target
 from tgi_cli.bench.load.http import tls_context
-from tgi_cli.bench.records import Target
-from tgi_cli.bench.scrape import http_client
+from tgi_cli.bench.metrics_scrape import http_client
 from tgi_cli.bench.settings import Settings, TokenCounter
-from tgi_cli.bench.tokens import GuessedTokens, LocalTokens, ServerTokens
+from tgi_cli.bench.token_counter import GuessedTokens, LocalTokens, ServerTokens
 from tgi_cli.errors import ConfigError, HubError, ModelError, RouterError, ShardError
 
 _SECONDS = 10.0

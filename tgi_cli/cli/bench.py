@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tgi_cli.cli import bench_options as flags
+from tgi_cli.cli import bench_flags as flags
 from tgi_cli.errors import ConfigError, ExitCode, TgiError
 
 if TYPE_CHECKING:
     from tgi_cli.bench.compare import Comparison
+    from tgi_cli.bench.events import Event, Run
     from tgi_cli.bench.job import Measurement
     from tgi_cli.bench.options import Options
-    from tgi_cli.bench.records import Event, Run
 
 
 def bench(
@@ -87,7 +87,7 @@ def bench(
     elif _dashboard(ui):
         run, interrupted = _on_screen(asked, svg), False
     else:
-        from tgi_cli.bench.plain import PlainScreen
+        from tgi_cli.bench.text_output import PlainScreen
 
         _refuse_svg(svg)
         run, interrupted = _quietly(asked, PlainScreen(sys.stderr, asked.options.slo))
@@ -120,7 +120,7 @@ def view(
     if file.startswith(("http://", "https://")):
         _watch(file, ui, svg)
         return
-    from tgi_cli.bench.results import load
+    from tgi_cli.bench.saved_runs import load
 
     _check_outputs(html, csv, markdown, svg)
     run, before = load(Path(file)), None
@@ -128,13 +128,13 @@ def view(
         run, before = load(other), run
     shown = _dashboard(ui)
     if shown:
-        from tgi_cli.bench import screen
+        from tgi_cli.bench import dashboard
 
-        screen.view(run, other=before, svg=svg)
+        dashboard.view(run, other=before, svg=svg)
     elif svg is not None:
-        from tgi_cli.bench import screen
+        from tgi_cli.bench import dashboard
 
-        _write(svg, screen.picture(run, other=before))
+        _write(svg, dashboard.picture(run, other=before))
     silent = shown or ui == "none"
     _leave(run, output=None, csv=csv, html=html, markdown=markdown, silent=silent)
     if before is not None and not silent:
@@ -148,9 +148,9 @@ def _watch(url: str, ui: str, svg: Path | None) -> None:
     """Show a running server's own figures."""
     if not _dashboard("tui" if ui == "auto" else ui):
         raise ConfigError("a running server is watched in the dashboard", "use --ui tui")
-    from tgi_cli.bench import screen
+    from tgi_cli.bench import dashboard
 
-    screen.watch(url, svg=svg)
+    dashboard.watch(url, svg=svg)
 
 
 def compare(
@@ -172,7 +172,7 @@ def compare(
     """
     from tgi_cli.bench.compare import compare as compared
     from tgi_cli.bench.reports import comparison
-    from tgi_cli.bench.results import check_writable, load
+    from tgi_cli.bench.saved_runs import check_writable, load
 
     check_writable(markdown)
     result = compared(load(first), load(second), _percentage(fail_on))
@@ -222,8 +222,8 @@ def _dashboard(ui: str) -> bool:
 
 def _quietly(asked: Measurement, screen: Any) -> tuple[Run | None, bool]:
     """Run in this thread. Returns: the run, and whether Ctrl-C cut it short."""
+    from tgi_cli.bench.events import RunEnded
     from tgi_cli.bench.job import Job
-    from tgi_cli.bench.records import RunEnded
 
     ended: list[Run] = []
 
@@ -248,9 +248,9 @@ def _say(line: str) -> None:
 
 def _on_screen(asked: Measurement, svg: Path | None) -> Run | None:
     """Run in a thread, with the dashboard in this one. Returns None if nobody waited for it."""
+    from tgi_cli.bench.dashboard import Title, run_screen
+    from tgi_cli.bench.events import RunEnded
     from tgi_cli.bench.job import Job
-    from tgi_cli.bench.records import RunEnded
-    from tgi_cli.bench.screen import Title, run_screen
 
     jobs: list[Job] = []
 
@@ -296,12 +296,12 @@ def _leave(
     silent: bool,
 ) -> None:
     """Write the files, then the tables: whatever happens to a terminal, the files are there."""
-    from tgi_cli.bench import reports, results
+    from tgi_cli.bench import reports, saved_runs
 
     if output is not None:
-        results.save(run, output)
+        saved_runs.save(run, output)
     if csv is not None:
-        results.save_csv(run, csv)
+        saved_runs.save_csv(run, csv)
     if html is not None:
         _write(html, reports.html(run))
     if markdown is None and silent:
@@ -314,13 +314,13 @@ def _leave(
 
 
 def _write(path: Path, text: str) -> None:
-    from tgi_cli.bench.results import write
+    from tgi_cli.bench.saved_runs import write
 
     write(path, text)
 
 
 def _check_outputs(*paths: Path | None) -> None:
-    from tgi_cli.bench.results import check_writable
+    from tgi_cli.bench.saved_runs import check_writable
 
     check_writable(*paths)
 

@@ -36,7 +36,7 @@ class Entry:
         module = import_module(f"tgi_cli.cli.{self.module or name}")
         kind = getattr(module, self.kind) if self.kind else None
         if self.settings:
-            from tgi_cli.cli.declare import SettingsCommand
+            from tgi_cli.cli.settings_flags import SettingsCommand
 
             kind = SettingsCommand
         return getattr(module, self.function or name), kind

@@ -6,9 +6,9 @@ import sys
 
 import typer
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import DOWNLOAD
 from tgi_cli.errors import ConfigError, ExitCode
 
@@ -24,7 +24,7 @@ def download_weights(given: Given) -> None:
 
     quiet, json_output = given["quiet"], given["json_output"]
     level = "WARNING" if quiet else given["logger_level"]
-    options.set_up_logs("download", level, json_output)
+    setup.set_up_logs("download", level, json_output)
     given.explain()
     given.export()
     if not given["model_id"]:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVE, Setting
 
 HIDDEN = "********"

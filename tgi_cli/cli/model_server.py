@@ -6,15 +6,15 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVER
 
 if TYPE_CHECKING:
     from tgi_cli.engine.messages import EngineInfo
-    from tgi_cli.rpc.generate_front import GenerateOptions
-    from tgi_cli.rpc.generate_texts import Texts
+    from tgi_cli.tgi_grpc.mount import GenerateOptions
+    from tgi_cli.tgi_grpc.text_interface import Texts
 
 
 @takes(SERVER)
@@ -26,14 +26,15 @@ def model_server(given: Given) -> None:
     """
     from tgi_cli import logging
     from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import lifeline, serve
-    from tgi_cli.launcher.runtime import SOCKET, default_uds_path, runtime_folder
-    from tgi_cli.rpc.listening import tcp_listen
-    from tgi_cli.rpc.model_server import run_model_server
-    from tgi_cli.rpc.pulse import Pulse
-    from tgi_cli.rpc.socket_path import make_folder
+    from tgi_cli.launcher import serve
+    from tgi_cli.model_server.main import run_model_server
+    from tgi_cli.model_server.tcp_listener import tcp_listen
+    from tgi_cli.process import parent_death
+    from tgi_cli.process.heartbeat import Pulse
+    from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
+    from tgi_cli.process.unix_socket import make_folder
 
-    options.prepare(given, "model-server")
+    setup.prepare(given, "model-server")
     logging.dump_on_signal()
     pulse = None if given["pulse_fd"] is None else Pulse.of(given["pulse_fd"])
     with contextlib.ExitStack() as stack:
@@ -45,7 +46,7 @@ def model_server(given: Given) -> None:
         if given["lifeline_fd"] is None:
             make_folder(uds_path)
         else:
-            lifeline.hold(given["lifeline_fd"])
+            parent_death.hold(given["lifeline_fd"])
         listen = tcp_listen(
             given["engine_listen"],
             certificate=given["engine_tls_cert"],
@@ -63,11 +64,11 @@ def model_server(given: Given) -> None:
 
 def _generate(given: Given, path: Path) -> GenerateOptions:
     """TGI's own services, which read the tokenizer when they are first wanted."""
-    from tgi_cli.rpc.generate_front import GenerateOptions
-    from tgi_cli.rpc.generate_requests import Watermark
+    from tgi_cli.tgi_grpc.mount import GenerateOptions
+    from tgi_cli.tgi_grpc.requests import Watermark
 
     def texts(info: EngineInfo) -> Texts:
-        from tgi_cli.text.generate_texts import load_texts
+        from tgi_cli.tgi_grpc.texts import load_texts
 
         return load_texts(path, given["trust_remote_code"], info)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tgi_cli.cli.options import set_up_logs
 from tgi_cli.cli.parsers import ratio, whole
+from tgi_cli.cli.setup import set_up_logs
 from tgi_cli.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from tgi_cli.compression.job import Job
-    from tgi_cli.quantization.produce.recipe import Recipe
+    from tgi_cli.quantization.algorithms.recipe import Recipe
+    from tgi_cli.quantize.pipeline import Job
 
 _GRID = "How weights are kept"
 _SAMPLES = "Calibration"
@@ -260,10 +260,10 @@ def quantize(
         return
     if output_dir is None:
         raise ConfigError("no OUTPUT_DIR is named", "tgi quantize MODEL_ID OUTPUT_DIR")
-    from tgi_cli.compression import report
-    from tgi_cli.compression.job import Job
-    from tgi_cli.compression.upload import check_upload, upload
-    from tgi_cli.quantization.produce.checks import check
+    from tgi_cli.quantization.algorithms.checks import check
+    from tgi_cli.quantize import report
+    from tgi_cli.quantize.hub_upload import check_upload, upload
+    from tgi_cli.quantize.pipeline import Job
 
     recipe = _recipe(context.params)
     check(recipe)
@@ -310,8 +310,8 @@ def quantize(
 
 def _recipe(given: dict[str, Any]) -> Recipe:
     """What the flags of the first panel ask for."""
-    from tgi_cli.quantization.produce.checks import default_format
-    from tgi_cli.quantization.produce.recipe import Recipe
+    from tgi_cli.quantization.algorithms.checks import default_format
+    from tgi_cli.quantization.algorithms.recipe import Recipe
 
     method = given["method"]
     eight = method in ("fp8", "int8")
@@ -336,11 +336,11 @@ def _recipe(given: dict[str, Any]) -> Recipe:
 
 def _run(job: Job, backend: str, json_output: bool) -> Any:
     if backend == "gptqmodel":
-        from tgi_cli.compression import gptqmodel
+        from tgi_cli.quantize import gptqmodel
 
         return gptqmodel.quantize(job)
-    from tgi_cli.compression.job import quantize
-    from tgi_cli.compression.progress import BlockProgress
+    from tgi_cli.quantize.pipeline import quantize
+    from tgi_cli.quantize.progress import BlockProgress
 
     return quantize(job, BlockProgress(json_output=json_output))
 
@@ -353,8 +353,8 @@ def _inspect(
     json_output: bool,
 ) -> None:
     from tgi_cli import hub
-    from tgi_cli.compression import report
     from tgi_cli.models.inspect import describe
+    from tgi_cli.quantize import report
 
     folder = hub.resolve_model(
         model_id,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import ROUTER
 
 
@@ -17,20 +17,21 @@ def router(given: Given) -> None:
     """
     from tgi_cli import logging
     from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import lifeline, listener, serve
-    from tgi_cli.launcher.runtime import default_uds_path
+    from tgi_cli.launcher import serve
+    from tgi_cli.process import bind, parent_death
+    from tgi_cli.process.runtime_dir import default_uds_path
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.router.server import run_router
     from tgi_cli.rpc.tls import tls_files
 
-    options.prepare(given, "router")
+    setup.prepare(given, "router")
     logging.dump_on_signal()
     if given["lifeline_fd"] is not None:
-        lifeline.hold(given["lifeline_fd"])
-    checked = options.front(given)
-    hostname, socket_fd = options.listen_address(given), given["socket_fd"]
+        parent_death.hold(given["lifeline_fd"])
+    checked = setup.front(given)
+    hostname, socket_fd = setup.listen_address(given), given["socket_fd"]
     if socket_fd is None:
-        socket_fd = listener.bind(hostname, given["port"]).detach()
+        socket_fd = bind.bind(hostname, given["port"]).detach()
     model = ServeConfig(
         model_id=given["model_id"] or "",
         revision=given["revision"],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVE
 
 
@@ -17,15 +17,15 @@ def serve(given: Given) -> None:
     Downloads the model if it is not here yet. Without one, a bundled miniature is served.
     """
     from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher.children import RouterOptions
+    from tgi_cli.launcher.commands import RouterOptions
     from tgi_cli.launcher.serve import serve as run
 
-    options.prepare(given, "launcher")
+    setup.prepare(given, "launcher")
     if given["env"]:
         from tgi_cli.cli.machine import log_machine
 
         log_machine()
-    own = {"model_id": given["model_id"] or "", "hostname": options.listen_address(given)}
+    own = {"model_id": given["model_id"] or "", "hostname": setup.listen_address(given)}
     config = ServeConfig(**given.fields_of(ServeConfig) | own)
-    router = RouterOptions(**given.fields_of(RouterOptions) | options.front(given))
+    router = RouterOptions(**given.fields_of(RouterOptions) | setup.front(given))
     raise typer.Exit(run(config, router))

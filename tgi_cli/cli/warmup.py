@@ -6,9 +6,9 @@ import json
 import time
 from typing import Any
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import WARMUP
 from tgi_cli.errors import ConfigError
 
@@ -23,7 +23,7 @@ def warmup(given: Given) -> None:
     (installing the package does that too where there is a C++ compiler; without them the CPU
     computes with torch's operations, several times slower).
     """
-    options.prepare(given, "warmup")
+    setup.prepare(given, "warmup")
     if given["url"] is not None:
         _warm_server(given)
         return
@@ -77,8 +77,8 @@ def _measure(given: Given, compiled: dict[str, Any]) -> None:
     from tgi_cli.cli.warmup_report import print_model
     from tgi_cli.config import ServeConfig
     from tgi_cli.launcher import serve
-    from tgi_cli.rpc.progress import LoadProgress
-    from tgi_cli.worker.measuring import measure
+    from tgi_cli.model_server.load_progress import LoadProgress
+    from tgi_cli.worker.sizing.warmup_command import measure
 
     config = ServeConfig(**given.fields_of(ServeConfig) | {"model_id": given["model_id"]})
     config, path = serve.located(config, None)
@@ -95,14 +95,14 @@ def _measure(given: Given, compiled: dict[str, Any]) -> None:
 def _warm_server(given: Given) -> None:
     from rich.console import Console
 
-    from tgi_cli.cli.warm_server import warm_server
     from tgi_cli.cli.warmup_report import print_server
+    from tgi_cli.cli.warmup_server import warm_server
 
     if given["model_id"] and given.said("model_id"):
         raise ConfigError(
             "--url names a running server, which has its model", "give MODEL or --url"
         )
-    key = options.checked_key(given)
+    key = setup.checked_key(given)
     with Console(stderr=True).status("") as status:
         found = warm_server(given["url"], key, given["batch_sizes"], status.update)
     if given["json_output"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_model(found: dict[str, Any]) -> None:
-    """What :func:`tgi_cli.worker.measuring.measure` has found, as tables."""
+    """What :func:`tgi_cli.worker.sizing.warmup_command.measure` has found, as tables."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -60,7 +60,7 @@ def print_model(found: dict[str, Any]) -> None:
 
 
 def print_server(found: dict[str, Any]) -> None:
-    """What :func:`tgi_cli.cli.warm_server.warm_server` has found, as tables."""
+    """What :func:`tgi_cli.cli.warmup_server.warm_server` has found, as tables."""
     from rich.console import Console
 
     console = Console(highlight=False)

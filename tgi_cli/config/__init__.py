@@ -4,7 +4,8 @@ Nothing mutates either; what is found out later (the number of KV blocks) is a r
 whoever finds it out.
 """
 
-from tgi_cli.config.kinds import (
+from tgi_cli.config.resolve import resolve
+from tgi_cli.config.schema import (
     ATTENTIONS,
     BATCHINGS,
     BLOCK_SIZE,
@@ -27,7 +28,6 @@ from tgi_cli.config.kinds import (
     ModelFacts,
     ServeConfig,
 )
-from tgi_cli.config.resolve import resolve
 
 __all__ = [
     "ATTENTIONS",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from tgi_cli.config.kinds import (
+from tgi_cli.config.schema import (
     ATTENTIONS,
     BATCHINGS,
     BLOCK_SIZE,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from tgi_cli.engine.adapters import Adapters
-from tgi_cli.engine.batching import BatchingRule
-from tgi_cli.engine.extras import extras_of
+from tgi_cli.engine.batching_policy import BatchingRule
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.kv_cache import KVCache
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.lora_slots import Adapters
 from tgi_cli.engine.messages import Started
+from tgi_cli.engine.optional_outputs import extras_of
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.step import NewRow, Step
-from tgi_cli.engine.waiting import WaitingQueue
+from tgi_cli.engine.waiting_queue import WaitingQueue
 
 MAX_LOOKAHEAD = 32
 """How many that do not fit are looked at in one step: bounds the cost of a long queue."""

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.config import Limits
+from tgi_cli.engine.external_steps import Stepper
 from tgi_cli.engine.messages import (
     Advance,
     Cancel,
@@ -32,9 +33,8 @@ from tgi_cli.engine.messages import (
     UnloadAdapter,
 )
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.statistics import StepClock, StepStatistics, StepTimes
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
-from tgi_cli.engine.stepper import Stepper
+from tgi_cli.engine.step_stats import StepClock, StepStatistics, StepTimes
 from tgi_cli.errors import ShardError
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from tgi_cli.engine.block_pool import BlockPool
-from tgi_cli.engine.extras import wants_context
-from tgi_cli.engine.limits import CapacityPolicy, Limits
+from tgi_cli.engine.config import CapacityPolicy, Limits
+from tgi_cli.engine.optional_outputs import wants_context
 from tgi_cli.engine.sequence import Sequence
 
 

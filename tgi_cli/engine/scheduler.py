@@ -20,14 +20,12 @@ from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
 
-from tgi_cli.engine.adapters import Adapters
 from tgi_cli.engine.admission import Admission
-from tgi_cli.engine.batching import batching_rule
-from tgi_cli.engine.extras import report_context
+from tgi_cli.engine.batching_policy import batching_rule
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.grammar import Grammars, failure
-from tgi_cli.engine.intake import refuse
 from tgi_cli.engine.kv_cache import KVCache
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.lora_slots import Adapters
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
@@ -35,8 +33,8 @@ from tgi_cli.engine.messages import (
     Logits,
     StepOutputs,
 )
+from tgi_cli.engine.optional_outputs import report_context
 from tgi_cli.engine.sequence import Entry, Sequence, Status
-from tgi_cli.engine.statistics import StepStatistics
 from tgi_cli.engine.step import (
     AdapterStore,
     BlockAppend,
@@ -45,7 +43,9 @@ from tgi_cli.engine.step import (
     StepResult,
     TokenAppend,
 )
-from tgi_cli.engine.waiting import WaitingQueue
+from tgi_cli.engine.step_stats import StepStatistics
+from tgi_cli.engine.validation import refuse
+from tgi_cli.engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:

@@ -4,7 +4,7 @@
 when they are called, so importing this package costs nothing.
 """
 
-from tgi_cli.hub.adapters import LocalAdapter, resolve_adapter, resolve_adapters
+from tgi_cli.hub.lora_files import LocalAdapter, resolve_adapter, resolve_adapters
 from tgi_cli.hub.progress import LineProgress, Progress, TerminalProgress, pick_progress
 from tgi_cli.hub.resolve import LocalModel, resolve_model
 

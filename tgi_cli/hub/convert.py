@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub import children, files
+from tgi_cli.hub import child_process, files
 from tgi_cli.hub.local import names_in, read_json
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def convert(source: Path, target: Path) -> None:
             save(tensors, scratch / name)
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(tensor.nbytes for tensor in tensors.values())
-            children.say(f"{shard} -> {name}")
+            child_process.say(f"{shard} -> {name}")
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             (scratch / files.index_of(".safetensors")).write_text(json.dumps(index, indent=2))
@@ -161,9 +161,9 @@ def save(tensors: dict[str, Tensor], path: Path) -> None:
     except SafetensorError as error:
         # The library gives the system's refusal as text.
         if "No space left" in str(error) or "os error 28" in str(error):
-            raise children.disk_full(path) from error
+            raise child_process.disk_full(path) from error
         raise CheckpointError(f"cannot write {path}: {error}") from error
 
 
 if __name__ == "__main__":
-    sys.exit(children.main(lambda: convert(Path(sys.argv[1]), Path(sys.argv[2]))))
+    sys.exit(child_process.main(lambda: convert(Path(sys.argv[1]), Path(sys.argv[2]))))

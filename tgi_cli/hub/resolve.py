@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
-from tgi_cli.hub import children, files, local
+from tgi_cli.hub import child_process, files, local
 from tgi_cli.hub.cache import RepoCache, human_bytes, locked, require_space, write_error
 from tgi_cli.hub.download import download
 from tgi_cli.hub.environment import HubEnvironment
@@ -274,7 +274,7 @@ def _convert(source: Path, target: Path) -> None:
     size = sum(path.stat().st_size for path in weights)
     require_space(target, size, f"the conversion of {source.name}")
     logger.info("converting %d .bin files (%s) to safetensors", len(weights), human_bytes(size))
-    children.run("tgi_cli.hub.convert", source, target)
+    child_process.run("tgi_cli.hub.convert", source, target)
 
 
 def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
@@ -301,7 +301,7 @@ def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
         size = sum(path.stat().st_size for path in local.check(base.path, SAFETENSORS))
         require_space(scratch, size, f"merging {name}")
         logger.info("merging %s into %s", name, base_id)
-        children.run("tgi_cli.hub.lora", folder, base.path, scratch)
+        child_process.run("tgi_cli.hub.merge_lora", folder, base.path, scratch)
 
     return _made_once(target, fill)
 

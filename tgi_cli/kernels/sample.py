@@ -84,7 +84,7 @@ def can_sample(logits: Tensor) -> bool:
 def sample(logits: Tensor, scores: Tensor, draw: Draw | None = None) -> Tokens:
     """The likeliest token of each row, the lowest id among equals, or one that is drawn.
 
-    Drawing is that of :mod:`tgi_cli.sampling.choice` and :mod:`tgi_cli.sampling.filters`, up to
+    Drawing is that of :mod:`tgi_cli.sampling.multinomial` and :mod:`tgi_cli.sampling.filters`, up to
     the rounding of exponentials.
 
     Args:

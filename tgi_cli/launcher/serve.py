@@ -17,17 +17,18 @@ from types import FrameType
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import RouterError, ShardError
 from tgi_cli.hub import LocalModel
-from tgi_cli.launcher import children, listener
-from tgi_cli.launcher.apart import apart
-from tgi_cli.launcher.child import TGI, Child, adopt_orphans
-from tgi_cli.launcher.children import RouterOptions
-from tgi_cli.launcher.probe import Probe
-from tgi_cli.launcher.ready import announce
-from tgi_cli.launcher.restarts import Restarts
-from tgi_cli.launcher.runtime import SOCKET, VARIABLE, runtime_folder
+from tgi_cli.launcher import commands
+from tgi_cli.launcher.backoff import Restarts
+from tgi_cli.launcher.banner import announce
+from tgi_cli.launcher.child_process import TGI, Child, adopt_orphans
+from tgi_cli.launcher.commands import RouterOptions
+from tgi_cli.launcher.health_probe import Probe
+from tgi_cli.launcher.run_in_fork import apart
 from tgi_cli.launcher.supervisor import Parts, Supervisor
-from tgi_cli.rpc.pulse import Pulse
-from tgi_cli.rpc.socket_path import remove_stale
+from tgi_cli.process import bind
+from tgi_cli.process.heartbeat import Pulse
+from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
+from tgi_cli.process.unix_socket import remove_stale
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,10 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             model server died too often.
     """
     began = time.monotonic()
-    with listener.bind(config.hostname, config.port) as sock:
+    with bind.bind(config.hostname, config.port) as sock:
         with _terminable():
             model, config = apart(partial(_found, config))
-        host, port = listener.local_address(sock)
+        host, port = bind.local_address(sock)
         tls = options.ssl_certfile is not None
         supervisor = Supervisor(
             config.graceful_termination_timeout,
@@ -63,8 +64,8 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
         ):
             uds_path = folder / SOCKET
             variables = {VARIABLE: str(folder)}
-            server = children.model_server_command(config, model, uds_path, lifeline)
-            router = children.router_command(
+            server = commands.model_server_command(config, model, uds_path, lifeline)
+            router = commands.router_command(
                 config, options, model, f"unix:{uds_path}", sock.fileno(), lifeline
             )
             roles = ("model-server", "router") if config.json_output else (None, None)
@@ -91,7 +92,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             def on_ready() -> None:
                 info = pulse.told()
                 assert info is not None, "it is told before anything is served"
-                url = listener.url(host, port, tls)
+                url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
                 announce(config, info, url, seconds, key=options.api_key is not None)
 

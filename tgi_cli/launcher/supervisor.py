@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tgi_cli.errors import ExitCode, ShardError
-from tgi_cli.launcher.child import Child
-from tgi_cli.launcher.probe import HEALTH, LIVE, Probe
-from tgi_cli.launcher.restarts import WINDOW_SECONDS, Restarts
+from tgi_cli.launcher.backoff import WINDOW_SECONDS, Restarts
+from tgi_cli.launcher.child_process import Child
+from tgi_cli.launcher.health_probe import HEALTH, LIVE, Probe
 from tgi_cli.launcher.watchdog import Watchdog
-from tgi_cli.rpc.pulse import Pulse, State
-from tgi_cli.rpc.signals import delivered
+from tgi_cli.process.heartbeat import Pulse, State
+from tgi_cli.process.signals import delivered
 
 log = logging.getLogger(__name__)
 

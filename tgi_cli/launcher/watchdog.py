@@ -1,6 +1,6 @@
 """Finds processes that are there and do not move: stopped, deadlocked, or stuck on the device.
 
-Of a model server its pulse is watched (:mod:`tgi_cli.rpc.pulse`), of a router whether it answers.
+Of a model server its pulse is watched (:mod:`tgi_cli.process.heartbeat`), of a router whether it answers.
 Who hangs is killed; what follows is what follows any other death.
 """
 
@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tgi_cli.launcher.child import Child
-from tgi_cli.rpc.pulse import Pulse, Reading, State, Stillness, allowed_seconds
+from tgi_cli.launcher.child_process import Child
+from tgi_cli.process.heartbeat import Pulse, Reading, State, Stillness, allowed_seconds
 
 log = logging.getLogger(__name__)
 

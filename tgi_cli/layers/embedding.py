@@ -12,7 +12,7 @@ from tgi_cli.device.memory import release_pages
 from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import _Linear
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import Codes
 
 
 def _own_rows(build: Build, vocab_size: int) -> tuple[int, int, int]:

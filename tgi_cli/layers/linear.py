@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import Codes
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraLayer

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import Loadable
-from tgi_cli.models.source import Source
+from tgi_cli.models.weight_map import Source
 
 
 class CausalLM(nn.Module):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, CorruptFileError
 from tgi_cli.hub.local import weight_map
-from tgi_cli.quantization.codes import Codes
 from tgi_cli.quantization.formats import CheckpointFormat
+from tgi_cli.quantization.quantized_weight import Codes
 
 _PEEKED = 1 << 16
 """Elements of a tensor that says how others are kept."""

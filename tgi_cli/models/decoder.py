@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import PagedAttention
-from tgi_cli.attention.native import NativeAttention
+from tgi_cli.attention.cpu_cpp import NativeAttention
 from tgi_cli.kernels.program import Program
 from tgi_cli.layers import (
     MLP,
@@ -26,8 +26,8 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.source import Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class DecoderModel(nn.Module):
     @cached_property
     def program(self) -> Program | None:
         """The layers for the CPU's kernels; asked for when they are loaded."""
-        from tgi_cli.models.lowering import lower  # it knows what is made here
+        from tgi_cli.models.cpu_program import lower  # it knows what is made here
 
         return lower(self) if self.on_one_cpu else None
 

@@ -13,8 +13,8 @@ from tgi_cli.device import describe as device_facts
 from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, read_tensor
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
-from tgi_cli.quantization.codes import Codes
-from tgi_cli.quantization.products import make_product
+from tgi_cli.quantization.matmul import make_product
+from tgi_cli.quantization.quantized_weight import Codes
 
 
 @dataclass(frozen=True, slots=True)

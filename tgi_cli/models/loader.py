@@ -30,11 +30,11 @@ from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
-from tgi_cli.models.source import Source
+from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.detect import notice, quantizer
 from tgi_cli.quantization.head import QuantizedHead
-from tgi_cli.quantization.recognise import notice, quantizer
+from tgi_cli.quantization.quantized_weight import Codes
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
@@ -177,7 +177,7 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
                 f"no model can be built of {config.path / 'config.json'} ({shown_error(error)})",
                 "download the model again, or correct it",
             ) from error
-    from tgi_cli.models.transformers import TransformersForCausalLM  # imports transformers
+    from tgi_cli.models.hf.model import TransformersForCausalLM  # imports transformers
 
     return TransformersForCausalLM(config, build, device)
 

@@ -22,11 +22,11 @@ from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.hub import files
 from tgi_cli.hub.headers import read_header
 from tgi_cli.hub.local import read_json
-from tgi_cli.hub.lora import Adapter
+from tgi_cli.hub.merge_lora import Adapter
 from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import shown
-from tgi_cli.models.source import Rows
+from tgi_cli.models.weight_map import Rows
 from tgi_cli.patterns import PatternError
 
 _MERGE = "merge it into its base (tgi download-weights --merge-lora), and serve the result"

@@ -67,7 +67,7 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
         return None
     if (FAMILIES.get(config.architecture), stated.get("quant_method")) in _UNPACKED:
         return None
-    from tgi_cli.quantization.recognise import recognise  # imports torch
+    from tgi_cli.quantization.detect import recognise  # imports torch
 
     return recognise(stated)
 
@@ -108,7 +108,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     Of an architecture that is not defined here it imports transformers, and torch with it.
     """
     if not is_native(config):
-        from tgi_cli.models.transformers import transformers_facts
+        from tgi_cli.models.hf.model import transformers_facts
 
         return replace(transformers_facts(config), quantization=quantization_name(config))
     spec = decoder_spec(config)

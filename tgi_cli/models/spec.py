@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tgi_cli.models.source import Source
+from tgi_cli.models.weight_map import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Source
+from tgi_cli.models.weight_map import Source
 
 
 @dataclass(frozen=True, slots=True)

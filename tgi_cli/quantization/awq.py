@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.bits import unpack
-from tgi_cli.quantization.codes import Codes, contiguous_groups
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.quantized_weight import Codes, contiguous_groups
 
 _LAYOUTS = ("gemm", "exllama", "ipex")
 """Versions whose files are those of gemm."""

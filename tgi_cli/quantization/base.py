@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import Codes
 
 
 class LinearWeights(Protocol):

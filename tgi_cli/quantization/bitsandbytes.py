@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.files import decode_json
-from tgi_cli.quantization.codes import Codes, contiguous_groups
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.quantized_weight import Codes, contiguous_groups
 
 BLOCK = 64
 """Elements that share a scale, where nothing else is said."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import Codes
 
 
 class Header(Protocol):

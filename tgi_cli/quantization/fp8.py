@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.codes import Codes
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.quantized_weight import Codes
 from tgi_cli.quantization.scales import spread, spreads
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from tgi_cli.quantization.bits import unpack, unpack_less_one
-from tgi_cli.quantization.codes import Codes, contiguous_groups
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.quantized_weight import Codes, contiguous_groups
 
 
 class GPTQ(CheckpointFormat):

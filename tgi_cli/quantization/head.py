@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tgi_cli.quantization import integer
 from tgi_cli.quantization.base import LinearWeights
-from tgi_cli.quantization.codes import Codes
 from tgi_cli.quantization.quantized import Quantized
+from tgi_cli.quantization.quantized_weight import Codes
 
 
 class QuantizedHead(Quantized):

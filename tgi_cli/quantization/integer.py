@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import Codes
 
 _NUMBERS = 1 << 20
 """That are rounded at a time: 4 MiB of float32."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix, linear
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
-from tgi_cli.quantization.codes import Codes, join
-from tgi_cli.quantization.products import Native, Product, Several, make_product
+from tgi_cli.quantization.matmul import Native, Product, Several, make_product
+from tgi_cli.quantization.quantized_weight import Codes, join
 from tgi_cli.quantization.unquantized import Unquantized
 
 Quantizer = Callable[[Tensor], Codes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.codes import contiguous_groups
+from tgi_cli.quantization.quantized_weight import contiguous_groups
 
 
 def spread(

@@ -14,18 +14,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from tgi_cli.errors import ModelError
-from tgi_cli.router import access_log, errors, openapi
-from tgi_cli.router.adapters import AdapterNames
-from tgi_cli.router.admission import Admission
-from tgi_cli.router.auth import KeyGuard
-from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.cors import cors
-from tgi_cli.router.defaults import SamplingDefaults
-from tgi_cli.router.generator import Generator
-from tgi_cli.router.kept import KeptAdapters
-from tgi_cli.router.metrics import Metrics
-from tgi_cli.router.observe import Observer
-from tgi_cli.router.routes import (
+from tgi_cli.router.adapter_names import AdapterNames
+from tgi_cli.router.adapter_restore import KeptAdapters
+from tgi_cli.router.api import (
     adapters,
     chat,
     completions,
@@ -36,25 +27,36 @@ from tgi_cli.router.routes import (
     kserve,
     metrics,
     models,
-    native,
+    openapi,
     responses,
     sagemaker,
+    tgi,
     tokenize,
     vertex,
     vllm,
 )
+from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.engine_restart import Succession
+from tgi_cli.router.generation.generator import Generator
+from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
+from tgi_cli.router.http import errors
+from tgi_cli.router.http.admission import Admission
+from tgi_cli.router.http.auth import KeyGuard
+from tgi_cli.router.http.cors import cors
+from tgi_cli.router.observability import access_log
+from tgi_cli.router.observability.metrics import Metrics
+from tgi_cli.router.observability.middleware import Observer
+from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.succession import Succession
-from tgi_cli.router.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.grammar_check import GrammarChecker
-from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.grammar.checker import GrammarChecker
+from tgi_cli.text.workers import TextWorkers
 
 logger = logging.getLogger(__name__)
 
 _MODULES = (
-    native,
+    tgi,
     tokenize,
     chat,
     completions,

@@ -53,7 +53,7 @@ BadWord = Annotated[str, Meta(max_length=BAD_WORD_CHARACTERS)]
 BadWords = Annotated[list[BadWord], Meta(max_length=BAD_WORDS)]
 
 Unsigned = Annotated[int, Meta(ge=0, extra={"bound": "checked"})]
-"""Whose range :mod:`tgi_cli.router.validation` checks, in TGI's words."""
+"""Whose range :mod:`tgi_cli.router.generation.validation` checks, in TGI's words."""
 Unsigned32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Signed32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Dimensions = Annotated[list[Unsigned], Meta(max_length=DIMENSIONS)]

@@ -14,7 +14,7 @@ class RouterConfig:
 
     Attributes:
         model_path: the model's folder, for its tokenizer and chat template.
-        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.address.Endpoint.parse`.
+        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.Endpoint.parse`.
         engine_tls: how it is spoken to on TCP; None: in the clear.
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
         max_input_tokens, max_total_tokens: limits of a request below the engine's; None: the

@@ -20,9 +20,9 @@ import tgi_cli.logging
 from tgi_cli.errors import AddressInUseError, RouterError
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.protocol import BoundedProtocol, body_seconds
+from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
+from tgi_cli.router.http.tls import server_context
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.tls import server_context
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
 

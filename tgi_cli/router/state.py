@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 import tgi_cli
-from tgi_cli.router.adapters import AdapterNames
-from tgi_cli.router.admission import Admission
+from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.defaults import SamplingDefaults
-from tgi_cli.router.generation import Generation
-from tgi_cli.router.generator import Generator
-from tgi_cli.router.metrics import Metrics
-from tgi_cli.router.tracing import Tracing
+from tgi_cli.router.generation.generation import Generation
+from tgi_cli.router.generation.generator import Generator
+from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
+from tgi_cli.router.http.admission import Admission
+from tgi_cli.router.observability.metrics import Metrics
+from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.workers import TextWorkers
 
 
 def leads(generations: Sequence[Generation]) -> list[Generation]:

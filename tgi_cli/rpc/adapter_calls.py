@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 
 from tgi_cli.errors import ModelNotFoundError, ShardError, TgiError
-from tgi_cli.hub.adapters import resolve_adapter, split_revision
+from tgi_cli.hub.lora_files import resolve_adapter, split_revision
+from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError
 from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.adapters import AdapterRegistry, EngineEndedError
-from tgi_cli.rpc.details import short
 from tgi_cli.rpc.interface import AdapterError, AdapterFault, Adapters
+from tgi_cli.rpc.status_details import short
 
 MAX_CALLS = 4
 """Adapters that are fetched and loaded at once; each holds a thread that other calls need."""

@@ -20,9 +20,9 @@ import grpc.aio
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, probe, statistics, steps
+from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, metrics_codec, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.address import Endpoint
+from tgi_cli.rpc.endpoint import Endpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
 from tgi_cli.rpc.interface import GONE, Adapters, EngineLoad, EngineStatistics
 from tgi_cli.rpc.streams import Stream, Streams
@@ -75,7 +75,7 @@ class GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
         Args:
-            target: as :meth:`tgi_cli.rpc.address.Endpoint.parse` takes it.
+            target: as :meth:`tgi_cli.rpc.endpoint.Endpoint.parse` takes it.
             timeout: seconds to wait for it to come up; None waits for ever.
             stall_seconds: how long the engine may stand still while requests are live, before the
                 session ends; one whose steps take longer gets longer, and 0 means for ever.
@@ -89,7 +89,7 @@ class GrpcEngineClient:
         client = cls(endpoint, stall_seconds=stall_seconds)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client._keeper = asyncio.create_task(client._keep(opened), name="engine session")
-        looking = probe.watch(endpoint, opened)
+        looking = tls_probe.watch(endpoint, opened)
         waited = 0.0
         try:
             while not opened.done():
@@ -138,7 +138,7 @@ class GrpcEngineClient:
             except grpc.aio.AioRpcError as error:
                 log.debug("no statistics: %s", error.details())
             else:
-                self._statistics = statistics.decode(answer)
+                self._statistics = metrics_codec.decode(answer)
                 self._load = codec.decode_load(answer.load)
         return self._statistics
 
@@ -195,14 +195,14 @@ class GrpcEngineClient:
             cause = GONE
             try:
                 answer = await self._stub.Info(pb.InfoRequest(), wait_for_ready=True)
-                listener = steps.Listener.beside(self._endpoint.path)
-                named = () if listener is None else ((steps.METADATA, listener.name),)
+                listener = step_socket.Listener.beside(self._endpoint.path)
+                named = () if listener is None else ((step_socket.METADATA, listener.name),)
                 call = self._stub.Session(metadata=named)
                 by_socket: socket.socket | None = None
                 try:
                     try:
                         answered = await call.initial_metadata()
-                        if listener is not None and steps.METADATA in dict(answered):
+                        if listener is not None and step_socket.METADATA in dict(answered):
                             by_socket = listener.accept()
                     finally:
                         if listener is not None:
@@ -271,7 +271,7 @@ class GrpcEngineClient:
 
     async def _read(self, call: Any, by_socket: socket.socket | None) -> None:
         """Take what the engine sends until the session ends."""
-        reader = steps.Reader(self._take)
+        reader = step_socket.Reader(self._take)
         transport: asyncio.BaseTransport | None = None
         try:
             if by_socket is not None:

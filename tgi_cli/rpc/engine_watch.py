@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc.aio
 
+from tgi_cli.process.heartbeat import Stillness, allowed_seconds
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.pulse import Stillness, allowed_seconds
 
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 2.0

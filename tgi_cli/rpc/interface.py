@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from tgi_cli.engine.distribution import Distribution
 from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
@@ -19,7 +20,6 @@ from tgi_cli.engine.messages import (
     Started,
 )
 from tgi_cli.errors import ModelError
-from tgi_cli.rpc.distribution import Distribution
 
 GONE = "the model server is gone"
 """Why a request ends, or cannot begin, where there is no engine."""
@@ -121,7 +121,7 @@ class EngineStatistics:
 
     Attributes:
         distributions: of seconds, by stage and method, and ``("schedule", "join")``; ``sizes``
-            and ``accepted`` without label. See :class:`tgi_cli.rpc.totals.Tally`.
+            and ``accepted`` without label. See :class:`tgi_cli.engine.metrics.Tally`.
         counts: ``launched`` and ``failed`` steps by method, ``joined`` by reason.
         queue_age: seconds that the longest waiting request has waited; 0: none waits.
     """

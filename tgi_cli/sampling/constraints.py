@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import ALLOWED, BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
 from tgi_cli.sampling.filters import ROW_BY_ROW
+from tgi_cli.sampling.table import ALLOWED, BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 _ADDED = np.where(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import MIN_P, TOP_K, TOP_P, TYPICAL, SamplingBatch
+from tgi_cli.sampling.table import MIN_P, TOP_K, TOP_P, TYPICAL, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 MAX_SORTED = 1 << 22

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import TOP_LOGPROBS, SamplingBatch
-from tgi_cli.sampling.likeliest import likeliest
+from tgi_cli.sampling.table import TOP_LOGPROBS, SamplingBatch
+from tgi_cli.sampling.top_tokens import likeliest
 from tgi_cli.sampling.upload import Upload
 
 

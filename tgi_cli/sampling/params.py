@@ -2,7 +2,7 @@
 
 Numbers are bounded by what the wire carries, lists by what a step can handle in passing. Floats
 are any finite number that has a meaning: the sampler's arithmetic cuts off what float32 cannot
-hold (see :class:`tgi_cli.sampling.batch.SamplingTable`).
+hold (see :class:`tgi_cli.sampling.table.SamplingTable`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import COUNTED, PENALIZED, RELATIVE, SamplingBatch
+from tgi_cli.sampling.table import COUNTED, PENALIZED, RELATIVE, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 MAX_TOKENS_AT_ONCE = 1 << 19

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.sample import Draw, can_sample, sample
-from tgi_cli.sampling.batch import (
+from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
+from tgi_cli.sampling.filters import filter_weights
+from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of, top_logprobs_of
+from tgi_cli.sampling.multinomial import argmax, choose, weights_of
+from tgi_cli.sampling.penalties import penalize
+from tgi_cli.sampling.random import uniforms
+from tgi_cli.sampling.table import (
     ADJUSTED,
     BIASED,
     FILTERED,
@@ -31,12 +37,6 @@ from tgi_cli.sampling.batch import (
     WATERMARK,
     SamplingBatch,
 )
-from tgi_cli.sampling.choice import argmax, choose, weights_of
-from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
-from tgi_cli.sampling.filters import filter_weights
-from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of, top_logprobs_of
-from tgi_cli.sampling.penalties import penalize
-from tgi_cli.sampling.random import uniforms
 from tgi_cli.sampling.upload import Upload
 from tgi_cli.sampling.watermark import mark
 

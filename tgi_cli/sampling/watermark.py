@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tgi_cli.sampling.batch import WATERMARK, SamplingBatch
+from tgi_cli.sampling.table import WATERMARK, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 HASH_KEY = 15485863

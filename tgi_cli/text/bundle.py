@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.chat import ChatTemplate
+from tgi_cli.text.chat_template import ChatTemplate
 from tgi_cli.text.response import ResponseFormat, choose
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 

@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.calls import CallShape, shape_of
-from tgi_cli.text.framing import frame_of
+from tgi_cli.text.answer_frame import frame_of
 from tgi_cli.text.response_formats import (
     ANY_START,
     FALLBACK,
@@ -26,6 +25,7 @@ from tgi_cli.text.response_formats import (
 )
 from tgi_cli.text.response_reader import REASONING, ResponseReader
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.tool_calls import CallShape, shape_of
 
 logger = logging.getLogger(__name__)
 

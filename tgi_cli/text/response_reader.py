@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tgi_cli.text.calls import Arguments, Call, CallStream, whole_calls
+from tgi_cli.text.tool_calls import Arguments, Call, CallStream, whole_calls
 
 if TYPE_CHECKING:
     from tgi_cli.text.response import ResponseFormat

@@ -21,7 +21,7 @@ from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, ModelConfig
-from tgi_cli.worker.memory import give_back
+from tgi_cli.worker.sizing.memory import give_back
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer as Backend
 from tgi_cli.device import default_threads
 from tgi_cli.engine.step import GrammarMatcher
 from tgi_cli.files import TOKENIZER_BYTES, read_json, require_file
-from tgi_cli.worker.grammar_causes import NOTHING_FITS, limit_passed
+from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
 log = logging.getLogger(__name__)
 

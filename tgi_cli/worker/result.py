@@ -11,9 +11,9 @@ from torch import Tensor
 from tgi_cli.engine.step import StepResult
 from tgi_cli.sampling.logprobs import TopLogprobs
 from tgi_cli.sampling.sampler import Sampled
-from tgi_cli.worker.memory import out_of_memory_as_error
-from tgi_cli.worker.prompt import ScoredChunk
-from tgi_cli.worker.staging import to_host
+from tgi_cli.worker.prompt_logprobs import ScoredChunk
+from tgi_cli.worker.sizing.memory import out_of_memory_as_error
+from tgi_cli.worker.upload import to_host
 
 POISONED = "the model's output for this sequence is not a number (NaN or infinite logits)"
 

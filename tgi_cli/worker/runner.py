@@ -19,18 +19,18 @@ from torch import Tensor
 from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import Step
-from tgi_cli.sampling.batch import SamplingBatch
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
-from tgi_cli.worker.adapters import AdapterShelf
-from tgi_cli.worker.graphs import DecodeGraphs
-from tgi_cli.worker.inputs import DecodeInputs
-from tgi_cli.worker.memory import out_of_memory_as_error
-from tgi_cli.worker.processors import run_processors
-from tgi_cli.worker.prompt import Chunk, ScoredChunk, chunks_of
+from tgi_cli.sampling.table import SamplingBatch
+from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.decode_inputs import DecodeInputs
+from tgi_cli.worker.input_batch import Asking, Rows
+from tgi_cli.worker.logits_processors import run_processors
+from tgi_cli.worker.lora_cache import AdapterShelf
+from tgi_cli.worker.prompt_logprobs import Chunk, ScoredChunk, chunks_of
 from tgi_cli.worker.result import DeviceResult, Produced
-from tgi_cli.worker.rows import Asking, Rows
-from tgi_cli.worker.staging import Uploader, to_host
+from tgi_cli.worker.sizing.memory import out_of_memory_as_error
+from tgi_cli.worker.upload import Uploader, to_host
 
 MAX_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 25}
 """Logits computed at once (32 and 128 MiB in float32). Each part reads the head's weights again:

@@ -22,20 +22,20 @@ from tgi_cli.errors import ConfigError, TgiError
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
-from tgi_cli.worker.adapters import AdapterShelf
-from tgi_cli.worker.capacity import Capacity
-from tgi_cli.worker.graphs import DecodeGraphs, cuda_graphs, graph_sizes
-from tgi_cli.worker.memory import LOAD_REMEDY, give_back, out_of_memory_as_error
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes
+from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.lora_cache import AdapterShelf
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.sizing import Sizing
-from tgi_cli.worker.staging import Uploader
-from tgi_cli.worker.timings import read_bytes
-from tgi_cli.worker.warmup import replays_agree
+from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.sizing.kv_cache import Sizing
+from tgi_cli.worker.sizing.memory import LOAD_REMEDY, give_back, out_of_memory_as_error
+from tgi_cli.worker.sizing.profile_steps import replays_agree
+from tgi_cli.worker.sizing.step_timing import read_bytes
+from tgi_cli.worker.upload import Uploader
 
 if TYPE_CHECKING:
     from tgi_cli.worker.grammar import LLGuidance
-    from tgi_cli.worker.sharded import ShardedWorker
+    from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class ModelWorker:
         graphs.drop()
 
     def read_bytes(self, rows: int) -> int:
-        """Of weights, by a decode of so many sequences; see :func:`tgi_cli.worker.timings`."""
+        """Of weights, by a decode of so many sequences; see :func:`tgi_cli.worker.sizing.step_timing`."""
         return read_bytes(self._model, rows) * self._shard.size
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
@@ -292,7 +292,9 @@ def load_worker(
     facts = model_facts(model_config)
     config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
     if config.num_shard > 1:
-        from tgi_cli.worker.sharded import load_sharded  # it is made of what stands here
+        from tgi_cli.worker.tensor_parallel.worker import (
+            load_sharded,  # it is made of what stands here
+        )
 
         return load_sharded(serve, config, progress), config
     return make_worker(serve, config, progress=progress), config

@@ -1,6 +1,6 @@
 """Every field of every schema of every route, and a body around each of them.
 
-Routes and their bodies are those of the API's own document (``tgi_cli.router.operations``), and
+Routes and their bodies are those of the API's own document (``tgi_cli.router.api.operations``), and
 fields those of the types that it names: a new one is covered without a word here.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import inspect
 
 from tests.benchmarks.adversary.values import accepted
-from tgi_cli.router.operations import ALSO, OPERATIONS
+from tgi_cli.router.api.operations import ALSO, OPERATIONS
 
 Around = Callable[[bytes], bytes]
 

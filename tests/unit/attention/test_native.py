@@ -11,8 +11,8 @@ from tests.tools.paged import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch
 from tests.unit.kernels.conftest import compiled  # noqa: F401
 from tgi_cli.attention import KVSpec, create_attention
-from tgi_cli.attention.cpu import CpuAttention
-from tgi_cli.attention.native import NativeAttention
+from tgi_cli.attention.cpu_cpp import NativeAttention
+from tgi_cli.attention.cpu_torch import CpuAttention
 from tgi_cli.device import peak_memory
 from tgi_cli.kernels import library, without_native
 

@@ -17,7 +17,7 @@ from tests.benchmarks.adversary import checkpoints, protocol, report, together, 
 from tests.benchmarks.adversary.client import Answer
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
-from tgi_cli.router import routes
+from tgi_cli.router import api
 from tgi_cli.router.app import schema
 
 LIMIT = 20_000
@@ -26,7 +26,7 @@ POSTS = [target for target in targets() if target.bodies]
 
 def decoded() -> Iterator[Any]:
     """Types that the routes' modules decode from bodies."""
-    for module in pkgutil.iter_modules(routes.__path__, f"{routes.__name__}."):
+    for module in pkgutil.iter_modules(api.__path__, f"{api.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             if not isinstance(value, msgspec.json.Decoder):
                 continue

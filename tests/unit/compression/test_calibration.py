@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tgi_cli import demo
-from tgi_cli.compression import datasets
-from tgi_cli.compression.calibration import Calibration, calibrate, heldout
-from tgi_cli.compression.datasets import _choose
 from tgi_cli.errors import ConfigError, ModelError, OfflineError
-from tgi_cli.text.chat import ChatTemplate
+from tgi_cli.process.worker_pool import Limits
+from tgi_cli.quantize import datasets
+from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
+from tgi_cli.quantize.datasets import _choose
+from tgi_cli.text.chat_template import ChatTemplate
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.worker_pool import Limits
 
 WORDS = [f"number {i} is followed by number {i + 1}.\n" for i in range(400)]
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tgi_cli.compression.activations import Activations
-from tgi_cli.compression.blocks import Layer
-from tgi_cli.compression.card import model_card
-from tgi_cli.compression.state import Partial
-from tgi_cli.compression.tensors import tensors_in, write_shards
 from tgi_cli.errors import ConfigError
+from tgi_cli.quantize.activations import Activations
+from tgi_cli.quantize.gptq import Layer
+from tgi_cli.quantize.model_card import model_card
+from tgi_cli.quantize.state import Partial
+from tgi_cli.quantize.tensors import tensors_in, write_shards
 
 
 def _tensors() -> dict[str, torch.Tensor]:

@@ -11,15 +11,15 @@ from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
 from tests.tools.paged import CPU, random_ids
-from tgi_cli.compression.places import locate
-from tgi_cli.compression.selection import select
-from tgi_cli.compression.skeleton import Skeleton
-from tgi_cli.compression.stages import sites_of, trace
-from tgi_cli.compression.stream import Stream
 from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import Stored
-from tgi_cli.models.source import Source
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.models.weight_map import Source
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize.checkpoint_map import locate
+from tgi_cli.quantize.selection import select
+from tgi_cli.quantize.skeleton import Skeleton
+from tgi_cli.quantize.stages import sites_of, trace
+from tgi_cli.quantize.stream import Stream
 
 RECIPE = Recipe(method="gptq", group_size=32)
 

@@ -18,11 +18,11 @@ from transformers.core_model_loading import (
 )
 
 from tests.parity.cases import SMALL
-from tgi_cli.compression import unstack
-from tgi_cli.compression.output import _part
-from tgi_cli.compression.tensors import tensors_in, write_file
-from tgi_cli.compression.unstack import unstacked
 from tgi_cli.models.checkpoint import Stored, read_headers, read_tensor
+from tgi_cli.quantize import unstack
+from tgi_cli.quantize.output import _part
+from tgi_cli.quantize.tensors import tensors_in, write_file
+from tgi_cli.quantize.unstack import unstacked
 
 GATE, UP = "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"
 STACK = "model.layers.0.mlp.experts.gate_up_proj"

@@ -12,11 +12,11 @@ import huggingface_hub
 import pytest
 
 from tgi_cli import demo
-from tgi_cli.compression import gptqmodel
-from tgi_cli.compression.job import Job
-from tgi_cli.compression.upload import check_upload, upload
 from tgi_cli.errors import ConfigError, GatedModelError, HubError, OfflineError
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize import gptqmodel
+from tgi_cli.quantize.hub_upload import check_upload, upload
+from tgi_cli.quantize.pipeline import Job
 
 
 class Api:

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import Client, running
 from tests.unit.engine.test_scheduler import Harness, limits, request
+from tgi_cli.engine.config import Batching
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Batching
 from tgi_cli.engine.messages import (
     AdapterAnswer,
     Cancel,
@@ -20,7 +20,7 @@ from tgi_cli.engine.messages import (
     UnloadAdapter,
 )
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.waiting import MAX_OVERTAKEN
+from tgi_cli.engine.waiting_queue import MAX_OVERTAKEN
 from tgi_cli.errors import CheckpointError
 
 

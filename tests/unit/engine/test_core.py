@@ -13,11 +13,11 @@ import pytest
 
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
+from tgi_cli.engine.config import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
-from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
-from tgi_cli.engine.statistics import StepStatistics, StepTimes
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
+from tgi_cli.engine.step_stats import StepStatistics, StepTimes
 from tgi_cli.errors import ShardError
 
 

@@ -14,7 +14,7 @@ from tests.unit.engine.fake_grammar import EOS, VOCAB, FakeCompiler, constrained
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import running
 from tests.unit.engine.test_scheduler import GREEDY, Harness, limits, request
-from tgi_cli.engine.limits import Batching, CapacityPolicy
+from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.engine.scheduler import Scheduler
 

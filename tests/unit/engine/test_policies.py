@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.engine.fake_worker import continuation
 from tests.unit.engine.test_scheduler import Harness, limits, request
-from tgi_cli.engine.limits import Batching, CapacityPolicy
+from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.step import Step
-from tgi_cli.engine.waiting import MAX_OVERTAKEN
+from tgi_cli.engine.waiting_queue import MAX_OVERTAKEN
 
 
 def kinds(step: Step) -> tuple[int, int]:

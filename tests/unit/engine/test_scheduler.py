@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.fake_worker import FakeWorker, continuation
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.waiting import MAX_OVERTAKEN
+from tgi_cli.engine.waiting_queue import MAX_OVERTAKEN
 from tgi_cli.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
-from tgi_cli.engine.limits import Batching, CapacityPolicy
+from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import Finished, FinishReason, LoadAdapter, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence, Status

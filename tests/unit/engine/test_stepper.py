@@ -16,9 +16,9 @@ from tests.unit.engine.fake_grammar import FakeCompiler, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import Client, running
 from tests.unit.engine.test_scheduler import limits, request
-from tgi_cli.engine import holding
+from tgi_cli.engine import reserved_sequences
+from tgi_cli.engine.config import CapacityPolicy, Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import CapacityPolicy, Limits
 from tgi_cli.engine.messages import (
     Advance,
     Advanced,
@@ -31,7 +31,7 @@ from tgi_cli.engine.messages import (
     LoadAdapter,
     Shutdown,
 )
-from tgi_cli.engine.statistics import StepStatistics, StepTimes
+from tgi_cli.engine.step_stats import StepStatistics, StepTimes
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -376,7 +376,7 @@ def test_a_row_that_fails_alone_is_told_apart() -> None:
 def test_what_is_left_alone_gives_way_and_comes_back(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", 0.2)
     with engine(limits(num_blocks=32), depth) as (caller, client):
         caller.advance(request(1, range(20), 100))  # 30 of the 32 blocks
         caller.advance(held=(1,))
@@ -390,7 +390,7 @@ def test_what_is_left_alone_gives_way_and_comes_back(
 
 
 def test_a_parked_prompt_goes_on_where_its_caller_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", 0.0)
     bounds = limits(num_blocks=16, max_batch_prefill_tokens=8, prefix_caching=False)
     with engine(bounds) as (caller, client):
         caller.advance(request(1, range(30), 4), upto=(20,))
@@ -483,7 +483,7 @@ def test_both_at_once_say_what_each_says_alone(
 ) -> None:
     """Random arrivals, ends, drops and pauses on both sides of a pool that is too small."""
     dice = random.Random(seed)
-    monkeypatch.setattr(holding, "IDLE_SECONDS", dice.choice([0.0, 0.01, 2.0]))
+    monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", dice.choice([0.0, 0.01, 2.0]))
     bounds = limits(
         num_blocks=40,
         max_batch_size=5,

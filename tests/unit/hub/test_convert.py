@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.tools.hub_server import HubServer
 from tests.unit.hub.conftest import CONFIG
 from tgi_cli.errors import CorruptFileError, DiskFullError, ModelError
-from tgi_cli.hub import children, resolve_model
+from tgi_cli.hub import child_process, resolve_model
 from tgi_cli.hub.convert import convert, load_pickle, names_tied_by_class, untie
 
 Write = Callable[[dict[str, bytes]], Path]
@@ -131,7 +131,7 @@ def test_a_pickle_that_runs_something_is_refused(
     bad = pickled(tmp_path / "1", {"w": torch.zeros(1), "x": _Evil()})
     path = folder({"config.json": CONFIG, "pytorch_model.bin": bad})
     # The child starts in another folder than the tests do.
-    monkeypatch.setenv("PYTHONPATH", str(Path(children.__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(child_process.__file__).parents[2]))
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is refused.*system") as caught:
         resolve_model(str(path))
     assert "safetensors" in caught.value.remedy
@@ -189,12 +189,12 @@ def test_what_a_child_reports_is_raised_here(monkeypatch: pytest.MonkeyPatch) ->
 
     said: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
-    assert children.main(full) == 3
-    error = children._hear(said[0])
+    assert child_process.main(full) == 3
+    error = child_process._hear(said[0])
     assert isinstance(error, DiskFullError)
     assert "model.safetensors" in error.cause
 
 
 def test_a_child_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"No module named tgi_cli\.hub\.nothing"):
-        children.run("tgi_cli.hub.nothing")
+        child_process.run("tgi_cli.hub.nothing")

@@ -16,7 +16,7 @@ from tests.tools.hub_server import HubServer
 from tests.unit.hub.conftest import CONFIG
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
 from tgi_cli.hub import resolve_model
-from tgi_cli.hub.lora import Adapter, merge
+from tgi_cli.hub.merge_lora import Adapter, merge
 
 Q, V, HEAD = "model.layers.0.q_proj", "model.layers.1.v_proj", "lm_head"
 

@@ -11,9 +11,9 @@ import torch
 from tests.unit.sampling.helpers import batch_of, upload
 from tgi_cli.kernels import without_native
 from tgi_cli.kernels.sample import Draw, sample
-from tgi_cli.sampling.batch import SamplingBatch
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.sampling.sampler import Sampled, Sampler
+from tgi_cli.sampling.table import SamplingBatch
 
 pytestmark = pytest.mark.usefixtures("level")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tgi_cli.errors import ExitCode, GatedModelError, HubError
-from tgi_cli.launcher.apart import apart
+from tgi_cli.launcher.run_in_fork import apart
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there it is done right here")
 
 LAUNCHER = """
 import signal, sys, time
-from tgi_cli.launcher.apart import apart
+from tgi_cli.launcher.run_in_fork import apart
 def leave(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)

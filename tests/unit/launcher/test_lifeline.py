@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.launcher import lifeline
+from tgi_cli.process import parent_death
 
 PARENT = """
 import os, subprocess, sys, time
@@ -75,4 +75,4 @@ def test_no_child_outlives_its_parent(tmp_path: Path, before: str) -> None:
 
 def test_a_number_that_is_no_descriptor_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--lifeline-fd"):
-        lifeline.hold(10_000)
+        parent_death.hold(10_000)

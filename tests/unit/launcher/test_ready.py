@@ -13,7 +13,7 @@ import pytest
 from tests.unit.rpc.fakes import INFO
 from tgi_cli import logging as logs
 from tgi_cli.config import ServeConfig
-from tgi_cli.launcher import ready
+from tgi_cli.launcher import banner
 
 URL = "http://127.0.0.1:3000"
 LARGE = replace(INFO, weight_bytes=16_060_522_496, quantize="gptq", num_shard=2, revision="a" * 40)
@@ -38,7 +38,7 @@ class Terminal(io.StringIO):
 
 def test_lines_name_everything_once() -> None:
     out = io.StringIO()
-    ready.show(ready.rows(ServeConfig(model_id="m"), LARGE, URL), out)
+    banner.show(banner.rows(ServeConfig(model_id="m"), LARGE, URL), out)
     lines = {line[:14].strip(): line[14:].strip() for line in out.getvalue().splitlines()}
     assert lines == {
         "model": "org/model (aaaaaaaaaaaa), 16.1 GB of weights",
@@ -59,7 +59,7 @@ def test_a_terminal_gets_a_frame_that_fits(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     long = replace(LARGE, model_id="organisation/" + "a-model-of-a-very-long-name-" * 4)
-    ready.show(ready.rows(ServeConfig(model_id="m"), long, URL), out)
+    banner.show(banner.rows(ServeConfig(model_id="m"), long, URL), out)
     shown = re.sub("\x1b\\[[0-9;]*m", "", out.getvalue())
     assert "╭" in shown
     assert "a-very-long-name" in shown
@@ -69,7 +69,7 @@ def test_a_terminal_gets_a_frame_that_fits(monkeypatch: pytest.MonkeyPatch) -> N
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("launcher", json_output=True)
     config = ServeConfig(model_id="m", json_output=True)
-    ready.announce(config, LARGE, URL, 1.25)
+    banner.announce(config, LARGE, URL, 1.25)
     line = json.loads(capsys.readouterr().err)
     assert line["fields"]["message"] == f"ready: org/model on {URL}"
     said = line["fields"]
@@ -79,7 +79,7 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_people_get_a_line_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("launcher")
-    ready.announce(ServeConfig(model_id="m"), INFO, URL, 1.25, key=True)
+    banner.announce(ServeConfig(model_id="m"), INFO, URL, 1.25, key=True)
     said = capsys.readouterr().err
     assert f"launcher: ready: org/model on {URL} in 1.2 s" in said
     assert f'curl {URL}/generate -H "Authorization: Bearer ${{API_KEY%%,*}}"' in said

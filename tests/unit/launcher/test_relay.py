@@ -12,7 +12,7 @@ import pytest
 
 from tgi_cli import logging as logs
 from tgi_cli.errors import ShardError
-from tgi_cli.launcher.child import Child
+from tgi_cli.launcher.child_process import Child
 
 KEYS = {"timestamp", "level", "fields", "target", "role"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.launcher.restarts import FIRST_SECONDS, LONGEST_SECONDS, WINDOW_SECONDS, Restarts
+from tgi_cli.launcher.backoff import FIRST_SECONDS, LONGEST_SECONDS, WINDOW_SECONDS, Restarts
 
 
 def test_waits_double_up_to_the_longest() -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import tgi_cli
-from tgi_cli.launcher.runtime import (
+from tgi_cli.process import unix_socket
+from tgi_cli.process.runtime_dir import (
     SHARDS_PREFIX,
     SOCKET,
     VARIABLE,
     default_uds_path,
     runtime_folder,
 )
-from tgi_cli.rpc import socket_path
 
 PACKAGE = Path(tgi_cli.__file__).parent
 
@@ -35,7 +35,7 @@ def test_it_is_private_and_goes_with_its_server(base: Path) -> None:
     with runtime_folder() as folder:
         assert folder.parent == base
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        socket_path.claim(folder / SOCKET)
+        unix_socket.claim(folder / SOCKET)
         (folder / SOCKET).touch()
     assert list(base.iterdir()) == []
 

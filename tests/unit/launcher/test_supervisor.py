@@ -16,13 +16,14 @@ import pytest
 
 from tests.tools.certificates import Files
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
-from tgi_cli.launcher import listener, oom, restarts, supervisor
-from tgi_cli.launcher.child import Child
+from tgi_cli.launcher import backoff, oom, supervisor
+from tgi_cli.launcher.backoff import Restarts
+from tgi_cli.launcher.child_process import Child
+from tgi_cli.launcher.health_probe import Probe
 from tgi_cli.launcher.oom import Kills
-from tgi_cli.launcher.probe import Probe
-from tgi_cli.launcher.restarts import Restarts
 from tgi_cli.launcher.supervisor import Parts, Supervisor
-from tgi_cli.rpc.pulse import Pulse
+from tgi_cli.process import bind
+from tgi_cli.process.heartbeat import Pulse
 
 WAITS = """
     import signal, sys, time
@@ -58,7 +59,7 @@ ANSWERS = """
 LIVES = """
     import os, signal, sys, time
     from pathlib import Path
-    from tgi_cli.rpc.pulse import Heart, Pulse
+    from tgi_cli.process.heartbeat import Heart, Pulse
     class Engine:
         progress = live_requests = 0
     open(UP, "a").write(NAME + "\\n")
@@ -86,8 +87,8 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.up, self.ended, self.ready = folder / "up", folder / "ended", folder / "ready"
         self.children: list[Child] = []
-        with listener.bind("127.0.0.1", 0) as sock:
-            self.port = listener.local_address(sock)[1]
+        with bind.bind("127.0.0.1", 0) as sock:
+            self.port = bind.local_address(sock)[1]
 
     def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> Child:
         head = (
@@ -136,7 +137,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(restarts, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.1)
     stage = Stage(tmp_path)
     yield stage
     assert not any(child.running for child in stage.children), "a child was left"
@@ -317,8 +318,8 @@ def test_without_restarts_the_first_death_is_the_last(stage: Stage) -> None:
 def test_a_signal_between_two_lives_ends_it_in_order(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_SECONDS", 250.0)
-    monkeypatch.setattr(restarts, "LONGEST_SECONDS", 250.0)
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 250.0)
+    monkeypatch.setattr(backoff, "LONGEST_SECONDS", 250.0)
     signal_when(lambda: stage.ready.exists() and not stage.children[0].running, signal.SIGTERM)
     assert stage.run(LIVES.replace("FAULT", DEAD), ANSWERS, most=1) == ExitCode.OK
     assert stage.lives() == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tgi_cli.launcher.watchdog import START_SECONDS, ServerWatch
-from tgi_cli.rpc.pulse import PATIENCE, Reading, State
+from tgi_cli.process.heartbeat import PATIENCE, Reading, State
 
 TIMEOUT = 10.0
 SERVING = Reading(beats=0, state=State.SERVING, progress=5, live=0, step_seconds=0.0)

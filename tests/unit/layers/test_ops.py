@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from tgi_cli import layers
 from tgi_cli.layers import ops
-from tgi_cli.models.fields import ACTIVATIONS
+from tgi_cli.models.config_fields import ACTIVATIONS
 
 HEADS, DIMS = 6, 32
 WIDTHS = (1, 7, 64, 576, 2050)

@@ -20,7 +20,7 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError, TgiError
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.declared import Outline, check_declared, read_outline
-from tgi_cli.quantization.recognise import recognise
+from tgi_cli.quantization.detect import recognise
 from tgi_cli.worker.worker import load_worker
 
 FAMILIES = {

@@ -14,8 +14,8 @@ from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
 from tgi_cli import demo
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError, TgiError
-from tgi_cli.hub.adapters import resolve_adapter
-from tgi_cli.hub.lora import Adapter
+from tgi_cli.hub.lora_files import resolve_adapter
+from tgi_cli.hub.merge_lora import Adapter
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.lora import adapter_rank, lora_targets, read_adapter

@@ -18,11 +18,11 @@ from tests.tools.adapters import make_adapter
 from tests.tools.paged import PagedRun, expected, load
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.hub.lora import merge
+from tgi_cli.hub.merge_lora import merge
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models.hf.model import TransformersForCausalLM
 from tgi_cli.models.lora import lora_targets, read_adapter
-from tgi_cli.models.transformers import TransformersForCausalLM
 
 CPU = torch.device("cpu")
 GLM_MOE = SMALL | {

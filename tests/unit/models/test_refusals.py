@@ -22,14 +22,7 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.transformers_attention import (
-    Refused,
-    Seat,
-    Visible,
-    _describe,
-    _record,
-    _Witness,
-)
+from tgi_cli.models.hf.attention import Refused, Seat, Visible, _describe, _record, _Witness
 
 STATE = "keeps a state beside keys and values"
 MASK = "a mask that is neither causal nor a sliding window"

@@ -11,8 +11,8 @@ from tests.tools.adapters import make_adapter
 from tests.unit.offline.conftest import LIMITS
 from tgi_cli import LLM
 from tgi_cli.errors import ConfigError, ModelNotFoundError
-from tgi_cli.hub.lora import merge
-from tgi_cli.offline import EngineDeadError
+from tgi_cli.hub.merge_lora import merge
+from tgi_cli.llm import EngineDeadError
 from tgi_cli.rpc.interface import AdapterError, AdapterFault
 
 PROMPTS = ["def read_json(path):", "The function returns", "import os"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.offline.conftest import Statistics
 from tgi_cli import LLM
-from tgi_cli.offline.beam import BeamOptions, BeamSearch
+from tgi_cli.llm.beam import BeamOptions, BeamSearch
 
 # Log-probabilities of the next token, by the last one; token 0 ends.
 CHAIN = {

@@ -16,7 +16,7 @@ import torch
 from tests.unit.offline.conftest import Statistics
 from tgi_cli import LLM, Completion, EngineDeadError, GenerationError, SamplingParams
 from tgi_cli.errors import ConfigError, ModelNotFoundError
-from tgi_cli.offline.options import GenerationKeywords, GenerationOptions
+from tgi_cli.llm.options import GenerationKeywords, GenerationOptions
 
 PROMPTS = ["def read_json(path):", "The function returns", "Grüße aus Köln: 🤗", "import os"]
 

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.offline.errors import EngineDeadError
-from tgi_cli.offline.inprocess import Call, InProcessEngine
+from tgi_cli.llm.engine import Call, InProcessEngine
+from tgi_cli.llm.errors import EngineDeadError
 
 
 @contextmanager

@@ -20,7 +20,7 @@ assert not heavy & before, heavy & before
 assert not any(name.startswith("tgi_cli.") for name in before)
 from tgi_cli import LLM, SamplingParams
 assert "torch" not in sys.modules and "transformers" not in sys.modules
-assert LLM.__module__ == "tgi_cli.offline.llm"
+assert LLM.__module__ == "tgi_cli.llm.llm"
 """
 
 

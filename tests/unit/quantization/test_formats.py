@@ -14,8 +14,8 @@ from tests.tools.quantized import Layout
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
 from tgi_cli.models.checkpoint import Stored
 from tgi_cli.quantization.bitsandbytes import TABLES
-from tgi_cli.quantization.codes import Codes
-from tgi_cli.quantization.recognise import recognise
+from tgi_cli.quantization.detect import recognise
+from tgi_cli.quantization.quantized_weight import Codes
 
 SAFETENSORS = {
     torch.int32: "I32",

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tests.unit.quantization.test_produce_gptq import correlated, random_weight, seen
 from tgi_cli.quantization import fp8, integer
-from tgi_cli.quantization.produce import grid
-from tgi_cli.quantization.produce.awq import search_clip, search_scale
-from tgi_cli.quantization.produce.recipe import Recipe
-from tgi_cli.quantization.produce.rtn import rtn
+from tgi_cli.quantization.algorithms import grid
+from tgi_cli.quantization.algorithms.awq import search_clip, search_scale
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantization.algorithms.rtn import rtn
 
 PLAIN = Recipe(method="rtn", group_size=32)
 FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")

@@ -13,14 +13,8 @@ from tgi_cli.kernels import build, native, without_native
 from tgi_cli.kernels.linear import unpack
 from tgi_cli.layers import Build, ColumnParallelLinear, Part
 from tgi_cli.quantization import Quantized, bitsandbytes, fp8, integer
-from tgi_cli.quantization.codes import Codes, arrange, contiguous_groups, join
-from tgi_cli.quantization.products import (
-    Native,
-    Several,
-    TorchInt4,
-    in_bfloat16,
-    make_product,
-)
+from tgi_cli.quantization.matmul import Native, Several, TorchInt4, in_bfloat16, make_product
+from tgi_cli.quantization.quantized_weight import Codes, arrange, contiguous_groups, join
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from tests.unit.engine.test_scheduler import limits
 from tests.unit.rpc.fakes import INFO
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import EngineInfo, Shutdown
-from tgi_cli.rpc.generate_front import GenerateFront, GenerateOptions
-from tgi_cli.rpc.server import EngineServer
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.tgi_grpc.mount import GenerateFront, GenerateOptions
 
 V2, V3 = "generate.v2.TextGenerationService", "generate.v3.TextGenerationService"
 VOCAB = 1000

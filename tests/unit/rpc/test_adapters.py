@@ -22,11 +22,11 @@ from tgi_cli.engine.messages import (
     UnloadAdapter,
 )
 from tgi_cli.errors import ShardError
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.startup import Opening
 from tgi_cli.rpc.adapter_calls import MAX_CALLS
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
-from tgi_cli.rpc.opening import Opening
-from tgi_cli.rpc.server import EngineServer
 
 
 @pytest.fixture

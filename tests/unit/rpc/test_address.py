@@ -11,8 +11,8 @@ import pytest
 
 from tests.tools.authority import Authority
 from tgi_cli.errors import AddressInUseError, ConfigError
-from tgi_cli.rpc.address import Endpoint
-from tgi_cli.rpc.listening import TcpListen, tcp_listen
+from tgi_cli.model_server.tcp_listener import TcpListen, tcp_listen
+from tgi_cli.rpc.endpoint import Endpoint
 from tgi_cli.rpc.tls import TlsFiles
 
 

@@ -17,10 +17,10 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
+from tgi_cli.engine.metrics import Totals
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
-from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
 uint32 = st.integers(0, 2**32 - 1)

@@ -23,10 +23,10 @@ from tests.unit.rpc.generate_fakes import V3, FakeTexts, Heard, a_request, answe
 from tests.unit.rpc.test_model_server import CPU, MODEL, _Worker
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.errors import AddressInUseError, ConfigError, ModelError
-from tgi_cli.rpc.adapters import AdapterRegistry
-from tgi_cli.rpc.generate_front import GenerateFront, GenerateOptions
-from tgi_cli.rpc.model_server import run_model_server
-from tgi_cli.rpc.server import EngineServer
+from tgi_cli.model_server.adapters import AdapterRegistry
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.main import run_model_server
+from tgi_cli.tgi_grpc.mount import GenerateFront, GenerateOptions
 from tgi_cli.worker import worker as worker_module
 
 

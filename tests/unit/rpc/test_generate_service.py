@@ -28,10 +28,10 @@ from tests.unit.rpc.generate_fakes import (
     answer,
     served,
 )
-from tgi_cli.engine import holding
+from tgi_cli.engine import reserved_sequences
 from tgi_cli.engine.step import PromptScores
 from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.rpc.generate_driver import MAX_CALLERS
+from tgi_cli.tgi_grpc.step_client import MAX_CALLERS
 
 VERSIONS = pytest.mark.parametrize("service", [V2, V3])
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -588,7 +588,7 @@ def test_no_room_is_a_status_and_the_batch_stays() -> None:
 def test_a_client_that_is_gone_does_not_keep_others_from_their_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(holding, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", 0.1)
     with served(num_blocks=20) as server:
         with server.client() as gone:
             prefill(gone, 1, a_request(gone, 1, [5], 60))

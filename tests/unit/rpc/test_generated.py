@@ -47,7 +47,7 @@ def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
 
 def test_the_wire_needs_no_torch() -> None:
     code = (
-        "import sys, tgi_cli.rpc.client, tgi_cli.rpc.server;"
+        "import sys, tgi_cli.rpc.client, tgi_cli.model_server.grpc_server;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

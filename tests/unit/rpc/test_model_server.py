@@ -20,11 +20,11 @@ from tests.unit.engine.fake_worker import FakeWorker
 from tests.unit.rpc.fakes import INFO, request
 from tgi_cli.config import DeviceFacts, EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.errors import ShardError, TgiError
+from tgi_cli.model_server.main import run_model_server
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.rpc.interface import EngineLoad
-from tgi_cli.rpc.model_server import run_model_server
 from tgi_cli.worker import worker as worker_module
-from tgi_cli.worker.capacity import Capacity
+from tgi_cli.worker.sizing.capacity import Capacity
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",

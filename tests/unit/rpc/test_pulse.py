@@ -12,11 +12,11 @@ import pytest
 
 from tests.unit.rpc.fakes import INFO
 from tgi_cli.errors import ConfigError
-from tgi_cli.rpc.pulse import Heart, Pulse, Reading, State, Stillness, allowed_seconds
+from tgi_cli.process.heartbeat import Heart, Pulse, Reading, State, Stillness, allowed_seconds
 
 CHILD = """
 import sys, time
-from tgi_cli.rpc.pulse import Heart, Pulse, State
+from tgi_cli.process.heartbeat import Heart, Pulse, State
 class Engine:
     progress, live_requests = 41, 7
 with Heart(Pulse.of(int(sys.argv[1]))).beating() as heart:

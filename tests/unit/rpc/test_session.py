@@ -24,14 +24,14 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
+from tgi_cli.engine.metrics import Totals
 from tgi_cli.errors import ShardError
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.session import ClientSession
 from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import GONE, Adapter, Adapters, TokenBatch, TokenStream
-from tgi_cli.rpc.server import EngineServer
-from tgi_cli.rpc.session import ClientSession
 from tgi_cli.rpc.streams import STOPPING
-from tgi_cli.rpc.totals import Totals
 from tgi_cli.sampling.params import SamplingParams
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from queue import SimpleQueue
 
-from tgi_cli.rpc.signals import delivered
+from tgi_cli.process.signals import delivered
 
 
 def test_signals_arrive_while_the_main_thread_runs_no_handler() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.rpc.fakes import request
-from tgi_cli.rpc import options
+from tgi_cli.rpc import channel_options
 from tgi_cli.rpc.client import GrpcEngineClient
 
 SHORTER = 50
@@ -31,7 +31,7 @@ from pathlib import Path
 from tests.unit.rpc.fakes import INFO, ScriptedEngine
 from tests.unit.rpc.test_slow_peer import shorten
 from tgi_cli.engine.messages import Cancel, Finished, FinishReason
-from tgi_cli.rpc.server import EngineServer
+from tgi_cli.model_server.grpc_server import EngineServer
 
 shorten()
 engine = ScriptedEngine()
@@ -51,9 +51,9 @@ while True:
 def shorten() -> None:
     """Make gRPC's timers short, in this process."""
     for name in ("SERVER", "CLIENT"):
-        known = dict(getattr(options, name))
+        known = dict(getattr(channel_options, name))
         known |= {timer: max(known[timer] // SHORTER, 1) for timer in TIMERS if timer in known}
-        setattr(options, name, list(known.items()))
+        setattr(channel_options, name, list(known.items()))
 
 
 @pytest.fixture
@@ -75,7 +75,9 @@ async def test_a_model_server_that_is_stopped_for_a_while_keeps_its_streams(
     server: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SERVER", "CLIENT"):
-        monkeypatch.setattr(options, name, getattr(options, name))  # put back at the end
+        monkeypatch.setattr(
+            channel_options, name, getattr(channel_options, name)
+        )  # put back at the end
     shorten()
     path, pid = server
     client = await GrpcEngineClient.connect(f"unix:{path}", timeout=20, stall_seconds=60)

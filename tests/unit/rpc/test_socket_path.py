@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.rpc.fakes import INFO, ScriptedEngine
 from tgi_cli.errors import AddressInUseError, ConfigError
-from tgi_cli.rpc import socket_path
-from tgi_cli.rpc.server import EngineServer
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.process import unix_socket
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def folder() -> Iterator[Path]:
 def test_a_missing_folder_is_made_private(folder: Path) -> None:
     path = folder / "run" / "engine.sock"
     with pytest.raises(ConfigError, match="No such file"):
-        socket_path.claim(path)  # who took the folder away does not get it back
+        unix_socket.claim(path)  # who took the folder away does not get it back
     assert not path.parent.exists()
-    socket_path.make_folder(path)
-    socket_path.claim(path)
+    unix_socket.make_folder(path)
+    unix_socket.claim(path)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -36,12 +36,12 @@ def test_a_missing_folder_is_made_private(folder: Path) -> None:
 def test_a_folder_that_others_may_enter_is_refused(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     with pytest.raises(ConfigError, match="other users"):
-        socket_path.claim(folder / "engine.sock")
+        unix_socket.claim(folder / "engine.sock")
 
 
 def test_a_path_too_long_for_a_socket_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="longer than"):
-        socket_path.claim(folder / ("x" * 100))
+        unix_socket.claim(folder / ("x" * 100))
 
 
 def test_a_stale_socket_is_replaced(folder: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_stale_socket_is_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
     assert path.exists()
-    socket_path.claim(path)
+    unix_socket.claim(path)
     assert not path.exists()
 
 
@@ -59,7 +59,7 @@ def test_a_socket_in_use_is_an_error(folder: Path) -> None:
         live.bind(str(path))
         live.listen()
         with pytest.raises(AddressInUseError, match="listens on"):
-            socket_path.claim(path)
+            unix_socket.claim(path)
         assert path.exists()
 
 
@@ -68,7 +68,7 @@ def test_the_socket_is_the_owners_alone_and_goes_with_the_server(folder: Path) -
     server = EngineServer(engine, INFO)
     server.start(folder / "engine.sock")
     assert stat.S_IMODE((folder / "engine.sock").stat().st_mode) == 0o600
-    assert socket_path.is_listening(folder / "engine.sock")
+    assert unix_socket.is_listening(folder / "engine.sock")
     engine.outbox.put(None)
     server.stop()
     assert not (folder / "engine.sock").exists()

@@ -10,10 +10,10 @@ import pytest
 
 from tests.unit.rpc.fakes import INFO, ScriptedEngine, request
 from tgi_cli.engine.messages import Finished, FinishReason, StepOutputs
+from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc import steps
+from tgi_cli.rpc import step_socket
 from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.rpc.server import EngineServer
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ async def test_where_there_can_be_no_socket_steps_come_by_grpc(
     monkeypatch, server, engine, folder, end
 ):
     if end == "client":
-        monkeypatch.setattr(steps.Listener, "beside", lambda target: None)
+        monkeypatch.setattr(step_socket.Listener, "beside", lambda target: None)
     else:
-        monkeypatch.setattr(steps, "connect", lambda folder, name: None)
+        monkeypatch.setattr(step_socket, "connect", lambda folder, name: None)
     client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
     try:
         assert await generate(engine, client) == [5, 6, 7]
@@ -91,27 +91,27 @@ def test_only_names_of_sockets_are_connected_to(folder):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(folder / "engine.sock"))
         other.listen(1)
-        assert steps.connect(folder / "x", "../engine.sock") is None
-        assert steps.connect(folder, "engine.sock") is None
-        assert steps.connect(folder, "steps-01234567") is None
+        assert step_socket.connect(folder / "x", "../engine.sock") is None
+        assert step_socket.connect(folder, "engine.sock") is None
+        assert step_socket.connect(folder, "steps-01234567") is None
 
 
 def test_sending_ends_where_nobody_reads():
     ours, theirs = socket.socketpair()
     theirs.close()
-    steps.send(ours, (pb.StepMessage(steps=count) for count in range(10)))
+    step_socket.send(ours, (pb.StepMessage(steps=count) for count in range(10)))
     assert ours.fileno() < 0
 
 
 async def test_messages_arrive_whole_however_they_are_cut():
     ours, theirs = socket.socketpair()
     messages = [pb.StepMessage(), *(pb.StepMessage(token_ids=range(n)) for n in (1, 300, 5))]
-    steps.send(ours, messages)
+    step_socket.send(ours, messages)
     content = theirs.recv(1 << 16)
     theirs.close()
     for size in (1, 3, 7, len(content)):
         taken: list[pb.StepMessage] = []
-        reader = steps.Reader(taken.append)
+        reader = step_socket.Reader(taken.append)
         for start in range(0, len(content), size):
             reader.data_received(content[start : start + size])
         assert taken == messages
@@ -127,8 +127,8 @@ async def test_a_message_that_cannot_be_taken_ends_the_reading_with_its_error():
         raise ValueError("a defect")
 
     loop = asyncio.get_running_loop()
-    reader = steps.Reader(refuse)
+    reader = step_socket.Reader(refuse)
     await loop.create_unix_connection(lambda: reader, sock=theirs)
-    await asyncio.to_thread(steps.send, ours, [pb.StepMessage(steps=1)])
+    await asyncio.to_thread(step_socket.send, ours, [pb.StepMessage(steps=1)])
     with pytest.raises(ValueError, match="a defect"):
         await asyncio.wait_for(reader.ended, 10)

@@ -16,11 +16,11 @@ from tests.tools.authority import Authority
 from tests.unit.rpc.fakes import INFO, ScriptedEngine, request, until
 from tests.unit.rpc.test_steps import generate
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import options, probe
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.tcp_listener import TcpListen
+from tgi_cli.rpc import channel_options, tls_probe
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import GONE
-from tgi_cli.rpc.listening import TcpListen
-from tgi_cli.rpc.server import EngineServer
 from tgi_cli.rpc.tls import TlsFiles
 
 
@@ -160,7 +160,7 @@ async def test_an_expired_certificate_of_the_server_is_told(
 async def test_nobody_there_is_waited_for(
     engine: ScriptedEngine, start: Start, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(tls_probe, "_PAUSE_SECONDS", 0.05)
     url = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(ShardError, match="no model server answered"):
         await GrpcEngineClient.connect(url, timeout=0.5, tls=client_files(authority))
@@ -211,10 +211,10 @@ async def test_a_cable_that_is_pulled_is_noticed_at_both_ends(
         "grpc.http2.min_ping_interval_without_data_ms": 500,
     }
     for name in ("TCP_SERVER", "TCP_CLIENT"):
-        known = dict(getattr(options, name))
+        known = dict(getattr(channel_options, name))
         assert known["grpc.keepalive_time_ms"] <= 30_000
         assert known["grpc.keepalive_timeout_ms"] <= 30_000
-        monkeypatch.setattr(options, name, list((known | quick).items()))
+        monkeypatch.setattr(channel_options, name, list((known | quick).items()))
     url, server = start(None)
     relay = Relay(int(url.rpartition(":")[2]))
     async with relay() as port:

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.engine.statistics import StepStatistics, StepTimes
+from tgi_cli.engine.distribution import Distribution
+from tgi_cli.engine.metrics import Tally, Totals
+from tgi_cli.engine.step_stats import StepStatistics, StepTimes
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc import statistics
-from tgi_cli.rpc.distribution import Distribution
-from tgi_cli.rpc.totals import Tally, Totals
+from tgi_cli.rpc import metrics_codec
 
 
 def _step(iteration: int, context_tokens: int, **more: Any) -> StepStatistics:
@@ -70,21 +70,21 @@ def test_steps_are_counted_by_what_they_do() -> None:
 
 def test_the_queues_age_grows_until_nobody_waits() -> None:
     tally = Tally()
-    assert statistics.statistics_of(tally, 1).queue_age == 0
+    assert metrics_codec.statistics_of(tally, 1).queue_age == 0
     tally(_step(1, 1, oldest_ns=time.monotonic_ns() - 5_000_000_000))
-    first = statistics.statistics_of(tally, 1).queue_age
+    first = metrics_codec.statistics_of(tally, 1).queue_age
     assert 5 <= first < 60
-    assert statistics.statistics_of(tally, 1).queue_age > first
-    assert statistics.statistics_of(tally, 0).queue_age == 0
+    assert metrics_codec.statistics_of(tally, 1).queue_age > first
+    assert metrics_codec.statistics_of(tally, 0).queue_age == 0
 
 
 def test_statistics_survive_the_wire() -> None:
     tally = Tally()
     tally(_step(1, 30, new_requests=2))
     tally.timed(_times(True))
-    sent = statistics.statistics_of(tally, 0)
-    message = statistics.encode(sent, pb.StepMessage(queued=3))
-    got = statistics.decode(pb.StatisticsResponse.FromString(message.SerializeToString()))
+    sent = metrics_codec.statistics_of(tally, 0)
+    message = metrics_codec.encode(sent, pb.StepMessage(queued=3))
+    got = metrics_codec.decode(pb.StatisticsResponse.FromString(message.SerializeToString()))
     assert got.counts == sent.counts
     assert got.distributions.keys() == sent.distributions.keys()
     for key, found in sent.distributions.items():

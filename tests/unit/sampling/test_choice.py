@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.unit.sampling.helpers import CHI_SQUARE_999, chi_square
-from tgi_cli.sampling.choice import argmax, choose, weights_of
+from tgi_cli.sampling.multinomial import argmax, choose, weights_of
 
 LOWEST, HIGHEST = 2.0**-53, 1 - 2.0**-53
 

@@ -13,8 +13,8 @@ from transformers import (
 
 from tests.unit.sampling.helpers import batch_of, upload
 from tgi_cli.sampling import filters
-from tgi_cli.sampling.choice import weights_of
 from tgi_cli.sampling.filters import filter_weights
+from tgi_cli.sampling.multinomial import weights_of
 from tgi_cli.sampling.params import SamplingParams
 
 

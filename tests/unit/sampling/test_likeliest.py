@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tgi_cli.sampling import likeliest as module
-from tgi_cli.sampling.likeliest import likeliest
+from tgi_cli.sampling import top_tokens as module
+from tgi_cli.sampling.top_tokens import likeliest
 
 
 def oracle(row: list[float], count: int) -> list[int]:

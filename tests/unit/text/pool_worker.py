@@ -1,4 +1,4 @@
-"""A process for the tests of :mod:`tgi_cli.text.worker_pool`: jobs that say what to do."""
+"""A process for the tests of :mod:`tgi_cli.process.worker_pool`: jobs that say what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from tgi_cli.text.worker_process import serve
+from tgi_cli.process.pool_worker import serve
 
 
 def _begin(setup: Any) -> Any:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.unit.text import tiny
 from tgi_cli.errors import ConfigError, ModelError
+from tgi_cli.process.worker_pool import Limits
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.chat import ChatTemplate, ChatTemplateError
+from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.worker_pool import Limits
 
 USER = [{"role": "user", "content": "Héllo <b>"}]
 

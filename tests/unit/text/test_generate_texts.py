@@ -9,8 +9,8 @@ import pytest
 from tests.unit.rpc.fakes import INFO
 from tests.unit.text.tiny import BOS, byte_level, write_model
 from tgi_cli.errors import ModelError
-from tgi_cli.text.generate_texts import ModelTexts, load_texts
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.tgi_grpc.texts import ModelTexts, load_texts
 
 
 @pytest.fixture(scope="module")

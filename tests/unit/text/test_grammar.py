@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.text import grammar
-from tgi_cli.text.grammar import GrammarError
+from tgi_cli.text.grammar import grammar
+from tgi_cli.text.grammar.grammar import GrammarError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 

@@ -14,11 +14,11 @@ import pytest
 
 from tests.unit.text import tiny
 from tgi_cli.errors import RouterError
-from tgi_cli.text import grammar_check
-from tgi_cli.text.grammar import Grammar, GrammarError
-from tgi_cli.text.grammar_check import GrammarChecker
+from tgi_cli.process.worker_pool import Limits, WorkerError, WorkersBusy
+from tgi_cli.text.grammar import checker
+from tgi_cli.text.grammar.checker import GrammarChecker
+from tgi_cli.text.grammar.grammar import Grammar, GrammarError
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.worker_pool import Limits, WorkerError, WorkersBusy
 
 TOKENIZER = Tokenizer(tiny.byte_level())
 
@@ -192,7 +192,7 @@ async def test_one_who_gives_up_does_not_disturb_others_with_the_same(
 async def test_what_is_kept_is_bounded(
     ordinary: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_check, "_CACHE_BYTES", 5_000)
+    monkeypatch.setattr(checker, "_CACHE_BYTES", 5_000)
     for number in range(20):
         await ordinary.compile(json_grammar({"const": str(number) * 200}))
     assert 5 <= len(ordinary._cache) < 20

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from tgi_cli.text.grammar import Grammar, GrammarError, structural_tag
-from tgi_cli.text.grammar_compile import Compiler
-from tgi_cli.text.grammar_tokens import SpecialTokens
+from tgi_cli.text.grammar.compile import Compiler
+from tgi_cli.text.grammar.grammar import Grammar, GrammarError, structural_tag
+from tgi_cli.text.grammar.tokens import SpecialTokens
 
 TOKENS = SpecialTokens(
     {"<eos>": 0, "<|call|>": 1, "<tool_call>": 2, "<think>": 3}, ["<eos>", "<|call|>"], [0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.text import json_schema
+from tgi_cli.text.grammar import json_schema
 
 TEXT = {"type": "string"}
 

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.text import tiny
 from tgi_cli.errors import ModelError
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.offload import INLINE_CHARACTERS, TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.workers import INLINE_CHARACTERS, TextWorkers
 
 
 @pytest.fixture(scope="module")

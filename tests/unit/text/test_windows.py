@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Backend
 
 from tests.unit.text import tiny
 from tgi_cli import demo
-from tgi_cli.text.offload import TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.windows import WINDOW_CHARACTERS, spans
+from tgi_cli.text.workers import TextWorkers
 
 _RANDOM = random.Random(0)
 _WORDS = ["".join(_RANDOM.choices("abcdefghijklmnop", k=_RANDOM.randint(1, 9))) for _ in range(200)]

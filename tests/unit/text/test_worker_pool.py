@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.text.worker_pool import LimitError, Limits, WorkerError, WorkerPool, WorkersBusy
+from tgi_cli.process.worker_pool import LimitError, Limits, WorkerError, WorkerPool, WorkersBusy
 
 MODULE = "tests.unit.text.pool_worker"
 MakePool = Callable[..., WorkerPool]
@@ -266,7 +266,7 @@ def test_processes_end_with_the_pool() -> None:
 
 ORPHANS = """
 import json, os, signal, sys, threading, time
-from tgi_cli.text.worker_pool import Limits, WorkerPool
+from tgi_cli.process.worker_pool import Limits, WorkerPool
 pool = WorkerPool("tests.unit.text.pool_worker", None, Limits(processes=2, seconds=1), what="x")
 print(pool.run(b"{}")["pid"], flush=True)
 threading.Thread(target=pool.run, args=(b'{"sleep": 100}',), daemon=True).start()

@@ -20,7 +20,7 @@ from tgi_cli.attention.reference import ReferenceAttention
 
 
 class RecordedGraph:
-    """Implements :class:`tgi_cli.worker.graphs.Graph`."""
+    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph`."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Any, Any, Any]] = []

@@ -9,26 +9,28 @@ import sys
 import threading
 import time
 
-from tgi_cli.worker import orders
-from tgi_cli.worker.channel import Channel
+from tgi_cli.worker.tensor_parallel import messages
+from tgi_cli.worker.tensor_parallel.channel import Channel
 
 
 def main(behaviour: str, orders_fd: str, news_fd: str) -> None:
     incoming, news = (Channel(socket.socket(fileno=int(fd))) for fd in (orders_fd, news_fd))
     first = incoming.receive()
     assert first is not None
-    assert orders.decode_assignment(first).rank == 1
+    assert messages.decode_assignment(first).rank == 1
     if behaviour == "deaf":
-        news.send(orders.encode(orders.Loaded()))
+        news.send(messages.encode(messages.Loaded()))
         time.sleep(600)
     if behaviour == "refuses":
-        news.send(orders.encode(orders.Failed("CheckpointError", "3 missing: a, b, c", "mend it")))
+        news.send(
+            messages.encode(messages.Failed("CheckpointError", "3 missing: a, b, c", "mend it"))
+        )
     if behaviour == "babbles":
         news.send(b"\xc1\xc1\xc1")
     if behaviour in ("refuses", "babbles", "dies at the start"):
         time.sleep(0.5)
         os._exit(3)
-    news.send(orders.encode(orders.Loaded()))
+    news.send(messages.encode(messages.Loaded()))
 
     def answer() -> None:
         while (ping := news.receive()) is not None:
@@ -39,16 +41,18 @@ def main(behaviour: str, orders_fd: str, news_fd: str) -> None:
         time.sleep(600)
     threading.Thread(target=answer, daemon=True).start()
     while (data := incoming.receive()) is not None:
-        order = orders.decode_order(data)
-        if isinstance(order, orders.RunStep):
+        order = messages.decode_order(data)
+        if isinstance(order, messages.RunStep):
             if behaviour == "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if behaviour == "fails":
-                news.send(orders.encode(orders.Failed("OutOfMemoryError", "no memory left", "buy")))
+                news.send(
+                    messages.encode(messages.Failed("OutOfMemoryError", "no memory left", "buy"))
+                )
                 os._exit(7)
-        elif isinstance(order, orders.PrepareAdapter):
+        elif isinstance(order, messages.PrepareAdapter):
             cause = "rank 64 is too much" if order.name == "large" else ""
-            news.send(orders.encode(orders.AdapterPrepared(order.adapter_id, cause)))
+            news.send(messages.encode(messages.AdapterPrepared(order.adapter_id, cause)))
     time.sleep(600)  # its other thread ends it
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from tgi_cli.attention import AttentionMetadata
 from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.input_batch import Rows
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 VOCAB = 211
 GREEDY = SamplingParams(temperature=0.0)

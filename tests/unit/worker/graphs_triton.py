@@ -17,10 +17,10 @@ from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.graphs import DecodeGraphs
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.input_batch import Rows
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 VOCAB, BLOCK = 97, 16
 WANTED = SamplingParams(temperature=0.0)
@@ -31,7 +31,7 @@ class Model(TinyModel):
 
 
 class Again:
-    """Implements :class:`tgi_cli.worker.graphs.Graph` for one attention."""
+    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph` for one attention."""
 
     def __init__(self, attention: PagedAttention) -> None:
         self._attention = attention

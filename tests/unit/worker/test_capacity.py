@@ -8,7 +8,7 @@ import pytest
 
 from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
-from tgi_cli.worker.capacity import cache_budget, size_cache
+from tgi_cli.worker.sizing.capacity import cache_budget, size_cache
 
 BLOCK_BYTES = 1 << 20
 CONFIG = EngineConfig(

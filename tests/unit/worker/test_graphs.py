@@ -17,11 +17,11 @@ from tgi_cli.attention import KVSpec
 from tgi_cli.engine.step import BlockAppend, RowExtras, Step
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import graphs as graphs_module
-from tgi_cli.worker.graphs import DecodeGraphs, Graph, graph_sizes
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker import cuda_graphs as graphs_module
+from tgi_cli.worker.cuda_graphs import DecodeGraphs, Graph, graph_sizes
+from tgi_cli.worker.input_batch import Rows
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 VOCAB, ROWS, BLOCK, LONGEST = 97, 12, 4, 40
 SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2

@@ -18,14 +18,14 @@ from tgi_cli.attention import KVSpec
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
+from tgi_cli.engine.config import Limits
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import graphs as graphs_module
-from tgi_cli.worker import sizing
+from tgi_cli.worker import cuda_graphs as graphs_module
 from tgi_cli.worker import worker as worker_module
+from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.worker import ModelWorker
 
 SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2
@@ -55,7 +55,7 @@ def make_worker(
     **config: Any,
 ) -> ModelWorker:
     monkeypatch.setitem(worker_module.GRAPHS, "cpu", lambda: graph)
-    for module in (sizing, worker_module, graphs_module):  # a whole collection each time
+    for module in (kv_cache, worker_module, graphs_module):  # a whole collection each time
         monkeypatch.setattr(module, "give_back", lambda device: None)
     config = {
         "dtype": "float32",
@@ -120,9 +120,9 @@ def test_what_graphs_take_is_not_given_to_the_cache(monkeypatch):
         seen.append(activations)
         return 1 << 30
 
-    monkeypatch.setattr(sizing, "cache_budget", budget)
-    monkeypatch.setattr(sizing.PeakMeter, "read", lambda self: 0)
-    monkeypatch.setattr("tgi_cli.worker.graphs.DecodeGraphs.measure", lambda self: 12345)
+    monkeypatch.setattr(kv_cache, "cache_budget", budget)
+    monkeypatch.setattr(kv_cache.PeakMeter, "read", lambda self: 0)
+    monkeypatch.setattr("tgi_cli.worker.cuda_graphs.DecodeGraphs.measure", lambda self: 12345)
     assert make_worker(monkeypatch).warmup().activation_bytes == 12345
     assert seen == [12345]
 

@@ -8,9 +8,9 @@ import torch
 from tests.unit.worker.fakes import GREEDY, new_row, step_of
 from tgi_cli.engine.step import BlockAppend, Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.inputs import DecodeInputs, DecodeStep
-from tgi_cli.worker.rows import Rows
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.decode_inputs import DecodeInputs, DecodeStep
+from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.upload import Uploader
 
 CPU = torch.device("cpu")
 BLOCK = 4

@@ -15,9 +15,9 @@ from tests.tools.checkpoints import make_llama
 from tests.unit.worker.test_capacity import CONFIG
 from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.errors import OutOfMemoryError
-from tgi_cli.worker import measured, sizing
-from tgi_cli.worker.capacity import Capacity
-from tgi_cli.worker.measured import Measured
+from tgi_cli.worker.sizing import kv_cache, saved_profile
+from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.sizing.saved_profile import Measured
 from tgi_cli.worker.worker import ModelWorker, load_worker
 
 SAID: dict[str, Any] = {"dtype": "float32", "max_batch_prefill_tokens": 64, "max_batch_size": 4}
@@ -41,11 +41,11 @@ def config(model: Path) -> EngineConfig:
 
 
 def test_figures_come_back_as_they_were(config: EngineConfig, cache: Path) -> None:
-    key = measured.key_of(replace(config, cuda_graphs=(1, 2)))
-    assert measured.load(key) is None
-    path = measured.save(key, FOUND)
+    key = saved_profile.key_of(replace(config, cuda_graphs=(1, 2)))
+    assert saved_profile.load(key) is None
+    path = saved_profile.save(key, FOUND)
     assert path.parent == cache
-    found = measured.load(key)
+    found = saved_profile.load(key)
     assert found is not None
     assert found.when > 0
     assert replace_when(found) == FOUND
@@ -64,11 +64,11 @@ def replace_when(found: Measured) -> Measured:
 def test_the_same_model_under_another_name_is_the_same(
     config: EngineConfig, tmp_path: Path
 ) -> None:
-    key = measured.key_of(config)
+    key = saved_profile.key_of(config)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.symlink_to(config.model_path)
-    assert measured.key_of(replace(config, model_id="x", revision="y")) == key
-    assert measured.key_of(replace(config, model_path=elsewhere)) == key
+    assert saved_profile.key_of(replace(config, model_id="x", revision="y")) == key
+    assert saved_profile.key_of(replace(config, model_path=elsewhere)) == key
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_the_same_model_under_another_name_is_the_same(
 def test_other_settings_have_figures_of_their_own(
     config: EngineConfig, changed: dict[str, Any]
 ) -> None:
-    measured.save(measured.key_of(config), FOUND)
-    assert measured.load(measured.key_of(config)) is not None
-    assert measured.load(measured.key_of(replace(config, **changed))) is None
+    saved_profile.save(saved_profile.key_of(config), FOUND)
+    assert saved_profile.load(saved_profile.key_of(config)) is not None
+    assert saved_profile.load(saved_profile.key_of(replace(config, **changed))) is None
 
 
 @pytest.mark.parametrize("what", ["weights", "config", "torch", "threads", "memory"])
 def test_what_has_changed_counts_no_more(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    measured.save(measured.key_of(config), FOUND)
+    saved_profile.save(saved_profile.key_of(config), FOUND)
     match what:
         case "weights":
             (weights,) = config.model_path.glob("*.safetensors")
@@ -110,28 +110,28 @@ def test_what_has_changed_counts_no_more(
         case "torch":
             monkeypatch.setattr(torch, "__version__", "1.0")
         case "threads":
-            monkeypatch.setattr(measured, "default_threads", lambda: 1000)
+            monkeypatch.setattr(saved_profile, "default_threads", lambda: 1000)
         case "memory":
             monkeypatch.setattr("tgi_cli.device.facts.total_memory", lambda device: 1)
-    assert measured.load(measured.key_of(config)) is None
+    assert saved_profile.load(saved_profile.key_of(config)) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"key": {}, "measured": {"x": 1}}'])
 def test_a_file_that_cannot_be_read_counts_as_none(
     config: EngineConfig, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key = measured.key_of(config)
-    measured.save(key, FOUND).write_bytes(content)
-    assert measured.load(key) is None
+    key = saved_profile.key_of(config)
+    saved_profile.save(key, FOUND).write_bytes(content)
+    assert saved_profile.load(key) is None
     assert "cannot be read" in caplog.text
 
 
 def test_a_file_of_another_key_counts_as_none(config: EngineConfig) -> None:
-    key, other = measured.key_of(config), measured.key_of(replace(config, max_loras=1))
-    measured.path_of(other)
-    content = measured.save(key, FOUND).read_bytes()
-    measured.path_of(other).write_bytes(content)
-    assert measured.load(other) is None
+    key, other = saved_profile.key_of(config), saved_profile.key_of(replace(config, max_loras=1))
+    saved_profile.path_of(other)
+    content = saved_profile.save(key, FOUND).read_bytes()
+    saved_profile.path_of(other).write_bytes(content)
+    assert saved_profile.load(other) is None
 
 
 # --------------------------------------------------------------------------- a later start
@@ -151,9 +151,9 @@ def test_a_later_start_runs_no_worst_step(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, config, first = warmed(model)
-    path = measured.keep(config, first)
+    path = saved_profile.keep(config, first)
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(sizing, "worst_steps", refuse_the_worst)
+    monkeypatch.setattr(kv_cache, "worst_steps", refuse_the_worst)
     _, _, later = warmed(model)
     assert later.activation_bytes == first.activation_bytes
     assert later.step_seconds == first.step_seconds > 0
@@ -176,16 +176,16 @@ def test_too_little_memory_is_measured_anew(
     promised: int | None,
 ) -> None:
     worker, config, first = warmed(model, max_total_tokens=promised)
-    measured.keep(config, first)
+    saved_profile.keep(config, first)
     caplog.set_level(logging.INFO)
     block_bytes = worker._attention.block_bytes
-    monkeypatch.setattr(sizing, "cache_budget", lambda *_: 10 * block_bytes)
-    monkeypatch.setattr(sizing, "worst_steps", refuse_the_worst)
+    monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
+    monkeypatch.setattr(kv_cache, "worst_steps", refuse_the_worst)
     with pytest.raises(AssertionError, match="are run"):
         warmed(model, max_total_tokens=promised)
     assert "there is less memory than on 20" in caplog.text
     monkeypatch.undo()
-    monkeypatch.setattr(sizing, "cache_budget", lambda *_: 10 * block_bytes)
+    monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
     if promised is None:
         assert warmed(model)[2].config.max_total_tokens == 160
     else:

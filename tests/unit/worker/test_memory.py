@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.unit.worker.fakes import CPU
-from tgi_cli.worker import memory
+from tgi_cli.worker.sizing import memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim and /proc")

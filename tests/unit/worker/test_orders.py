@@ -16,8 +16,8 @@ from tests.unit.test_config import resolved
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import BlockAppend, NewRow, RowExtras, Step, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import orders
-from tgi_cli.worker.channel import Channel
+from tgi_cli.worker.tensor_parallel import messages
+from tgi_cli.worker.tensor_parallel.channel import Channel
 
 small = st.integers(0, 2**31 - 1)
 ids = st.lists(small, max_size=40)
@@ -76,8 +76,8 @@ steps = st.builds(
 
 @given(steps)
 def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
-    order = orders.decode_order(orders.encode(orders.RunStep(step)))
-    assert isinstance(order, orders.RunStep)
+    order = messages.decode_order(messages.encode(messages.RunStep(step)))
+    assert isinstance(order, messages.RunStep)
     assert order.step == step
     assert all(isinstance(new, NewRow) for new in order.step.new)
 
@@ -90,8 +90,8 @@ def test_what_shard_0_does_alone_is_not_sent() -> None:
     )
     new = NewRow(1, 2, [3], 1, [4], SamplingParams(), asking)
     step = Step(0, new=[new])
-    order = orders.decode_order(orders.encode(orders.RunStep(step)))
-    assert isinstance(order, orders.RunStep)
+    order = messages.decode_order(messages.encode(messages.RunStep(step)))
+    assert isinstance(order, messages.RunStep)
     (arrived,) = order.step.new
     assert arrived == replace(new, extras=RowExtras(prompt_logprobs=3))
     assert step.new[0].extras.logits_processors is processors
@@ -99,8 +99,8 @@ def test_what_shard_0_does_alone_is_not_sent() -> None:
 
 def test_an_assignment_arrives_as_it_was_sent() -> None:
     serve = ServeConfig(model_id="m", lora_adapters=("a=/b",), num_shard=2)
-    sent = orders.Assignment(1, serve, resolved(num_shard=2), "/tmp/x", "INFO")
-    got = orders.decode_assignment(orders.encode(sent))
+    sent = messages.Assignment(1, serve, resolved(num_shard=2), "/tmp/x", "INFO")
+    got = messages.decode_assignment(messages.encode(sent))
     assert got == sent
     assert isinstance(got.config.model_path, Path)
 
@@ -108,20 +108,20 @@ def test_an_assignment_arrives_as_it_was_sent() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        orders.Ping(),
-        orders.Loaded(),
-        orders.Failed("CheckpointError", "a", "b"),
-        orders.AdapterPrepared(3, "it does not fit"),
+        messages.Ping(),
+        messages.Loaded(),
+        messages.Failed("CheckpointError", "a", "b"),
+        messages.AdapterPrepared(3, "it does not fit"),
     ],
 )
-def test_news_arrive_as_they_were_sent(message: orders.News) -> None:
-    assert orders.decode_news(orders.encode(message)) == message
+def test_news_arrive_as_they_were_sent(message: messages.News) -> None:
+    assert messages.decode_news(messages.encode(message)) == message
 
 
 def test_what_is_no_order_is_refused() -> None:
     for data in (b"", b"\x00", msgspec.msgpack.encode([0, {"step_id": "x"}]), b"\xc1" * 8):
         with pytest.raises(msgspec.DecodeError):
-            orders.decode_order(data)
+            messages.decode_order(data)
 
 
 def test_messages_of_any_size_come_whole_and_in_order() -> None:

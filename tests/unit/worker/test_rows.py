@@ -6,8 +6,8 @@ import torch
 
 from tests.unit.worker.fakes import CPU, new_row, step_of
 from tgi_cli.engine.step import BlockAppend, TokenAppend
-from tgi_cli.worker.rows import Rows
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.upload import Uploader
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -15,9 +15,9 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.step import Step
 from tgi_cli.errors import CheckpointError, ShardError, TgiError
-from tgi_cli.worker import shard_process, shards
-from tgi_cli.worker.orders import RunStep
-from tgi_cli.worker.shards import Followers
+from tgi_cli.worker.tensor_parallel import group, shard_process
+from tgi_cli.worker.tensor_parallel.group import Followers
+from tgi_cli.worker.tensor_parallel.messages import RunStep
 
 FAKE = Path(__file__).with_name("fake_shard.py")
 STEP = RunStep(Step(0, rows=[0], starts=[0], counts=[1], samples=[True]))
@@ -28,9 +28,9 @@ Start = Callable[[str], Followers]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     """Followers of one fake shard that behaves as it is told to."""
-    monkeypatch.setattr(shards, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(shards, "UNANSWERED", 10**6)  # a busy machine is no loss
-    monkeypatch.setattr(shards, "_VERDICT_SECONDS", 20.0)
+    monkeypatch.setattr(group, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(group, "UNANSWERED", 10**6)  # a busy machine is no loss
+    monkeypatch.setattr(group, "_VERDICT_SECONDS", 20.0)
     monkeypatch.setattr(Shard, "connect", lambda *_: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     started: list[Followers] = []
@@ -114,7 +114,7 @@ def test_a_shard_lost_in_a_step_is_named(start: Start, behaviour: str, cause: st
 def test_a_shard_that_hangs_is_noticed_while_nothing_runs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "UNANSWERED", 5)
+    monkeypatch.setattr(group, "UNANSWERED", 5)
     lost = serving(start("hangs"))
     assert lost.get(timeout=20).cause == "shard 1 has not answered for 0.25 s"
 
@@ -140,7 +140,7 @@ def test_who_comes_late_hears_of_a_loss_too(start: Start) -> None:
 def test_what_fails_here_ends_the_others(
     start: Start, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str
 ) -> None:
-    monkeypatch.setattr(shards, "_VERDICT_SECONDS", 0.01)
+    monkeypatch.setattr(group, "_VERDICT_SECONDS", 0.01)
     followers = start("well")
     lost = serving(followers)
     with pytest.raises(ShardError) as caught, followers.together():
@@ -150,7 +150,7 @@ def test_what_fails_here_ends_the_others(
 
 
 def test_a_shard_that_does_not_end_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(group, "_END_SECONDS", 0.1)
     followers = start("deaf")
     lost = serving(followers)
     followers.close()

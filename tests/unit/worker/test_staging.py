@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -14,10 +14,10 @@ from tests.unit.worker.test_capacity import CONFIG
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import Step, StepResult
 from tgi_cli.models import load_model, read_config
-from tgi_cli.worker import timings
-from tgi_cli.worker.capacity import Capacity
-from tgi_cli.worker.measuring import measure
-from tgi_cli.worker.timings import Decode, Prefill, Stopwatch, read_bytes, read_rate
+from tgi_cli.worker.sizing import step_timing
+from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.sizing.step_timing import Decode, Prefill, Stopwatch, read_bytes, read_rate
+from tgi_cli.worker.sizing.warmup_command import measure
 
 
 class Recorder:
@@ -131,8 +131,8 @@ def test_a_model_is_measured_and_what_was_found_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tgi_cli.worker.measuring.read_rate", lambda device: 1e9)
-    monkeypatch.setattr(timings, "_SECONDS", 0.01)
+    monkeypatch.setattr("tgi_cli.worker.sizing.warmup_command.read_rate", lambda device: 1e9)
+    monkeypatch.setattr(step_timing, "_SECONDS", 0.01)
     path = make_llama(tmp_path / "llama")
     serve = ServeConfig(
         model_id="tiny", dtype="float32", max_batch_prefill_tokens=64, max_batch_size=4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.worker.test_capacity import CONFIG
-from tgi_cli.worker.warmup import (
+from tgi_cli.worker.sizing.profile_steps import (
     ONE_THREAD_BYTES,
     WARMUP_BLOCKS,
     part_of_worst,

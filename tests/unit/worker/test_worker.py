@@ -16,7 +16,7 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import BlockAppend
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import sizing
+from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.worker import ModelWorker, load_worker
 
 SAID: dict[str, Any] = {"dtype": "float32", "max_batch_prefill_tokens": 64, "max_batch_size": 4}
@@ -135,7 +135,7 @@ def transformers_greedy(checkpoint: Path, prompt: list[int], count: int) -> list
 def test_a_context_that_memory_cannot_hold_is_lowered(checkpoint, monkeypatch):
     worker = load(checkpoint)
     block_bytes = worker._attention.block_bytes
-    monkeypatch.setattr(sizing, "cache_budget", lambda *_: 10 * block_bytes)
+    monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
     capacity = worker.warmup()
     assert capacity.num_blocks == 10
     info = worker.info()
@@ -150,7 +150,7 @@ def test_a_context_that_memory_cannot_hold_is_lowered(checkpoint, monkeypatch):
 def test_a_promise_that_memory_cannot_hold_is_an_error(checkpoint, monkeypatch, promise):
     worker = load(checkpoint, **{promise: 512})
     block_bytes = worker._attention.block_bytes
-    monkeypatch.setattr(sizing, "cache_budget", lambda *_: 10 * block_bytes)
+    monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
     with pytest.raises(OutOfMemoryError, match="KV cache") as caught:
         worker.warmup()
     assert "160 tokens" in caught.value.remedy
@@ -165,9 +165,9 @@ def test_the_cache_is_sized_after_the_steps_activations(checkpoint, monkeypatch)
         asked.append((available, activations, total))
         return 1 << 30
 
-    monkeypatch.setattr(sizing, "available_memory", lambda device: 1000)
-    monkeypatch.setattr(sizing, "cache_budget", budget)
-    monkeypatch.setattr(sizing.PeakMeter, "read", lambda self: 77)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
+    monkeypatch.setattr(kv_cache, "cache_budget", budget)
+    monkeypatch.setattr(kv_cache.PeakMeter, "read", lambda self: 77)
     assert worker.warmup().activation_bytes == 4 * 77, "a CPU runs a quarter"
     [(available, activations, total)] = asked
     assert available == 1000 + 64 * worker._attention.block_bytes

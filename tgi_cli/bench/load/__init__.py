@@ -1,6 +1,6 @@
 """The load generator: a process that sends requests when it should, and notes when answers came.
 
 ``python -m tgi_cli.bench.load`` reads a job and its requests from stdin and writes what happens
-to stdout (``frames``); ``bench/drive.py`` starts it. It shares its interpreter with nothing that
+to stdout (``frames``); ``bench/step_driver.py`` starts it. It shares its interpreter with nothing that
 could hold it up: no tokenizer, no screen, no statistics.
 """

@@ -13,9 +13,9 @@ import threading
 from typing import BinaryIO, cast
 
 from tgi_cli.bench.load import frames
+from tgi_cli.bench.load.client_lag import Watch
 from tgi_cli.bench.load.frames import Begin, Ended, FromGenerator, Job, NoMore, Ready, Requests
 from tgi_cli.bench.load.generator import Generator
-from tgi_cli.bench.load.honesty import Watch
 from tgi_cli.errors import ExitCode, TgiError
 
 _COLLECT_AFTER = 50_000

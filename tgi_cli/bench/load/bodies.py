@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tgi_cli.bench.records import Request
+from tgi_cli.bench.events import Request
 from tgi_cli.bench.settings import Route, Sampling, Settings
 
 PATHS: dict[Route, str] = {

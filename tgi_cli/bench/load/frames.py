@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchDone,
     Client,
     Progress,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
 
+from tgi_cli.bench.events import BatchDone, BatchRecord, Progress, RequestRecord, StepFailed
 from tgi_cli.bench.load.frames import Finished, FromGenerator, Item, Job, Note
 from tgi_cli.bench.load.sender import Sender
 from tgi_cli.bench.load.source import Source, Turns
-from tgi_cli.bench.records import BatchDone, BatchRecord, Progress, RequestRecord, StepFailed
 
 _LOOK = 0.05
 """Seconds between two looks at whether the step is over."""

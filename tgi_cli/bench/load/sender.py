@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from tgi_cli.bench.events import Request, RequestRecord
 from tgi_cli.bench.load.bodies import PATHS, body
 from tgi_cli.bench.load.frames import Finished, Item, Job
 from tgi_cli.bench.load.http import BrokenError, ConnectError, Pool, request_head
 from tgi_cli.bench.load.streams import Answer
-from tgi_cli.bench.records import Request, RequestRecord
 
 _USAGE_REFUSED = (400, 422)
 _NO_USAGE = "The server refuses stream_options, so that its answers were counted here."

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import grpc
 
+from tgi_cli.bench.events import BatchDone, BatchRecord, Client, Progress, Request, StepFailed
 from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.frames import (
     Begin,
@@ -30,10 +31,9 @@ from tgi_cli.bench.load.frames import (
     Ready,
     Requests,
 )
-from tgi_cli.bench.records import BatchDone, BatchRecord, Client, Progress, Request, StepFailed
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import generate_v3_pb2 as messages
-from tgi_cli.rpc.generate_v3_pb2_grpc import TextGenerationServiceStub
+from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
+from tgi_cli.tgi_grpc.generate_v3_pb2_grpc import TextGenerationServiceStub
 
 _AHEAD = 512
 _FAILURES = 2

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tgi_cli.bench.plain import title
-from tgi_cli.bench.records import Run
+from tgi_cli.bench.events import Run
+from tgi_cli.bench.reports.charts import Figures, Plot, plots
 from tgi_cli.bench.reports.markdown import told
-from tgi_cli.bench.reports.plots import Figures, Plot, plots
 from tgi_cli.bench.reports.style import CSS
 from tgi_cli.bench.statistics import METRICS, StepFigures, Summary, step_figures
 from tgi_cli.bench.sweeps import explain_knee
+from tgi_cli.bench.text_output import title
 
 _CUTS = ("p50", "p90", "p95", "p99", "p999")
 

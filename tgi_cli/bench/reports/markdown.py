@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tgi_cli.bench.compare import ANSWERED, Comparison, Row
-from tgi_cli.bench.plain import title
-from tgi_cli.bench.records import Run
+from tgi_cli.bench.events import Run
 from tgi_cli.bench.reports.tables import table
 from tgi_cli.bench.statistics import (
     METRICS,
@@ -20,6 +19,7 @@ from tgi_cli.bench.statistics import (
     summarize,
 )
 from tgi_cli.bench.sweeps import explain_knee
+from tgi_cli.bench.text_output import title
 
 # TGI's parameters by our names of them, in its order.
 _PARAMETERS = (

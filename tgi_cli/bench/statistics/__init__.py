@@ -14,8 +14,8 @@ from tgi_cli.bench.statistics.definitions import (
     RATES,
     Metric,
 )
-from tgi_cli.bench.statistics.figures import StepFigures, step_figures
 from tgi_cli.bench.statistics.goodput import good, parse_slo
+from tgi_cli.bench.statistics.metrics import StepFigures, step_figures
 from tgi_cli.bench.statistics.observations import Observed, counted, observe
 from tgi_cli.bench.statistics.rates import windows
 from tgi_cli.bench.statistics.summary import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import BatchRecord
+from tgi_cli.bench.events import BatchRecord
 from tgi_cli.bench.statistics.observations import MS
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import RequestRecord
+from tgi_cli.bench.events import RequestRecord
 from tgi_cli.bench.statistics.observations import MS, tpot
 from tgi_cli.bench.statistics.rates import windows
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import RequestRecord
+from tgi_cli.bench.events import RequestRecord
 from tgi_cli.bench.statistics.definitions import LATENCIES
 
 MS = 1000.0

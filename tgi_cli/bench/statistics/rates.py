@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import RequestRecord
+from tgi_cli.bench.events import RequestRecord
 from tgi_cli.bench.statistics.bootstrap import draws, interval
 from tgi_cli.bench.statistics.observations import counted
 

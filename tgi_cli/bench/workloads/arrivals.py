@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from tgi_cli.bench.records import Request
+from tgi_cli.bench.events import Request
 from tgi_cli.errors import ConfigError
 
 _FORMS = "constant, poisson, gamma:BURSTINESS or ramp:FROM,TO,SECONDS"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from tgi_cli.bench.records import Request
+from tgi_cli.bench.events import Request
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.bench.workloads.lengths import Lengths
 from tgi_cli.bench.workloads.prompts import PromptBuilder

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tgi_cli.bench.records import Request
+from tgi_cli.bench.events import Request
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.bench.workloads.lengths import Lengths
 from tgi_cli.errors import ConfigError

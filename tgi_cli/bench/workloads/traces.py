@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tgi_cli.bench.records import Request
+from tgi_cli.bench.events import Request
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.bench.workloads.files import lines_of, parsed
 from tgi_cli.bench.workloads.prompts import PromptBuilder

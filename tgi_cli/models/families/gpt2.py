@@ -9,29 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tgi_cli.errors import ModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, Stored, interleaved, stacked
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names, Stored, interleaved, stacked
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gpt2 and .../gpt_bigcode"""
     big_code = config.architecture == "GPTBigCodeForCausalLM"
-    fields.refuse(config, "add_cross_attention")
-    hidden = config.positive(fields.stated(config, "n_embd", "hidden_size"))
-    heads = config.positive(fields.stated(config, "n_head", "num_attention_heads"))
+    config_fields.refuse(config, "add_cross_attention")
+    hidden = config.positive(config_fields.stated(config, "n_embd", "hidden_size"))
+    heads = config.positive(config_fields.stated(config, "n_head", "num_attention_heads"))
     if hidden % heads:
         raise ModelError(
             f"{config.path / 'config.json'}: {heads} heads cannot share a width of {hidden}"
         )
     head_dim = hidden // heads
     multi_query = big_code and config.get("multi_query", bool, True)
-    positions = config.positive(fields.stated(config, "n_positions", "max_position_embeddings"))
+    positions = config.positive(
+        config_fields.stated(config, "n_positions", "max_position_embeddings")
+    )
     norm = NormSpec(config.get("layer_norm_epsilon", float, 1e-5), "layer")
     mlp = MLPSpec(
         intermediate_size=config.positive("n_inner", 4 * hidden),
-        activation=fields.activation(
+        activation=config_fields.activation(
             config, "activation_function", "gelu_pytorch_tanh" if big_code else "gelu_new"
         ),
         gated=False,
@@ -59,7 +61,7 @@ def read(config: ModelConfig) -> DecoderSpec:
                 mlp_norm=norm,
             )
             for index in range(
-                config.positive(fields.stated(config, "n_layer", "num_hidden_layers"))
+                config.positive(config_fields.stated(config, "n_layer", "num_hidden_layers"))
             )
         ),
         final_norm=norm,

@@ -27,8 +27,7 @@ from tests.unit.bench.load.fake_server import (
     native,
 )
 from tests.unit.bench.load.words import Words
-from tgi_cli.bench.drive import Driver
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchDone,
     Event,
     Progress,
@@ -42,6 +41,7 @@ from tgi_cli.bench.records import (
     Target,
 )
 from tgi_cli.bench.settings import Sampling, Settings
+from tgi_cli.bench.step_driver import Driver
 from tgi_cli.bench.workloads import Arrivals, scheduled
 from tgi_cli.errors import ConfigError
 

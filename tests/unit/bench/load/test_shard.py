@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bench.load.fake_shard import FakeShard
-from tgi_cli.bench.drive import Driver
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchDone,
     Event,
     Progress,
@@ -23,6 +22,7 @@ from tgi_cli.bench.records import (
     Target,
 )
 from tgi_cli.bench.settings import Sampling, Settings
+from tgi_cli.bench.step_driver import Driver
 
 
 @pytest.fixture

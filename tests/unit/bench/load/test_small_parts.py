@@ -9,12 +9,12 @@ import pytest
 
 from tgi_cli import demo
 from tgi_cli.bench import machine
-from tgi_cli.bench.load import frames, honesty
+from tgi_cli.bench.events import Client, Request, RequestRecord
+from tgi_cli.bench.load import client_lag, frames
 from tgi_cli.bench.load.frames import Ended, Item, Note, Requests, Unpacker, pack
 from tgi_cli.bench.load.generator import batch_record
-from tgi_cli.bench.records import Client, Request, RequestRecord
-from tgi_cli.bench.scrape import parse
-from tgi_cli.bench.tokens import GuessedTokens, LocalTokens
+from tgi_cli.bench.metrics_scrape import parse
+from tgi_cli.bench.token_counter import GuessedTokens, LocalTokens
 
 
 def test_frames_survive_any_pieces() -> None:
@@ -60,22 +60,22 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
 def test_a_client_that_falls_behind_says_so(
     figures: tuple[float, float, float, float], behind: str
 ) -> None:
-    client = honesty.judged(*figures)
+    client = client_lag.judged(*figures)
     assert client.behind == bool(behind)
     assert behind in client.reason
 
 
 def test_of_several_clients_the_worst_counts() -> None:
     slow = Client(lag_p99=0.3, cpu=0.1, behind=True, reason="slow")
-    whole = honesty.merged([Client(cpu=0.7, late_p99=0.01), slow])
+    whole = client_lag.merged([Client(cpu=0.7, late_p99=0.01), slow])
     assert whole == Client(lag_p99=0.3, cpu=0.7, late_p99=0.01, behind=True, reason="slow")
-    assert honesty.merged([]) == Client()
+    assert client_lag.merged([]) == Client()
 
 
 def test_percentiles_are_by_the_nearest_rank() -> None:
-    assert honesty.percentile(list(range(1000)), 0.99) == 990
-    assert honesty.percentile([3.0], 0.99) == 3.0
-    assert honesty.percentile([], 0.99) == 0.0
+    assert client_lag.percentile(list(range(1000)), 0.99) == 990
+    assert client_lag.percentile([3.0], 0.99) == 3.0
+    assert client_lag.percentile([], 0.99) == 0.0
 
 
 METRICS = """\

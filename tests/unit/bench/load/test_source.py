@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from tgi_cli.bench.events import Request
 from tgi_cli.bench.load.frames import Item
 from tgi_cli.bench.load.source import Source
-from tgi_cli.bench.records import Request
 
 
 def item(index: int, conversation: int | None = None) -> Item:

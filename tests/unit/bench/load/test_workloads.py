@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.bench.load.words import Words
 from tgi_cli import demo
-from tgi_cli.bench.tokens import GuessedTokens, LocalTokens
+from tgi_cli.bench.token_counter import GuessedTokens, LocalTokens
 from tgi_cli.bench.workloads import (
     Arrivals,
     Conversations,

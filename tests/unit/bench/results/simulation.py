@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tgi_cli.bench.records import (
-    BatchRecord,
-    RequestRecord,
-    Run,
-    Step,
-    StepRecord,
-    Target,
-)
+from tgi_cli.bench.events import BatchRecord, RequestRecord, Run, Step, StepRecord, Target
 from tgi_cli.bench.sweeps import Plan
 
 

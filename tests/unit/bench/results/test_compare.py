@@ -10,7 +10,7 @@ import pytest
 from tests.unit.bench.results.simulation import Server, request, saved
 from tgi_cli.bench import sweeps
 from tgi_cli.bench.compare import Comparison, compare, differences
-from tgi_cli.bench.records import Client, Run, Step, StepRecord
+from tgi_cli.bench.events import Client, Run, Step, StepRecord
 from tgi_cli.bench.sweeps import Bounds
 
 BOUNDS = Bounds(seconds=25)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request
-from tgi_cli.bench.records import Client, Step, StepRecord
+from tgi_cli.bench.events import Client, Step, StepRecord
 from tgi_cli.bench.statistics import step_figures
 from tgi_cli.bench.sweeps import Bounds, client_step, rate_step
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.bench.results.simulation import request
-from tgi_cli.bench.records import BatchRecord, RequestRecord
+from tgi_cli.bench.events import BatchRecord, RequestRecord
 from tgi_cli.bench.statistics import (
     LATENCIES,
     METRICS,

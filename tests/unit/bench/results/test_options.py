@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tgi_cli.bench.events import Request, Step
 from tgi_cli.bench.options import Options, Prefix, described, notes_of, plan_of, requests_of
-from tgi_cli.bench.records import Request, Step
 from tgi_cli.bench.settings import Sampling, Settings
 from tgi_cli.bench.sweeps import Bounds, client_step, rate_step
 from tgi_cli.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.bench.results.simulation import Server, request, saved
 from tgi_cli.bench import sweeps
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.records import BatchRecord, Client, Run, Step, StepRecord, Target
+from tgi_cli.bench.events import BatchRecord, Client, Run, Step, StepRecord, Target
 from tgi_cli.bench.reports import comparison, html, markdown, tgi_tables
 from tgi_cli.bench.reports.svg import Chart, Scale, number
 from tgi_cli.bench.reports.tables import table

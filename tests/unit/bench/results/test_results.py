@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import records, results, sweeps
-from tgi_cli.bench.records import RequestDone, RunEnded, StepEnded, StepStarted
-from tgi_cli.bench.results import Lines, RunStarted
+from tgi_cli.bench import events, saved_runs, sweeps
+from tgi_cli.bench.events import RequestDone, RunEnded, StepEnded, StepStarted
+from tgi_cli.bench.saved_runs import Lines, RunStarted
 from tgi_cli.bench.sweeps import Bounds
 from tgi_cli.errors import ConfigError
 
 BOUNDS = Bounds(requests=12)
 
 
-def run() -> records.Run:
+def run() -> events.Run:
     server = Server()
     return saved(
         [server.answer(sweeps.client_step(count, BOUNDS)) for count in (1, 2)],
@@ -31,9 +31,9 @@ def run() -> records.Run:
 
 def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    results.save(run(), path)
-    assert results.load(path) == run()
-    assert json.loads(path.read_text())["version"] == records.VERSION
+    saved_runs.save(run(), path)
+    assert saved_runs.load(path) == run()
+    assert json.loads(path.read_text())["version"] == events.VERSION
     assert list(tmp_path.iterdir()) == [path]
     mask = os.umask(0)
     os.umask(mask)
@@ -51,24 +51,24 @@ def test_an_older_file_stays_whole_when_writing_fails(
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(ConfigError, match="cannot be written: No space left"):
-        results.save(run(), path)
+        saved_runs.save(run(), path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_newer_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    path.write_text(json.dumps({"version": records.VERSION + 1, "steps": "another shape"}))
-    with pytest.raises(ConfigError, match=f"version {records.VERSION + 1} of saved runs") as raised:
-        results.load(path)
+    path.write_text(json.dumps({"version": events.VERSION + 1, "steps": "another shape"}))
+    with pytest.raises(ConfigError, match=f"version {events.VERSION + 1} of saved runs") as raised:
+        saved_runs.load(path)
     assert "upgrade" in raised.value.remedy
 
 
 def test_unknown_fields_are_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    results.save(run(), path)
+    saved_runs.save(run(), path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"added_later": 1}))
-    assert results.load(path) == run()
+    assert saved_runs.load(path) == run()
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_what_is_no_run_is_said_so(tmp_path: Path, content: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match="is not a saved run"):
-        results.load(path)
+        saved_runs.load(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        results.load(tmp_path / "none.json")
+        saved_runs.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_files_that_cannot_be_are_refused_before_the_run(
 ) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=said):
-        results.check_writable(None, tmp_path / name)
-    results.check_writable(None, tmp_path / "new.json")
+        saved_runs.check_writable(None, tmp_path / name)
+    saved_runs.check_writable(None, tmp_path / "new.json")
 
 
-def follow(path: Path, made: records.Run, *, cut: int | None = None) -> None:
+def follow(path: Path, made: events.Run, *, cut: int | None = None) -> None:
     lines = Lines(path)
     lines(RunStarted(msgspec.structs.replace(made, steps=[], notes=[])))
     for index, record in enumerate(made.steps):
@@ -117,7 +117,7 @@ def follow(path: Path, made: records.Run, *, cut: int | None = None) -> None:
 def test_lines_hold_the_whole_run(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     follow(path, run())
-    assert results.load(path) == run()
+    assert saved_runs.load(path) == run()
     types = [json.loads(line)["type"] for line in path.read_text().splitlines()]
     assert types == [
         "RunStarted",
@@ -132,7 +132,7 @@ def test_lines_of_a_run_that_was_killed(tmp_path: Path) -> None:
     follow(path, run(), cut=5)
     with path.open("ab") as file:
         file.write(b'{"type":"RequestDone","index":0,"rec')
-    found = results.load(path)
+    found = saved_runs.load(path)
     assert found.notes == ["the run did not end; this is what it wrote"]
     (record,) = found.steps
     assert record.requests == run().steps[0].requests[:5]
@@ -145,7 +145,7 @@ def test_lines_of_a_newer_version(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text('{"type":"RunStarted","run":{"version":99}}\n')
     with pytest.raises(ConfigError, match="version 99"):
-        results.load(path)
+        saved_runs.load(path)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -161,7 +161,7 @@ def test_csv_of_requests(tmp_path: Path) -> None:
             duration=5.0,
         )
     ]
-    results.save_csv(saved(steps), tmp_path / "run.csv")
+    saved_runs.save_csv(saved(steps), tmp_path / "run.csv")
     (step,) = rows(tmp_path / "run.csv")
     assert (step["kind"], float(step["value"]), step["succeeded"], step["failed"]) == (
         "concurrency", 1.0, "1", "1",
@@ -178,7 +178,7 @@ def test_csv_of_requests(tmp_path: Path) -> None:
 
 def test_csv_of_batches(tmp_path: Path) -> None:
     made = saved([Server().batch(sweeps.batch_step(size, 3, 1)) for size in (1, 2)])
-    results.save_csv(made, tmp_path / "run.csv")
+    saved_runs.save_csv(made, tmp_path / "run.csv")
     steps = rows(tmp_path / "run.csv")
     assert [row["batch_runs"] for row in steps] == ["3", "3"]
     assert float(steps[1]["prefill_p50_ms"]) == pytest.approx(100, rel=0.1)

@@ -13,8 +13,7 @@ import pytest
 
 from tests.unit.bench.results.simulation import Server, saved
 from tgi_cli.bench import sweeps
-from tgi_cli.bench.plain import PlainScreen, title
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     Event,
     Progress,
     Request,
@@ -29,6 +28,7 @@ from tgi_cli.bench.records import (
 )
 from tgi_cli.bench.run import Runner, both
 from tgi_cli.bench.sweeps import Bounds, Plan
+from tgi_cli.bench.text_output import PlainScreen, title
 
 TARGET = saved([]).target
 

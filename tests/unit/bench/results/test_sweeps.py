@@ -7,9 +7,9 @@ import pytest
 
 from tests.unit.bench.results.simulation import Server, played
 from tgi_cli.bench import sweeps
-from tgi_cli.bench.records import Step, StepRecord
+from tgi_cli.bench.events import Step, StepRecord
 from tgi_cli.bench.statistics import step_figures
-from tgi_cli.bench.statistics.verdicts import find_knee, meets
+from tgi_cli.bench.statistics.saturation import find_knee, meets
 from tgi_cli.bench.sweeps import Bounds
 
 BOUNDS = Bounds(seconds=15, warmups=1)

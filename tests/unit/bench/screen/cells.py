@@ -7,7 +7,7 @@ import re
 
 from rich.cells import cell_len
 
-from tgi_cli.bench.screen.app import BenchApp
+from tgi_cli.bench.dashboard.app import BenchApp
 
 _PIECE = re.compile(
     r'<text class="[^"]*" x="([\d.]+)" y="[\d.]+" textLength="[\d.]+"'

@@ -8,9 +8,9 @@ from tests.unit.bench.screen.script import (
     MODEL,
     batch_run,
 )
-from tgi_cli.bench.records import Run
-from tgi_cli.bench.screen import Title
-from tgi_cli.bench.screen.app import BenchApp
+from tgi_cli.bench.dashboard import Title
+from tgi_cli.bench.dashboard.app import BenchApp
+from tgi_cli.bench.events import Run
 
 TITLE = Title(MODEL, ("Sequence Length: 10", "Decode Length: 8"))
 

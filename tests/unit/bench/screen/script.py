@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchDone,
     BatchRecord,
     Client,

@@ -1,6 +1,6 @@
 from tests.unit.bench.screen.script import batch_run, events, http_run, http_step, step_events
-from tgi_cli.bench.records import Progress, RunEnded, StepFailed, StepStarted
-from tgi_cli.bench.screen.board import LIVE_REQUESTS, Board
+from tgi_cli.bench.dashboard.run_state import LIVE_REQUESTS, Board
+from tgi_cli.bench.events import Progress, RunEnded, StepFailed, StepStarted
 
 
 def told(board, happened):

@@ -3,15 +3,15 @@ import pytest
 
 from tests.unit.bench.screen.script import batch_step, http_run, http_step
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.screen import Title, histogram, lines
-from tgi_cli.bench.screen.charts import Ticks, limits
-from tgi_cli.bench.screen.colours import COLOURS, colour
-from tgi_cli.bench.screen.figures import panels
-from tgi_cli.bench.screen.numbers import fitted, seconds, short
-from tgi_cli.bench.screen.views import compare as comparison
-from tgi_cli.bench.screen.views import percentiles
-from tgi_cli.bench.screen.views.requests import Row, bars, rows_of
-from tgi_cli.bench.screen.views.steps import statistics
+from tgi_cli.bench.dashboard import Title, histogram, lines
+from tgi_cli.bench.dashboard.charts import Ticks, limits
+from tgi_cli.bench.dashboard.colours import COLOURS, colour
+from tgi_cli.bench.dashboard.metrics import panels
+from tgi_cli.bench.dashboard.numbers import fitted, seconds, short
+from tgi_cli.bench.dashboard.views import compare as comparison
+from tgi_cli.bench.dashboard.views import percentiles
+from tgi_cli.bench.dashboard.views.requests import Row, bars, rows_of
+from tgi_cli.bench.dashboard.views.steps import statistics
 from tgi_cli.bench.statistics import step_figures
 
 

@@ -11,9 +11,9 @@ from tests.unit.bench.screen.script import (
     http_run,
     step_events,
 )
-from tgi_cli.bench.screen import VIEWS
-from tgi_cli.bench.screen.charts import Chart
-from tgi_cli.bench.screen.views.requests import Timeline
+from tgi_cli.bench.dashboard import VIEWS
+from tgi_cli.bench.dashboard.charts import Chart
+from tgi_cli.bench.dashboard.views.requests import Timeline
 
 
 async def test_tabs_follow_the_run_until_a_key_is_used() -> None:

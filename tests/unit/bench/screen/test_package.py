@@ -6,17 +6,17 @@ import pytest
 
 from tests.unit.bench.screen.cells import of_picture
 from tests.unit.bench.screen.script import batch_run, http_run
-from tgi_cli.bench import screen
+from tgi_cli.bench import dashboard
 from tgi_cli.errors import ConfigError
 
 
 def test_the_title_of_a_saved_run() -> None:
-    assert screen.Title.of(batch_run()).details == ("Sequence Length: 10", "Decode Length: 8")
-    assert screen.Title.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
+    assert dashboard.Title.of(batch_run()).details == ("Sequence Length: 10", "Decode Length: 8")
+    assert dashboard.Title.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
 
 
 def test_a_picture_needs_no_terminal() -> None:
-    lines = of_picture(screen.picture(batch_run(), first="percentiles", width=100, height=30))
+    lines = of_picture(dashboard.picture(batch_run(), first="percentiles", width=100, height=30))
     assert len(lines) == 30
     assert any("Decode (token)" in line or "Decode" in line for line in lines)
 
@@ -24,7 +24,7 @@ def test_a_picture_needs_no_terminal() -> None:
 def test_without_a_terminal_the_remedy_is_told_and_textual_comes_late() -> None:
     code = (
         "import sys\n"
-        "from tgi_cli.bench.screen import view\n"
+        "from tgi_cli.bench.dashboard import view\n"
         "print('textual' in sys.modules)\n"
         "from tests.unit.bench.screen.script import batch_run\n"
         "from tgi_cli.errors import ConfigError\n"
@@ -41,11 +41,11 @@ def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     real = builtins.__import__
 
     def missing(name: str, *rest: object, **others: object) -> object:
-        if name.startswith("tgi_cli.bench.screen.app"):
+        if name.startswith("tgi_cli.bench.dashboard.app"):
             raise ModuleNotFoundError("No module named 'textual'", name="textual")
         return real(name, *rest, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigError) as raised:
-        screen.watch("http://127.0.0.1:1")
+        dashboard.watch("http://127.0.0.1:1")
     assert "tgi-cli[bench]" in raised.value.remedy

@@ -1,6 +1,6 @@
 import httpx
 
-from tgi_cli.bench.screen.poller import Poller, read
+from tgi_cli.bench.dashboard.poller import Poller, read
 
 TGI = """\
 # HELP tgi_queue_size Requests that wait in the engine.

@@ -15,10 +15,10 @@ from tests.unit.bench.screen.script import (
     http_step,
     step_events,
 )
-from tgi_cli.bench.records import StepFailed
-from tgi_cli.bench.screen import Title
-from tgi_cli.bench.screen.app import BenchApp
-from tgi_cli.bench.screen.drawing import TabRow
+from tgi_cli.bench.dashboard import Title
+from tgi_cli.bench.dashboard.app import BenchApp
+from tgi_cli.bench.dashboard.widgets import TabRow
+from tgi_cli.bench.events import StepFailed
 from tgi_cli.errors import ShardError
 
 

@@ -15,7 +15,7 @@ import pytest
 PROGRAM = """
 import sys, threading, time
 from tests.unit.bench.screen.script import batch_run, step_events
-from tgi_cli.bench.screen import Title, run_screen
+from tgi_cli.bench.dashboard import Title, run_screen
 from tgi_cli.errors import ShardError
 
 over = threading.Event()

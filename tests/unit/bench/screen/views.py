@@ -10,11 +10,11 @@ import msgspec
 from tests.unit.bench.screen.cells import cells
 from tests.unit.bench.screen.script import batch_run, http_run, http_step, step_events
 from tgi_cli.bench.compare import Comparison, Row
-from tgi_cli.bench.screen import VIEWS, Title
-from tgi_cli.bench.screen.app import BenchApp
-from tgi_cli.bench.screen.board import Board
-from tgi_cli.bench.screen.poller import Poller
-from tgi_cli.bench.screen.views.compare import CompareView
+from tgi_cli.bench.dashboard import VIEWS, Title
+from tgi_cli.bench.dashboard.app import BenchApp
+from tgi_cli.bench.dashboard.poller import Poller
+from tgi_cli.bench.dashboard.run_state import Board
+from tgi_cli.bench.dashboard.views.compare import CompareView
 from tgi_cli.bench.statistics import Summary, step_figures
 
 SIZES = ((80, 24), (140, 45))

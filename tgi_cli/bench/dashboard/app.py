@@ -1,0 +1,363 @@
+"""The application: keys, tabs, the message line, and when what is painted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widgets import ContentSwitcher
+
+from tgi_cli.bench.dashboard import VIEWS, Emit, Title, Url, ViewName, lines
+from tgi_cli.bench.dashboard.event_queue import Feed
+from tgi_cli.bench.dashboard.metrics import Figures
+from tgi_cli.bench.dashboard.poller import INTERVAL, Poller
+from tgi_cli.bench.dashboard.run_state import Board, StepState
+from tgi_cli.bench.dashboard.views.compare import CompareView
+from tgi_cli.bench.dashboard.views.percentiles import PercentilesView
+from tgi_cli.bench.dashboard.views.requests import MAX_ZOOM, RequestsView
+from tgi_cli.bench.dashboard.views.server import ServerView
+from tgi_cli.bench.dashboard.views.steps import StepsView
+from tgi_cli.bench.dashboard.views.view_state import Scene
+from tgi_cli.bench.dashboard.widgets import Drawing, Tab, TabRow
+from tgi_cli.bench.events import Run
+from tgi_cli.errors import ConfigError, TgiError
+
+TICK = 0.1
+"""Seconds between two looks at what has happened; nothing is painted more often."""
+TALL = 34
+"""Lines from which there are frames and names of axes."""
+PATIENCE = 10.0
+"""Seconds that a run gets to end when the process is told to."""
+
+
+class BenchApp(App[None]):
+    """The dashboard. Use ``run_screen``, ``view``, ``watch`` and ``picture`` of the package."""
+
+    CSS_PATH = "style.tcss"
+    TITLE = "tgi bench"
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+    AUTO_FOCUS = None
+    # Textual does not declare it as a class variable.
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-short"), (TALL, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,tab", "step(1)", "Next step", priority=True),
+        Binding("left,shift+tab", "step(-1)", "Previous step", priority=True),
+        Binding("plus,equals_sign", "zoom(1)", "Zoom in"),
+        Binding("minus", "zoom(-1)", "Zoom out"),
+        Binding("f", "follow", "Follow the running step"),
+        Binding("d", "background", "Dark or light"),
+        *(
+            Binding(str(number), f"open('{name}')", name.capitalize())
+            for number, name in enumerate(VIEWS, start=1)
+        ),
+        Binding("q,ctrl+c,ctrl+q", "leave", "Quit", priority=True),
+    ]
+
+    def __init__(
+        self,
+        *,
+        title: Title,
+        start: Callable[[Emit], Run] | None = None,
+        stop: Callable[[], None] | None = None,
+        run: Run | None = None,
+        url: Url = None,
+        headers: Mapping[str, str] | None = None,
+        other: Run | None = None,
+        slo: Mapping[str, float] | None = None,
+        svg: Path | None = None,
+        first: ViewName = "steps",
+        step: int = 0,
+        poller: Poller | None = None,
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.heading = title
+        self.board = Board() if run is None else Board.of(run)
+        self.figures = Figures(run.slo if run is not None and slo is None else slo)
+        self.feed = Feed()
+        self.shown: StepState | None = self.board.steps[step] if self.board.steps else None
+        self.following = run is None
+        self.leaving = False
+        self.signalled = 0
+        self.zoomed = 0
+        self.current: ViewName = first
+        self.svg_failure = ""
+        self._start_run = start
+        self._stop_run = stop
+        self._url, self._headers = url, headers
+        self._poller = poller
+        self._other = other
+        self._svg = svg
+        self._painted = (-1, -1)
+        self._computing = False
+        self._deadline = float("inf")
+
+    # What opens and closes it.
+
+    def show(self) -> Run | None:
+        """Open the screen until it is left. Returns and raises what ``run_screen`` says."""
+        streams = (sys.__stdin__, sys.__stderr__)
+        if not all(stream is not None and stream.isatty() for stream in streams):
+            raise ConfigError("the dashboard needs a terminal", "take --ui plain")
+        self.run()
+        if self.signalled:
+            raise SystemExit(128 + self.signalled)
+        if self.return_code:
+            self._end_run()
+            if self.feed.result is None:
+                raise TgiError("the dashboard failed; its traceback is above", "take --ui plain")
+        if self.feed.failure is not None:
+            raise self.feed.failure
+        if self.svg_failure:
+            raise ConfigError(f"{self._svg} cannot be written: {self.svg_failure}")
+        return self.feed.result
+
+    def picture(self, width: int, height: int) -> str:
+        """The screen of a saved run as SVG, without a terminal."""
+
+        async def shot() -> str:
+            async with self.run_test(size=(width, height)) as pilot:
+                await self.settle()
+                await pilot.pause()
+                return self.export_screenshot(simplify=True)
+
+        return asyncio.run(shot())
+
+    async def settle(self) -> None:
+        """Take in what has happened, compute everything that is missing, and paint it."""
+        self.tick()
+        await self.workers.wait_for_complete()
+        while self.figures.missing(self.board, self.shown, self.current == "percentiles"):
+            await self.figures.update(self.board, self.shown, self.current == "percentiles")
+        self.paint()
+        await self.workers.wait_for_complete()
+
+    def compose(self) -> ComposeResult:
+        """Textual's."""
+        yield Drawing(id="head")
+        yield TabRow(id="tabs")
+        with ContentSwitcher(id="views", initial=self.current):
+            yield StepsView(id="steps")
+            yield PercentilesView(id="percentiles")
+            yield RequestsView(id="requests")
+            yield ServerView(id="server")
+            yield CompareView(id="compare")
+        yield Drawing(id="message")
+        with Horizontal(id="foot"):
+            yield TabRow(id="view-tabs")
+            yield Drawing(id="keys")
+
+    async def on_mount(self) -> None:
+        """Begin the run, and to look at it."""
+        self.query_one("#keys", Drawing).show(lambda width, height: lines.keys())
+        self._catch_signals()
+        if self._start_run is not None:
+            self.feed.follow(self._start_run)
+        self.set_interval(TICK, self.tick)
+        self.set_interval(INTERVAL, self._ask)
+        await self.action_open(self.current)
+
+    async def on_unmount(self) -> None:
+        """Textual's."""
+        if self._poller is not None:
+            await self._poller.close()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """More or less room."""
+        for view in self.query(StepsView):
+            view.set_tall(event.size.height >= TALL)
+        self.call_after_refresh(self.paint)
+
+    # What happens by itself.
+
+    def tick(self) -> None:
+        """Take in the events since the last time, and paint if anything is new."""
+        over = self.feed.over  # asked first: what was put before it is drained now
+        for event in self.feed.drain():
+            self.board.apply(event)
+        if over and self.board.run is None and self.board.fatal is None:
+            self._note_failure()
+        if self.board.run is not None and self.board.run.target.model:
+            self.heading = replace(self.heading, model=self.board.run.target.model)
+        if self.following and self.board.running is not None:
+            self.shown = self.board.running
+        elif self.shown not in self.board.steps:
+            self.shown = self.board.steps[0] if self.board.steps else None
+        if self.leaving and (over or time.monotonic() > self._deadline):
+            self._close()
+            return
+        history = self._poller.history.version if self._poller is not None else 0
+        if (self.board.version, history) != self._painted:
+            self._painted = (self.board.version, history)
+            self.paint()
+        tables = self.current == "percentiles"
+        if not self._computing and self.figures.due(self.board, self.shown, tables):
+            self._computing = True
+            self.run_worker(self._compute(tables))
+
+    async def _compute(self, tables: bool) -> None:
+        try:
+            await self.figures.update(self.board, self.shown, tables)
+        finally:
+            self._computing = False
+        self.paint()
+
+    async def _ask(self) -> None:
+        """Ask the server, once somebody has wanted to see what it says."""
+        run = self.board.run
+        if self._url is None or (run is not None and run.target.started_here):
+            return  # a server of the run's own ends with it
+        if self._poller is None and self.current == "server":
+            url = self._url if isinstance(self._url, str) else self._url()
+            self._poller = Poller(url, self._headers) if url else None
+        if self._poller is not None:
+            self.run_worker(self._poller.ask(), group="server", exclusive=True)
+
+    def _note_failure(self) -> None:
+        failure = self.feed.failure
+        if isinstance(failure, TgiError):
+            self.board.give_up(failure.cause, failure.remedy)
+        elif failure is not None:
+            self.board.give_up(f"{type(failure).__name__}: {failure}")
+
+    # Painting.
+
+    @property
+    def scene(self) -> Scene:
+        """This moment."""
+        return Scene(
+            board=self.board,
+            figures=self.figures,
+            shown=self.shown,
+            zoom=self.zoomed,
+            dark=self.current_theme.dark,
+            history=self._poller.history if self._poller is not None else None,
+            other=self._other,
+        )
+
+    def paint(self) -> None:
+        """Show this moment: the frame, and the view that is open."""
+        if not (self.is_running and self.screen_stack and self.query("#head")):
+            return  # not yet, or no more
+        scene = self.scene
+        state = lines.state(scene, self.leaving, self._start_run is not None)
+        self.query_one("#head", Drawing).show(
+            lambda width, height: lines.head(self.heading, state, width), (self.heading, state)
+        )
+        tabs = lines.step_tabs(scene)
+        place = self.board.steps.index(self.shown) if self.shown in self.board.steps else -1
+        self.query_one("#tabs", TabRow).show(tabs, place)
+        names = [Tab(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
+        self.query_one("#view-tabs", TabRow).show(names, VIEWS.index(self.current))
+        message = lines.message(scene, self.leaving)
+        drawing = self.query_one("#message", Drawing)
+        drawing.display = bool(message.plain)
+        drawing.show(lambda width, height: lines.cut(message, width), message.plain)
+        view = self.query_one(f"#views > #{self.current}")
+        assert isinstance(
+            view, StepsView | PercentilesView | RequestsView | ServerView | CompareView
+        )
+        view.paint(scene)
+
+    # Keys and clicks.
+
+    def action_step(self, by: int) -> None:
+        """Show the next step, or the one before; the running one is followed no more."""
+        steps = self.board.steps
+        if steps:
+            here = steps.index(self.shown) if self.shown in steps else 0
+            self._choose(steps[(here + by) % len(steps)])
+
+    @on(TabRow.Chosen, "#tabs")
+    def choose_tab(self, event: TabRow.Chosen) -> None:
+        """A step's tab was clicked."""
+        if event.index < len(self.board.steps):
+            self._choose(self.board.steps[event.index])
+
+    @on(TabRow.Chosen, "#view-tabs")
+    async def choose_view(self, event: TabRow.Chosen) -> None:
+        """A view's tab was clicked."""
+        await self.action_open(VIEWS[event.index])
+
+    def _choose(self, step: StepState) -> None:
+        self.following = False
+        self.shown = step
+        self.paint()
+
+    def action_follow(self) -> None:
+        """Show the running step again, and go on with the next ones."""
+        self.following = True
+        self.shown = self.board.running or self.shown
+        self.paint()
+
+    def action_zoom(self, by: int) -> None:
+        """Zoom charts, histograms and the timeline."""
+        self.zoomed = min(max(self.zoomed + by, 0), MAX_ZOOM)
+        self.query_one(StepsView).release()
+        self.paint()
+
+    def action_background(self) -> None:
+        """Dark on light, or light on dark."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
+        self.paint()
+
+    async def action_open(self, name: ViewName) -> None:
+        """Open a view."""
+        self.current = name
+        switcher = self.query_one("#views", ContentSwitcher)
+        switcher.current = name
+        view = self.query_one(f"#views > #{name}")
+        target = next((w for w in (view, *view.query("*")) if w.focusable), None)
+        self.screen.set_focus(target)
+        if name == "server":
+            await self._ask()
+        self.call_after_refresh(self.paint)
+
+    def action_leave(self) -> None:
+        """Quit: a run that goes on is stopped and waited for; the second time, at once."""
+        going = self._start_run is not None and not self.feed.over
+        if not going or self.leaving or self._stop_run is None:
+            self._close()
+            return
+        self.leaving = True
+        self._stop_run()
+        self.paint()
+
+    def _close(self) -> None:
+        if self._svg is not None:
+            try:
+                self._svg.write_text(self.export_screenshot(simplify=True), encoding="utf-8")
+            except OSError as error:
+                self.svg_failure = error.strerror or str(error)
+        self.exit()
+
+    def _end_run(self) -> None:
+        """Ask a run to end that nobody sees any more."""
+        if self._start_run is not None and self._stop_run is not None and not self.feed.over:
+            self._stop_run()
+            self.feed.wait(PATIENCE)
+
+    def _catch_signals(self) -> None:
+        """A process that is told to end gives the terminal back first."""
+        if self.is_headless:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._terminate, number)
+
+    def _terminate(self, number: int) -> None:
+        self.signalled = number
+        self._deadline = time.monotonic() + PATIENCE
+        if not self.leaving:
+            self.action_leave()

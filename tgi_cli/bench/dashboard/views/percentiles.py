@@ -1,0 +1,171 @@
+"""The second view: every metric's mean and percentiles, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from tgi_cli.bench.dashboard.colours import error_style, warning_style
+from tgi_cli.bench.dashboard.numbers import fitted
+from tgi_cli.bench.dashboard.views.view_state import Scene
+from tgi_cli.bench.statistics import METRICS, StepFigures, Summary
+
+_COLUMNS = (
+    ("mean", "mean"),
+    ("p50", "p50"),
+    ("p90", "p90"),
+    ("p95", "p95"),
+    ("p99", "p99"),
+    ("p999", "p99.9"),
+)
+_WIDE = 124
+"""Columns from which an interval stands behind its value, not below it."""
+_LABELS = {
+    "ttft_scheduled": "TTFT (due)",
+    "e2e_scheduled": "E2E (due)",
+    "late": "Lag",
+    "decode_token": "Dec. token",
+    "decode_total": "Dec. total",
+}
+"""Shorter than in reports, where there is no room."""
+
+
+class PercentilesView(VerticalScroll):
+    """The table of the step that is shown."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._painted: object = None
+
+    def compose(self) -> ComposeResult:
+        """Textual's."""
+        yield Static(id="percentiles", markup=False)
+
+    def paint(self, scene: Scene) -> None:
+        """Show this moment."""
+        width = self.size.width - 1  # the scroll bar's
+        table = scene.figures.table(scene.shown) if scene.shown is not None else None
+        key = (table, scene.shown, width, scene.dark)
+        if key == self._painted:
+            return
+        self._painted = key
+        if table is None:
+            text = Text("no figures yet", style="dim")
+        else:
+            running = scene.shown is not None and scene.shown.record is None
+            text = drawn(table, width, slo=scene.figures.slo, running=running, dark=scene.dark)
+        self.query_one("#percentiles", Static).update(text)
+
+
+def drawn(
+    figures: StepFigures,
+    width: int,
+    *,
+    slo: Mapping[str, float],
+    running: bool = False,
+    dark: bool = True,
+) -> Text:
+    """The whole table as lines."""
+    width = max(width, 60)
+    wide = width >= _WIDE
+    first = 17 if wide else 12
+    column = (width - first) // len(_COLUMNS)
+    text = Text(no_wrap=True, overflow="crop")
+    for unit in ("ms", "tokens/s"):
+        rows = {
+            name: summary
+            for name, summary in {**figures.latencies, **figures.batches}.items()
+            if METRICS[name].unit == unit
+        }
+        if rows:
+            space = " " * 10 if wide else ""
+            heads = "".join(f"{head:>{column - len(space)}}{space}" for _, head in _COLUMNS)
+            text.append(f"{unit:<{first}}{heads}\n", style="bold")
+        for name, summary in rows.items():
+            label = METRICS[name].label if wide else _LABELS.get(name, METRICS[name].label)
+            _append_row(text, label[: first - 1], first, summary, column, wide)
+    if figures.rates:
+        text.append("\n")
+        _append_rates(text, figures, width)
+    text.append("\n")
+    _append_counts(text, figures, slo, error_style(dark))
+    for warning in figures.warnings:
+        text.append(f"! {warning}\n", style=warning_style(dark))
+    if running:
+        text.append("The intervals come when the step has ended.", style="dim")
+    elif figures.latencies or figures.batches:
+        text.append("Below each figure its 95 % bootstrap interval." if not wide else "")
+    text.rstrip()
+    return text
+
+
+def _append_row(
+    text: Text, label: str, first: int, summary: Summary, column: int, wide: bool
+) -> None:
+    text.append(f"{label:<{first}}")
+    below = ""
+    for name, _ in _COLUMNS:
+        value = fitted(getattr(summary, name), 9 if wide else column - 1)
+        interval = summary.intervals.get(name)
+        span = span_of(*interval) if interval else ""
+        if wide:
+            text.append(f"{value:>{column - 10}}")
+            text.append(f" {span:<9}", style="dim")
+        else:
+            text.append(f"{value:>{column}}")
+            below += f"{span:>{column}}"
+    text.append("\n")
+    if below.strip():
+        text.append(f"{'':{first}}{below}\n", style="dim")
+
+
+def _append_rates(text: Text, figures: StepFigures, width: int) -> None:
+    """Two in a line: the rate, its unit, its interval."""
+    half = width // 2
+    for number, (name, rate) in enumerate(figures.rates.items()):
+        metric = METRICS[name]
+        interval = figures.rate_intervals.get(name)
+        span = f" {span_of(*interval)}" if interval else ""
+        plain = f"{metric.label:<9}{fitted(rate, 8):>9} {metric.unit}"
+        text.append(plain)
+        text.append(span, style="dim")
+        left = number % 2 == 0 and number + 1 < len(figures.rates)
+        text.append(" " * max(half - len(plain) - len(span), 1) if left else "\n")
+
+
+def _append_counts(text: Text, figures: StepFigures, slo: Mapping[str, float], error: str) -> None:
+    if figures.runs:
+        text.append(f"{figures.runs} runs\n")
+    if figures.requests:
+        text.append(f"{figures.requests} requests, {figures.concurrency:.1f} at a time")
+        counted = ", ".join(f"{count} by {who}" for who, count in figures.counted_by.items())
+        text.append(f"; tokens counted: {counted}\n" if counted else "\n")
+    if figures.errors:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in figures.errors.items())
+        text.append(f"{figures.failed} failed: {kinds}\n", style=error)
+    if figures.attainment is not None:
+        limits = ", ".join(f"{METRICS[name].label} {limit:g} ms" for name, limit in slo.items())
+        text.append(f"{figures.attainment:.1%} within {limits}\n")
+
+
+def span_of(low: float, high: float) -> str:
+    """An interval in at most nine columns."""
+    return f"{_brief(low)}–{_brief(high)}"
+
+
+def _brief(value: float) -> str:
+    size = abs(value)
+    if size < 9.995:
+        return f"{value:.2f}"
+    if size < 99.95:
+        return f"{value:.1f}"
+    if size < 9999.5:
+        return f"{value:.0f}"
+    for unit, letter in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+        if size < unit * 999.5:
+            return f"{value / unit:.0f}{letter}"
+    return f"{value:.0e}"

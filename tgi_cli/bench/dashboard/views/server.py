@@ -1,0 +1,122 @@
+"""The fourth view: the server, by its own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Grid, Vertical
+from textual.widgets import Static
+
+from tgi_cli.bench.dashboard.colours import colour, error_style
+from tgi_cli.bench.dashboard.histogram import columns
+from tgi_cli.bench.dashboard.numbers import fitted, seconds, short
+from tgi_cli.bench.dashboard.poller import History, Sample
+from tgi_cli.bench.dashboard.views.view_state import Scene
+from tgi_cli.bench.dashboard.widgets import Drawing
+
+
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """One figure over time; ``scale`` makes it what ``unit`` says, ``top`` is its natural end."""
+
+    name: str
+    title: str
+    unit: str
+    value: Callable[[Sample], float | None]
+    scale: float = 1.0
+    top: float | None = None
+
+
+_PLOTS = (
+    _Plot("queued", "Queue", "requests", lambda sample: sample.queued),
+    _Plot("running", "Batch", "requests", lambda sample: sample.running),
+    _Plot("kv", "KV cache", "%", lambda sample: sample.kv, 100.0, 100.0),
+    _Plot("hits", "Prefix hits", "%", lambda sample: sample.hits, 100.0, 100.0),
+    _Plot("output", "Output", "tokens/s", lambda sample: sample.output),
+    _Plot("input", "Prompts", "tokens/s", lambda sample: sample.input),
+)
+
+
+class ServerView(Vertical):
+    """Six figures over time, or the reason why there are none."""
+
+    def compose(self) -> ComposeResult:
+        """Textual's."""
+        yield Static(id="server-state", markup=False)
+        with Grid(id="plots"):
+            for plot in _PLOTS:
+                yield Drawing(id=f"plot-{plot.name}")
+
+    def paint(self, scene: Scene) -> None:
+        """Show this moment."""
+        history = scene.history
+        self.query_one("#plots").display = history is not None
+        self.query_one("#server-state", Static).update(state_of(scene))
+        if history is None:
+            return
+        key = (history.version, scene.dark)
+        for place, plot in enumerate(_PLOTS):
+            drawing = self.query_one(f"#plot-{plot.name}", Drawing)
+            newest = plot.value(history.samples[-1]) if history.samples else None
+            value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
+            drawing.border_title = f"{plot.title}: {value} {plot.unit}"
+            drawing.show(partial(_drawn, plot, history, colour(place, scene.dark)), key)
+
+
+def _drawn(plot: _Plot, history: History, style: str, width: int, height: int) -> Text:
+    """Columns over time, with what the top is and how far they reach back."""
+    samples = list(history.samples)
+    values = [plot.value(sample) for sample in samples]
+    if width < 12 or height < 1 or all(value is None for value in values):
+        return Text("not told", style="dim")
+    room = width - 7
+    shown = [(value or 0.0) * plot.scale for value in values][-room:]
+    top = plot.top or _round_top(max(shown))
+    lines = columns(shown, room, height, top)
+    text = Text(no_wrap=True, overflow="crop")
+    for number, line in enumerate(lines):
+        label = short(top) if number == 0 else "0" if number == height - 1 else ""
+        text.append(f"{label:>6} ", style="dim")
+        text.append(line, style=style)
+        if number + 1 < height:
+            text.append("\n")
+    return text
+
+
+def _round_top(value: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten, at least 1."""
+    top = 1.0
+    while True:
+        for factor in (1.0, 2.0, 5.0):
+            if value <= top * factor:
+                return top * factor
+        top *= 10
+
+
+def state_of(scene: Scene) -> Text:
+    """The line above the plots; of a saved run, what its record says of the server."""
+    history = scene.history
+    if history is not None:
+        if history.error:
+            return Text(f"{history.url}: {history.error}", style=error_style(scene.dark))
+        if not history.samples:
+            return Text(f"{history.url}: asking ...", style="dim")
+        span = history.samples[-1].at - history.samples[0].at
+        return Text(f"{history.url}, the last {seconds(span)}", style="dim")
+    told = scene.shown.record.server if scene.shown and scene.shown.record else {}
+    if not told:
+        return Text(
+            "No server to ask: this is a saved run, or a shard without HTTP.\n"
+            "With --url, and in `tgi bench` of a model, its /metrics are drawn here.",
+            style="dim",
+        )
+    text = Text("What the server said of itself over the step:\n\n")
+    longest = max(map(len, told))
+    for name, value in told.items():
+        text.append(f"{name:<{longest}}", style="dim")
+        text.append(f"  {fitted(value, 12, 3):>12}\n")
+    return text

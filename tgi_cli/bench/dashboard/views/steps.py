@@ -1,0 +1,171 @@
+"""The first view, after text-generation-benchmark's: progress, statistics, histograms, charts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from tgi_cli.bench.dashboard import histogram
+from tgi_cli.bench.dashboard.charts import Chart, Series
+from tgi_cli.bench.dashboard.colours import colour
+from tgi_cli.bench.dashboard.metrics import Panel
+from tgi_cli.bench.dashboard.numbers import fitted, seconds
+from tgi_cli.bench.dashboard.run_state import StepState
+from tgi_cli.bench.dashboard.views.view_state import Scene
+from tgi_cli.bench.dashboard.widgets import Drawing, Gauge
+from tgi_cli.bench.statistics import Summary
+
+_ROWS = (
+    ("Average", "mean"),
+    ("Lowest", "minimum"),
+    ("Highest", "maximum"),
+    ("p50", "p50"),
+    ("p90", "p90"),
+    ("p99", "p99"),
+)
+_LABEL = 8
+_COLUMN = 9
+_EMPTY = Panel("", {"ms": None})
+
+
+class StepsView(Vertical):
+    """One step's figures, and all steps in two charts."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._painted: object = None
+
+    def compose(self) -> ComposeResult:
+        """Textual's."""
+        with Horizontal(id="gauges"):
+            yield Gauge("Total Progress", id="total")
+            yield Gauge("Step Progress", id="step")
+        with Horizontal(id="statistics"):
+            for kind in ("prefill", "decode"):
+                yield Drawing(id=f"{kind}-statistics", classes=f"statistics {kind}")
+                yield Drawing(id=f"{kind}-histogram", classes=f"histogram {kind}")
+        with Horizontal(id="charts"):
+            yield Chart(id="prefill-chart")
+            yield Chart(id="decode-chart")
+
+    def set_tall(self, tall: bool) -> None:
+        """Whether there is room for the axes' names."""
+        for chart in self.query(Chart):
+            chart.set_margins(tall=tall)
+
+    def release(self) -> None:
+        """Let the keys zoom what the mouse has moved."""
+        for chart in self.query(Chart):
+            chart.release()
+        self._painted = None
+
+    def paint(self, scene: Scene) -> None:
+        """Show this moment."""
+        board, shown = scene.board, scene.shown
+        count = f"{board.done} / {board.total or '?'}"
+        share = board.done / board.total if board.total else None
+        self.query_one("#total", Gauge).show(share, count, bad=board.bad)
+        gauge = self.query_one("#step", Gauge)
+        if shown is None:
+            gauge.show(0.0, "", bad=False)
+        else:
+            label = "Batch Progress" if shown.step.kind == "batch" else "Step Progress"
+            gauge.show(shown.share, counted(shown), bad=shown.bad, label=label)
+        all_panels = [scene.figures.panels(step) for step in board]
+        key = (all_panels, shown, scene.zoom, scene.dark)
+        if key == self._painted:
+            return  # the rest costs a hundred times as much
+        self._painted = key
+        found = scene.figures.panels(shown) if shown is not None else None
+        place = board.steps.index(shown) if shown is not None else 0
+        style = colour(place, scene.dark)
+        for kind in ("prefill", "decode"):
+            panel: Panel = getattr(found, kind) if found is not None else _EMPTY
+            heading = panel.heading or kind.capitalize()
+            self._paint_statistics(kind, heading, panel)
+            drawing = self.query_one(f"#{kind}-histogram", Drawing)
+            drawing.border_title = heading_of_histogram(panel, heading)
+            zoom = min(scene.zoom, histogram.MAX_ZOOM)
+            drawing.show(partial(histogram.drawn, panel.values, style=style, zoom=zoom))
+            self._paint_chart(kind, heading, scene)
+
+    def _paint_statistics(self, kind: str, heading: str, panel: Panel) -> None:
+        drawing = self.query_one(f"#{kind}-statistics", Drawing)
+        drawing.border_title = heading
+        drawing.show(partial(statistics, panel))
+
+    def _paint_chart(self, kind: str, heading: str, scene: Scene) -> None:
+        chart = self.query_one(f"#{kind}-chart", Chart)
+        chart.border_title = f"{heading}: tokens/s over ms"
+        series = []
+        for place, step in enumerate(scene.board):
+            found = scene.figures.panels(step)
+            if found is None:
+                continue
+            panel: Panel = getattr(found, kind)
+            series.append(
+                Series(
+                    panel.latency,
+                    panel.throughput,
+                    colour(place, scene.dark),
+                    chosen=step is scene.shown,
+                )
+            )
+        chart.show(series, scene.zoom)
+
+
+def counted(step: StepState) -> str:
+    """How far a step is, in words: runs or requests, or its time where that ends it."""
+    if step.record is not None:
+        done = len(step.batches) or len(step.requests)
+        return f"{done} / {done}"
+    seen = step.progress
+    if seen is None:
+        return ""
+    if seen.expected:
+        return f"{seen.done} / {seen.expected}"
+    if step.step.seconds:
+        return f"{seconds(seen.elapsed)} / {seconds(step.step.seconds)}"
+    return str(seen.done)
+
+
+def heading_of_histogram(panel: Panel, heading: str) -> str:
+    """What a histogram's bins are of."""
+    *_, newest = panel.columns
+    return newest if panel.counts else f"{heading} {newest}"
+
+
+def statistics(panel: Panel, width: int, height: int) -> Text:
+    """Latencies, a column each, and throughput, in the lines that there are."""
+    text = Text(no_wrap=True, overflow="crop")
+    heads = "".join(f"{head:>{_COLUMN}}" for head in panel.columns)
+    text.append(f"{'':{_LABEL}}{heads}\n", style="dim")
+    for label, name in _ROWS:
+        cells = "".join(_cell(summary, name) for summary in panel.columns.values())
+        text.append(f"{label:<{_LABEL}}", style="dim")
+        text.append(f"{cells}\n")
+    rate = panel.rate
+    if rate is None:
+        for label, number in panel.counts.items():
+            digits = 0 if number == int(number) else 2
+            text.append(f"{label:<{_LABEL + 1}}", style="dim")
+            text.append(f"{fitted(number, _COLUMN - 2, digits):>{_COLUMN - 1}}\n")
+    elif height >= 11:
+        text.append(f"{'':{_LABEL}}{'tokens/s':>{_COLUMN}}\n", style="dim")
+        for label, name in _ROWS[:3]:
+            text.append(f"{label:<{_LABEL}}", style="dim")
+            text.append(f"{_cell(rate, name)}\n")
+    else:
+        text.append("tokens/s", style="dim")
+        text.append(f"{_cell(rate, 'mean')}\n")
+        text.append(f"{fitted(rate.minimum, 7)} – {fitted(rate.maximum, 7)}", style="dim")
+    text.rstrip()
+    return text
+
+
+def _cell(summary: Summary | None, name: str) -> str:
+    value = None if summary is None else getattr(summary, name)
+    return f"{fitted(value, _COLUMN - 1):>{_COLUMN}}"

@@ -1,0 +1,79 @@
+"""Whether the load generator kept up with what it measures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from tgi_cli.bench.events import Client
+
+_TICK = 0.01
+_LAG = 0.1
+_CPU = 0.9
+_LATE = 0.1
+_LEAST_SECONDS = 1.0
+"""Shares of processor time over less than this say nothing."""
+
+
+class Watch:
+    """Ticks beside the requests; late ticks are the event loop's, so they make times late too."""
+
+    def __init__(self) -> None:
+        self._lags: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+        self._wall = self._cpu = 0.0
+
+    def start(self) -> None:
+        """From here on."""
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._task = asyncio.ensure_future(self._tick())
+
+    def stop(self, late: Sequence[float]) -> Client:
+        """How it went, with the times in s by which requests were begun late."""
+        if self._task is not None:
+            self._task.cancel()
+        wall = time.perf_counter() - self._wall
+        share = (time.process_time() - self._cpu) / wall if wall > 0 else 0.0
+        return judged(percentile(self._lags, 0.99), share, percentile(late, 0.99), wall)
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(_TICK)
+            self._lags.append(max(0.0, time.perf_counter() - before - _TICK))
+
+
+def judged(lag: float, cpu: float, late: float, seconds: float) -> Client:
+    """The verdict on a client with these figures over so many seconds."""
+    reasons = []
+    if lag > _LAG:
+        reasons.append(f"its clock ticked {lag * 1e3:.0f} ms late (p99)")
+    if cpu > _CPU and seconds >= _LEAST_SECONDS:
+        reasons.append(f"it took {cpu:.0%} of a core")
+    if late > _LATE:
+        reasons.append(f"requests were begun {late * 1e3:.0f} ms after they were due (p99)")
+    reason = "the load generator was the limit: " + ", ".join(reasons) if reasons else ""
+    return Client(lag_p99=lag, cpu=cpu, late_p99=late, behind=bool(reasons), reason=reason)
+
+
+def merged(clients: Sequence[Client]) -> Client:
+    """Of several processes: the worst of each figure."""
+    if not clients:
+        return Client()
+    worst = [client for client in clients if client.behind]
+    return Client(
+        lag_p99=max(client.lag_p99 for client in clients),
+        cpu=max(client.cpu for client in clients),
+        late_p99=max(client.late_p99 for client in clients),
+        behind=bool(worst),
+        reason=worst[0].reason if worst else "",
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of them lie, by the nearest rank; 0 of none."""
+    if not values:
+        return 0.0
+    ranked = sorted(values)
+    return max(0.0, ranked[min(len(ranked) - 1, int(share * len(ranked)))])

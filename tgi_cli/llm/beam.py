@@ -1,0 +1,263 @@
+"""Beam search, as a client of the engine.
+
+Each beam asks for one token and its likeliest alternatives at every step. What a beam shares
+with its ancestors is found in the prefix cache, so that a step computes no more of it than its
+last block. Semantics are those of transformers (``GenerationMixin._beam_search``): more
+candidates than beams, so that enough can go on when others end; the score of a hypothesis is
+its log-probability divided by its length to the power of ``length_penalty``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest
+from tgi_cli.errors import TgiError
+from tgi_cli.llm.engine import Call, InProcessEngine
+from tgi_cli.llm.options import Prompt
+from tgi_cli.llm.progress import RequestProgress
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.tokenizer import Tokenizer
+
+MAX_WIDTH = 8
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamHypothesis:
+    """One of the texts that beam search found: T generated tokens.
+
+    Attributes:
+        token_ids: [T], the stop id included.
+        text: without special tokens.
+        cumulative_logprob: the sum of its tokens' log-probabilities.
+        score: what it is ranked by: ``cumulative_logprob / T ** length_penalty``.
+        finish_reason: ``eos_token`` or ``length``.
+    """
+
+    token_ids: list[int]
+    text: str
+    cumulative_logprob: float
+    score: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions:
+    """Of one search; see :meth:`tgi_cli.llm.llm.LLM.beam_search`.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    width: int
+    max_new_tokens: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    stop_token_ids: frozenset[int]
+
+    def __post_init__(self) -> None:
+        checks = (
+            (1 <= self.width <= MAX_WIDTH, f"beam_width must be between 1 and {MAX_WIDTH}"),
+            (self.max_new_tokens >= 1, "max_new_tokens must be at least 1"),
+            (
+                self.early_stopping in (True, False, "never"),
+                'early_stopping must be True, False or "never"',
+            ),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise ValueError(message)
+
+    @property
+    def candidates(self) -> int:
+        """Continuations looked at per step: were all stop ids among them, enough would remain."""
+        return max(2, 1 + len(self.stop_token_ids)) * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Generated tokens and the sum of their log-probabilities."""
+
+    token_ids: tuple[int, ...]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    beam: Beam
+    score: float
+
+
+class BeamSearch:
+    """The search over one prompt: pure bookkeeping, fed with the likeliest next tokens.
+
+    Attributes:
+        beams: those to be continued, likeliest first; empty once the search is over.
+        found: hypotheses, best first, at most as many as the search is wide.
+    """
+
+    def __init__(self, options: BeamOptions) -> None:
+        self.options = options
+        self.beams: list[Beam] = [Beam((), 0.0)]
+        self.found: list[_Found] = []
+        self._length = 0
+
+    def advance(self, likeliest: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
+        """One step on.
+
+        Args:
+            likeliest: for each of ``beams``, its ``candidates`` likeliest next tokens and
+                their log-probabilities.
+        """
+        options = self.options
+        self._length += 1
+        candidates = sorted(
+            (
+                Beam((*beam.token_ids, token), beam.logprob + logprob)
+                for beam, (tokens, logprobs) in zip(self.beams, likeliest, strict=True)
+                for token, logprob in zip(tokens, logprobs, strict=True)
+            ),
+            key=lambda beam: -beam.logprob,
+        )[: options.candidates]
+        last = self._length == options.max_new_tokens
+        ended = [last or beam.token_ids[-1] in options.stop_token_ids for beam in candidates]
+        # Only what is among the likeliest of all counts as found; the rest stand by to go on.
+        for beam, end in zip(candidates[: options.width], ended, strict=False):
+            if end:
+                self.found.append(_Found(beam, self._score(beam.logprob, self._length)))
+        self.found.sort(key=lambda found: -found.score)
+        del self.found[options.width :]
+        going = [beam for beam, end in zip(candidates, ended, strict=True) if not end]
+        self.beams = [] if not going or self._is_over(going[0]) else going[: options.width]
+
+    def _is_over(self, best: Beam) -> bool:
+        """Whether nothing that goes on is expected to beat what was found."""
+        options = self.options
+        if len(self.found) < options.width:
+            return False
+        if options.early_stopping is True or options.width == 1:
+            return True  # a search of width 1 is greedy: its first end is the end
+        length = self._length
+        if options.early_stopping == "never" and options.length_penalty > 0.0:
+            length = options.max_new_tokens  # the longest has the best score it can still get
+        return self._score(best.logprob, length) <= self.found[-1].score
+
+    def _score(self, logprob: float, length: int) -> float:
+        return logprob / float(length**self.options.length_penalty)
+
+
+def search(
+    engine: InProcessEngine,
+    prompts: Sequence[Prompt],
+    options: BeamOptions,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+    progress: bool | None,
+    adapter_id: int,
+) -> list[list[BeamHypothesis]]:
+    """The hypotheses of each prompt, best first.
+
+    Raises:
+        ValueError: a prompt that is too long.
+        TgiError: a beam failed.
+        EngineDeadError: the engine's loop has ended.
+    """
+    for prompt in prompts:
+        # The last token is chosen and never computed, so this is the longest request.
+        if len(prompt.ids) + options.max_new_tokens > info.max_total_tokens:
+            raise ValueError(
+                f"prompt {prompt.index} has {len(prompt.ids)} tokens: with "
+                f"{options.max_new_tokens} new ones it is longer than max_total_tokens "
+                f"({info.max_total_tokens})"
+            )
+    hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]
+    ids = [prompt.ids for prompt in prompts]
+    with Call(engine) as call, RequestProgress(len(prompts), progress) as bar:
+        searches = run_searches(call, engine.request_ids, ids, options, info.vocab_size, adapter_id)
+        for place, found in searches:
+            hypotheses[place] = hypotheses_of(found, ids[place], tokenizer)
+            bar.add(len(ids[place]), len(hypotheses[place][0].token_ids), 1)
+    return hypotheses
+
+
+def run_searches(
+    call: Call,
+    ids: Iterator[int],
+    prompts: Sequence[tuple[int, ...]],
+    options: BeamOptions,
+    vocab_size: int,
+    adapter_id: int = 0,
+) -> Iterator[tuple[int, BeamSearch]]:
+    """Search over several prompts at once; each goes on as soon as its own beams are answered.
+
+    Yields:
+        The place of a prompt and its search, when that is over.
+
+    Raises:
+        EngineDeadError: the engine's loop has ended.
+        TgiError: a beam failed.
+    """
+    sampling = SamplingParams(temperature=0.0, top_logprobs=min(options.candidates, vocab_size))
+    searches = [BeamSearch(options) for _ in prompts]
+    asked: dict[int, tuple[int, int]] = {}
+    """Request id -> place of the prompt and of the beam."""
+    answers: list[dict[int, tuple[list[int], list[float]]]] = [{} for _ in prompts]
+
+    def ask(place: int) -> None:
+        for index, beam in enumerate(searches[place].beams):
+            request = GenerationRequest(
+                request_id=next(ids),
+                prompt_ids=prompts[place] + beam.token_ids,
+                sampling=sampling,
+                max_new_tokens=1,
+                adapter_id=adapter_id,
+            )
+            asked[request.request_id] = place, index
+            call.submit(request)
+
+    for place in range(len(prompts)):
+        ask(place)
+    while call.live:
+        for update in call.receive():
+            if update.finished is None:
+                continue
+            place, index = asked.pop(update.request_id)
+            if update.finished.reason is not FinishReason.LENGTH:
+                cause = update.finished.error or "cancelled"
+                raise TgiError(f"a beam of prompt {place} failed: {cause}")
+            # Its one token and its end come together.
+            search, answered = searches[place], answers[place]
+            answered[index] = update.top_ids[0], update.top_logprobs[0]
+            if len(answered) == len(search.beams):
+                search.advance([answered[i] for i in range(len(search.beams))])
+                answered.clear()
+                ask(place)
+                if not search.beams:
+                    yield place, search
+
+
+def hypotheses_of(
+    search: BeamSearch, prompt_ids: Sequence[int], tokenizer: Tokenizer
+) -> list[BeamHypothesis]:
+    """What a search that is over has found, with its text."""
+    stops = search.options.stop_token_ids
+    hypotheses = []
+    for found in search.found:
+        token_ids = list(found.beam.token_ids)
+        detokenizer = Detokenizer(tokenizer, prompt_ids)
+        text = "".join(detokenizer.push(i) for i in token_ids if i not in stops)
+        hypotheses.append(
+            BeamHypothesis(
+                token_ids=token_ids,
+                text=text + detokenizer.flush(),
+                cumulative_logprob=found.beam.logprob,
+                score=found.score,
+                finish_reason="eos_token" if token_ids[-1] in stops else "length",
+            )
+        )
+    return hypotheses

@@ -1,0 +1,309 @@
+"""The engine in this process: its loop in one thread, its outputs sorted by caller in another.
+
+A caller opens a :class:`Call`, submits requests through it and receives what each step says of
+them. Callers, in any threads, share nothing but the engine's inbox.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+from tgi_cli.engine.config import Limits
+from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.messages import (
+    Cancel,
+    Fail,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Logits,
+    PromptLogprobs,
+    Shutdown,
+    Started,
+    StepOutputs,
+)
+from tgi_cli.engine.step import GrammarCompiler, Worker
+from tgi_cli.engine.step_stats import StepStatistics
+from tgi_cli.errors import TgiError
+from tgi_cli.llm.errors import EngineDeadError
+from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError, unknown
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Update:
+    """What one step said of one request; ``at`` is the ``time.monotonic()`` of its arrival."""
+
+    request_id: int
+    at: float
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    started: Started | None = None
+    finished: Finished | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    logits: tuple[Logits, ...] = ()
+
+
+Mailbox = SimpleQueue[list[Update] | EngineDeadError]
+
+
+class InProcessEngine:
+    """One engine core and its two threads; they end with :meth:`close`, or with the process.
+
+    Args:
+        worker: warmed up.
+        limits: what a step and a request may not exceed.
+        depth: steps in flight beyond the one that is awaited.
+        on_stats: gets each step's statistics as JSON, on the loop's thread.
+        model_id: of the base, whose name no adapter may have.
+        on_end: called when the loop has ended, on its thread.
+        grammars: compiles them; None: no request may have one.
+
+    Attributes:
+        request_ids: unique ones.
+        adapters: those that requests may use.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limits: Limits,
+        depth: int,
+        on_stats: Callable[[str], None] | None = None,
+        model_id: str = "",
+        on_end: Callable[[], None] | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        self.request_ids: Iterator[int] = itertools.count(1)
+        on_statistics = None if on_stats is None else _told(on_stats)
+        core = EngineCore(worker, limits, depth, on_statistics, grammars)
+        self._inbox, self._outbox = core.inbox, core.outbox
+        self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
+        self._lock = threading.RLock()
+        """Guards the fields below; reentrant, for a stream may be collected at any time."""
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._cancelled: set[int] = set()
+        self._ended: str | None = None
+        """Why nothing can be submitted any more."""
+        self._failure: BaseException | None = None
+        # The loop alone holds core and worker: when it ends, they and the model are free.
+        self._loop = threading.Thread(
+            target=self._run, args=(core, on_end), name="engine", daemon=True
+        )
+        self._sorter = threading.Thread(target=self._sort, name="engine-outputs", daemon=True)
+        self._loop.start()
+        self._sorter.start()
+
+    def submit(self, request: GenerationRequest, mailbox: Mailbox) -> None:
+        """Give a request to the engine; what becomes of it arrives in ``mailbox``.
+
+        Raises:
+            EngineDeadError: the loop has ended.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise self._error()
+            self._mailboxes[request.request_id] = mailbox
+            self._inbox.put(request)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request at the next step; its caller is told. One that is not live is ignored."""
+        with self._lock:
+            if request_id in self._mailboxes:
+                self._cancelled.add(request_id)
+                self._inbox.put(Cancel(request_id))
+
+    def drop(self, request_id: int) -> None:
+        """End a request at the next step; nobody is told."""
+        with self._lock:
+            self._cancelled.discard(request_id)
+            if self._mailboxes.pop(request_id, None) is not None:
+                self._inbox.put(Cancel(request_id))
+
+    def load_adapter(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
+        """As :meth:`tgi_cli.model_server.adapters.AdapterRegistry.load`, but raises EngineDeadError."""
+        try:
+            self.adapters.load(name, find, in_place)
+        except EngineEndedError:
+            raise self._error() from None
+
+    def adapter_id(self, name: str | None) -> int:
+        """The id of a loaded adapter, 0 for none. Raises ValueError for an unknown name."""
+        found = self.adapters.id_of(name or "")
+        if found is None:
+            raise ValueError(unknown(name or "", self.adapters.now.names))
+        return found
+
+    def close(self, cause: str = "the LLM was closed") -> None:
+        """End the loop; callers that wait get an EngineDeadError. May be called twice."""
+        with self._lock:
+            if self._ended is None:
+                self._ended = cause
+                self._inbox.put(Shutdown())
+        if threading.current_thread() not in (self._loop, self._sorter):
+            self._loop.join()
+            self._sorter.join()
+
+    def fail(self, error: TgiError) -> None:
+        """End the loop because its worker is lost; requests end with the cause."""
+        self._inbox.put(Fail(error.cause, error.remedy))
+
+    def _error(self) -> EngineDeadError:
+        error = EngineDeadError(self._ended or "the engine has ended", "make a new LLM")
+        error.__cause__ = self._failure
+        return error
+
+    def _run(self, core: EngineCore, on_end: Callable[[], None] | None) -> None:
+        try:
+            core.run()
+        except BaseException as error:  # whatever ended the loop, those who wait must hear of it
+            self._failure = error
+        finally:
+            if on_end is not None:
+                on_end()
+
+    def _sort(self) -> None:
+        """Take each step's outputs apart by request, until the loop has ended."""
+        while (outputs := self._outbox.get()) is not None:
+            self.adapters.take(outputs.adapters)
+            self._deliver(outputs)
+        self._loop.join()
+        with self._lock:
+            if self._failure is not None:
+                self._ended = f"the engine failed: {self._failure}"
+                _forget_frames(self._failure)
+            elif self._ended is None:
+                self._ended = "the engine has ended"
+            waiting = set(self._mailboxes.values())
+            self._mailboxes.clear()
+            for mailbox in waiting:
+                mailbox.put(self._error())
+        self.adapters.end()
+
+    def _deliver(self, outputs: StepOutputs) -> None:
+        updates = _by_request(outputs)
+        letters: dict[Mailbox, list[Update]] = {}
+        with self._lock:
+            for request_id, update in updates.items():
+                mailbox = self._mailboxes.get(request_id)
+                if mailbox is None:
+                    continue  # nobody is interested any more
+                finished = update.finished
+                if finished is not None:
+                    cancelled = finished.reason is FinishReason.CANCELLED
+                    if cancelled and request_id not in self._cancelled:
+                        continue  # the loop is ending: its caller gets the error that says why
+                    self._mailboxes.pop(request_id, None)
+                    self._cancelled.discard(request_id)
+                letters.setdefault(mailbox, []).append(update)
+        for mailbox, letter in letters.items():
+            mailbox.put(letter)
+
+
+class Call:
+    """The requests of one caller, used by one thread at a time; leaving it cancels the rest."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        self.live: set[int] = set()
+        self._engine = engine
+        self._mailbox: Mailbox = SimpleQueue()
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Raises EngineDeadError."""
+        self._engine.submit(request, self._mailbox)
+        self.live.add(request.request_id)
+
+    def receive(self) -> list[Update]:
+        """Wait for news of live requests. Raises EngineDeadError."""
+        letter = self._mailbox.get()
+        if isinstance(letter, EngineDeadError):
+            self.live.clear()
+            raise letter
+        news = [update for update in letter if update.request_id in self.live]
+        self.live.difference_update(u.request_id for u in news if u.finished is not None)
+        return news
+
+    def drop(self, request_id: int) -> None:
+        """End a request at the next step and hear no more of it."""
+        if request_id in self.live:
+            self.live.discard(request_id)
+            self._engine.drop(request_id)
+
+    def close(self) -> None:
+        """Cancel what is live."""
+        for request_id in list(self.live):
+            self.drop(request_id)
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _by_request(outputs: StepOutputs) -> dict[int, Update]:
+    now = time.monotonic()
+    updates: dict[int, Update] = {}
+
+    def of(request_id: int) -> Update:
+        update = updates.get(request_id)
+        if update is None:
+            update = updates[request_id] = Update(request_id, now)
+        return update
+
+    for started in outputs.started:
+        of(started.request_id).started = started
+    for i, request_id in enumerate(outputs.request_ids):
+        update = of(request_id)
+        update.token_ids.append(outputs.token_ids[i])
+        update.logprobs.append(outputs.logprobs[i])
+        update.top_ids.append(outputs.top_ids[i])
+        update.top_logprobs.append(outputs.top_logprobs[i])
+    for scores in outputs.prompt_logprobs:
+        of(scores.request_id).prompt_logprobs += (scores,)
+    for logits in outputs.logits:
+        of(logits.request_id).logits += (logits,)
+    for finished in outputs.finished:
+        of(finished.request_id).finished = finished
+    return updates
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an error hold: the worker, and with it the model."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
+
+
+def _told(on_stats: Callable[[str], None]) -> Callable[[StepStatistics], None]:
+    """Statistics as JSON to the user's callback; one that raises is not called again."""
+    broken = False
+
+    def tell(statistics: StepStatistics) -> None:
+        nonlocal broken
+        if broken:
+            return
+        try:
+            on_stats(statistics.to_json())
+        except Exception:  # a user's code, which must not take the engine down
+            broken = True
+            log.exception("on_stats raised, and is not called any more")
+
+    return tell

@@ -1,0 +1,114 @@
+"""From a model's name to a running engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+
+from tgi_cli import demo
+from tgi_cli.config import ServeConfig
+from tgi_cli.engine.config import Limits
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.hub import (
+    LocalModel,
+    pick_progress,
+    resolve_adapter,
+    resolve_adapters,
+    resolve_model,
+)
+from tgi_cli.hub.lora_files import split_revision
+from tgi_cli.llm.engine import InProcessEngine
+
+log = logging.getLogger(__name__)
+
+
+def locate(
+    model: str | PathLike[str] | None, revision: str | None, trust_remote_code: bool
+) -> LocalModel:
+    """The folder of a model, downloaded if need be; None is the bundled one.
+
+    Raises:
+        HubError: it cannot be had.
+        ModelError: it is there and cannot be run.
+    """
+    if model is None:
+        return LocalModel(demo.model_path(), demo.MODEL_ID, "")
+    return resolve_model(
+        fspath(model),
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        progress=pick_progress(),
+    )
+
+
+def find_adapter(source: str | PathLike[str]) -> Path:
+    """The folder of an adapter: a folder as it is, else ``id`` or ``id@revision`` on the hub.
+
+    Raises:
+        HubError, ModelError: it cannot be had, or is none.
+    """
+    text = fspath(source)
+    folder = Path(text).expanduser().is_dir()
+    return resolve_adapter(text) if folder else resolve_adapter(*split_revision(text))
+
+
+def find_adapters(
+    named: Mapping[str, str | PathLike[str]] | Sequence[str] | str, model_id: str
+) -> tuple[str, ...]:
+    """Each adapter as ``name=path``, downloaded if need be.
+
+    Raises:
+        ConfigError: a form or a name that cannot be.
+        HubError, ModelError: one cannot be had, or is none.
+    """
+    if isinstance(named, Mapping):
+        items = [f"{name}={fspath(source)}" for name, source in named.items()]
+    else:
+        items = [item.strip() for item in named.split(",")] if isinstance(named, str) else [*named]
+    return tuple(map(str, resolve_adapters(items, model_id, pick_progress())))
+
+
+def start_engine(
+    serve: ServeConfig,
+    model_path: Path,
+    on_stats: Callable[[str], None] | None,
+) -> tuple[InProcessEngine, EngineInfo]:
+    """Load a model and the adapters that are named, warm it up and run an engine over it.
+
+    Raises:
+        ConfigError: what contradicts itself or the model.
+        ModelError: files that cannot be used.
+        OutOfMemoryError: it does not fit.
+        ShardError: another process of the model cannot be started, or ended.
+    """
+    from tgi_cli.worker.worker import load_worker  # brings torch
+
+    worker, _ = load_worker(serve, model_path)
+    capacity = worker.warmup()
+    info = worker.info()
+    limits = Limits.of(capacity.config, capacity.num_blocks, capacity.kv_window)
+    depth = 0 if info.device == "cpu" else 1
+    log.info(
+        "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
+        info.model_id,
+        info.dtype,
+        info.device,
+        info.max_batch_total_tokens,
+        capacity.load_seconds,
+        capacity.warmup_seconds,
+    )
+    engine = InProcessEngine(
+        worker, limits, depth, on_stats, info.model_id, worker.close, worker.grammars
+    )
+    worker.watch(engine.fail)
+    try:
+        for item in serve.lora_adapters:
+            name, _, path = item.partition("=")
+            engine.load_adapter(name, partial(Path, path))
+    except BaseException:
+        engine.close()
+        raise
+    return engine, info

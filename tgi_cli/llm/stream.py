@@ -1,0 +1,72 @@
+"""One continuation, read while it is generated."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from tgi_cli.llm.collector import Collector
+from tgi_cli.llm.engine import Call
+from tgi_cli.llm.errors import GenerationError
+from tgi_cli.llm.outputs import Completion, Piece
+
+
+class Stream:
+    """An iterator over :class:`Piece` objects, for one thread.
+
+    Ending it early (``break`` out of the loop, ``close()``, leaving its ``with`` block) cancels
+    the request at the next step.
+
+    Raises, while it is iterated:
+        GenerationError: the request failed.
+        EngineDeadError: the engine's loop has ended.
+
+    Attributes:
+        request_id: for :meth:`tgi_cli.llm.llm.LLM.cancel`, from any thread: the stream then
+            ends with the finish reason ``cancelled``.
+    """
+
+    def __init__(self, call: Call, collector: Collector, owner: object) -> None:
+        self._call = call
+        self._owner = owner  # an LLM that nobody refers to any more closes its engine
+        self._collector = collector
+        self.request_id = collector.request.request_id
+        call.submit(collector.request)
+
+    @property
+    def completion(self) -> Completion:
+        """All that has come so far, with the finish reason ``cancelled`` until it has ended."""
+        return self._collector.completion()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Piece:
+        collector = self._collector
+        while self._call.live:
+            for update in self._call.receive():
+                piece = collector.take(update)
+                if collector.finish_reason == "error":
+                    raise GenerationError.of([collector.completion()])
+                if collector.finish_reason is not None:
+                    self.close()
+                if piece.token_ids or piece.text or piece.finish_reason is not None:
+                    return piece
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel the request if it is live. May be called twice."""
+        self._call.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

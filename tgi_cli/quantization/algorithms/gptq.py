@@ -1,0 +1,154 @@
+"""GPTQ: rounds a column at a time, and has those to come make up for the error.
+
+Frantar et al. 2022, https://arxiv.org/abs/2210.17323. Group-aware reordering: Gafni et al. 2025,
+https://arxiv.org/abs/2505.14638.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tgi_cli.quantization.algorithms import grid
+from tgi_cli.quantization.algorithms.hessian import Hessian
+from tgi_cli.quantization.algorithms.recipe import Recipe, Result
+from tgi_cli.quantization.algorithms.rtn import rtn
+
+RETRIES = 3
+"""Times that more is added to the diagonal of a Hessian that cannot be factored."""
+
+_BLOCK = 128
+"""Columns whose errors are gathered before those behind make up for them."""
+
+
+def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> Result:
+    """Quantize ``weight`` [N, K] (any floating dtype; it is not changed) for inputs like those of
+    ``hessian``, on the device of both and in the dtype of the latter.
+
+    Where the Hessian cannot be factored, more is added to its diagonal, tenfold each time, up to
+    :data:`RETRIES` times; if that does not help, or there were no inputs, or some were not
+    finite, the weight is rounded to nearest, and the result's ``note`` says so. Weights of inputs
+    that were always 0 are rounded to nearest, too: other texts may use them.
+
+    While it runs it takes about five times the Hessian's memory, and seven bytes per weight.
+    """
+    if not hessian.count:
+        return replace(rtn(weight, recipe), note="rounded to nearest: there were no inputs")
+    matrix = hessian.matrix()
+    importance = matrix.diagonal().clone()
+    if not bool(importance.isfinite().all()):
+        return replace(rtn(weight, recipe), note="rounded to nearest: inputs were not finite")
+    matrix.diagonal()[importance == 0] = importance.mean().clamp(min=1e-12)
+    order = _order(importance, recipe)
+    turned = order.flip(0)
+    matrix = matrix[turned][:, turned]
+    factor, percdamp = _factor(matrix, recipe.percdamp)
+    del matrix
+    if factor is None:
+        result = rtn(weight, recipe, hessian)
+        return replace(result, note="rounded to nearest: the Hessian could not be factored")
+
+    inputs = len(order)
+    size = recipe.group_size if recipe.group_size > 0 else inputs
+    groups = torch.arange(inputs, device=order.device) // size
+    if recipe.desc_act and not recipe.static_groups:  # groups are of neighbours in the order
+        groups = torch.empty_like(groups).index_copy_(0, order, groups)
+    grids = grid.round_groups(weight, recipe)[1:] if recipe.static_groups else None
+    columns = weight.T[order].to(factor.dtype).contiguous()
+    codes, scales, zeros = _round(columns, factor, groups[order].tolist(), recipe, grids)
+    del columns, factor
+    codes = codes[order.argsort()].T.contiguous()
+    note = "" if percdamp == recipe.percdamp else f"percdamp was raised to {percdamp:g}"
+    result = Result(codes, scales.float(), zeros.int(), groups.int(), 0.0, note)
+    return replace(result, loss=hessian.loss(weight, grid.dequantize(result)))
+
+
+def _order(importance: Tensor, recipe: Recipe) -> Tensor:
+    """int64 [K]: in which order to go through the inputs, given the Hessian's diagonal."""
+    inputs = len(importance)
+    if recipe.desc_act:
+        return importance.argsort(descending=True, stable=True)
+    if not recipe.group_aware:
+        return torch.arange(inputs, device=importance.device)
+    size = recipe.group_size if recipe.group_size > 0 else inputs
+    padded = pad(importance, (0, -inputs % size), value=-1.0).view(-1, size)
+    within = padded.argsort(dim=1, descending=True, stable=True)
+    within += torch.arange(0, padded.numel(), size, device=within.device)[:, None]
+    among = padded.amax(1).argsort(descending=True, stable=True)
+    order = within[among].flatten()
+    return order[order < inputs]
+
+
+def _factor(turned: Tensor, percdamp: float) -> tuple[Tensor | None, float]:
+    """U, upper triangular, of UᵀU = H⁻¹, and the damping that it took; None if none was enough.
+
+    H turned round, which is what ``turned`` has, is LLᵀ. L turned round again is upper triangular,
+    and its inverse is U: there is no need to invert H and to factor the inverse.
+    """
+    mean = turned.diagonal().mean()
+    added = 0.0
+    for attempt in range(RETRIES + 1):
+        damping = percdamp * 10**attempt
+        turned.diagonal().add_((damping - added) * mean)
+        added = damping
+        lower, failed = torch.linalg.cholesky_ex(turned)
+        if not bool(failed):
+            upper = lower.flip(0, 1)
+            del lower
+            unit = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+            factor = torch.linalg.solve_triangular(upper, unit, upper=True)
+            if bool(factor.diagonal().isfinite().all()):
+                return factor, damping
+    return None, added
+
+
+def _round(
+    columns: Tensor,
+    factor: Tensor,
+    groups: list[int],
+    recipe: Recipe,
+    grids: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The algorithm: ``columns`` [K, N] in the order to take them, which are used up.
+
+    Args:
+        columns: of the dtype to compute in.
+        factor: see :func:`_factor`.
+        groups: of each column; without ``grids`` those of a group stand together.
+        recipe: bits, and how to find a grid.
+        grids: scales and zeros [G, N]; None: a group's are found when its first column's turn
+            comes, of what its columns are by then.
+
+    Returns:
+        Codes uint8 [K, N], scales [G, N], zeros [G, N].
+    """
+    count, rows = columns.shape
+    codes = torch.empty(count, rows, dtype=torch.uint8, device=columns.device)
+    if grids is None:
+        scales, zeros = columns.new_empty(2, max(groups) + 1, rows).unbind(0)
+        changes = [i for i in range(1, count) if groups[i] != groups[i - 1]]
+    else:
+        scales, zeros = grids
+        changes = []
+    for first, last in pairwise([0, *changes, count]):
+        if grids is None:
+            found = grid.find_grid(columns[first:last].T, recipe)
+            scales[groups[first]], zeros[groups[first]] = found
+        for start in range(first, last, _BLOCK):
+            stop = min(start + _BLOCK, last)
+            errors = columns.new_empty(stop - start, rows)
+            local = factor[start:stop, start:stop]
+            for i in range(stop - start):
+                # All at once, what is to be made up for of the columns before it in the block.
+                column = torch.addmv(columns[start + i], errors[:i].T, local[:i, i], alpha=-1)
+                scale, zero = scales[groups[start + i]], zeros[groups[start + i]]
+                code = grid.quantize(column, scale, zero, recipe.bits)
+                codes[start + i] = code
+                column -= code.sub_(zero).mul_(scale)
+                torch.div(column, local[i, i], out=errors[i])
+            columns[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
+    return codes, scales, zeros

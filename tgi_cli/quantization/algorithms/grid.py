@@ -1,0 +1,130 @@
+"""Grids of evenly spaced numbers: which one suits some weights, and where on it each of them is.
+
+Conventions are those of GPTQ's implementations: codes from 0, a zero among them (in a symmetric
+grid the middle one, 2^(bits-1)), and positive scales.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tgi_cli.quantization import fp8
+from tgi_cli.quantization.algorithms.recipe import Recipe, Result
+from tgi_cli.quantization.quantized_weight import Codes
+
+_SHRINKING = tuple(1 - step / 50 for step in range(1, 31))
+"""Shares of the range that a search for the least squared error tries besides all of it."""
+
+_LEAST = 2.0**-24
+"""The least scale: float16 has none below."""
+
+CHUNK = 1 << 22
+"""Elements that are worked on at a time, so that what comes in between stays small."""
+
+
+def find_grid(
+    weights: Tensor, recipe: Recipe, limits: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scales and zeros, float32 [n] each, for rows of ``weights`` [n, k].
+
+    The grid reaches from the least to the largest element and has 0 on it; if ``limits`` [n] are
+    given, no further than these.
+    """
+    low, high = weights.amin(1).clamp_(max=0.0), weights.amax(1).clamp_(min=0.0)
+    if limits is not None:
+        low, high = torch.maximum(low, -limits), torch.minimum(high, limits)
+    scales, zeros = _span(low, high, recipe)
+    if recipe.mse:
+        least = _squared_error(weights, scales, zeros, recipe.bits)
+        for share in _SHRINKING:
+            others = _span(low * share, high * share, recipe)
+            error = _squared_error(weights, *others, recipe.bits)
+            better = error < least
+            least = torch.where(better, error, least)
+            scales = torch.where(better, others[0], scales)
+            zeros = torch.where(better, others[1], zeros)
+    return scales, zeros
+
+
+def _span(low: Tensor, high: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """The grid from ``low`` (at most 0) to ``high`` (at least 0)."""
+    top = 2**recipe.bits - 1
+    if recipe.sym:
+        scales = stored(torch.maximum(-low, high) * 2 / top, recipe.scale_dtype)
+        return scales, torch.full_like(scales, 2 ** (recipe.bits - 1))
+    scales = stored((high - low) / top, recipe.scale_dtype)
+    zeros = (-low / scales).round_().clamp_(0, top)
+    if recipe.format == "gptq":  # zeros are stored less 1, and readers disagree on what is below
+        none = zeros < 1
+        wider = stored(high / (top - 1), recipe.scale_dtype)
+        scales = torch.where(none, torch.maximum(scales, wider), scales)
+        zeros = zeros.clamp_(min=1)
+    return scales, zeros
+
+
+def stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales as they will be read again, float32; 1 in place of 0."""
+    kept = torch.where(scales > 0, scales, 1.0).clamp_(_LEAST, torch.finfo(dtype).max)
+    return kept.to(dtype).float()
+
+
+def _squared_error(weights: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
+    scales, zeros = scales[:, None], zeros[:, None]
+    rounded = quantize(weights, scales, zeros, bits).sub_(zeros).mul_(scales)
+    return rounded.sub_(weights).square_().sum(1)
+
+
+def quantize(weights: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
+    """The nearest codes, in float32; shapes broadcast."""
+    return (weights / scales).round_().add_(zeros).clamp_(0, 2**bits - 1)
+
+
+def nearest(weights: Tensor, recipe: Recipe, limits: Tensor | None = None) -> Tensor:
+    """Rows of ``weights``, float32 [n, k], each rounded on the grid that :func:`find_grid` finds
+    for it."""
+    scales, zeros = (each[:, None] for each in find_grid(weights, recipe, limits))
+    return quantize(weights, scales, zeros, recipe.bits).sub_(zeros).mul_(scales)
+
+
+def round_groups(
+    weight: Tensor, recipe: Recipe, limits: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Round ``weight`` [N, K], of any floating dtype, in groups that stand one after the other.
+
+    ``limits``: [N, G], none of a group's grid reaches further.
+
+    Returns:
+        Codes uint8 [N, K], scales float32 [G, N], zeros float32 [G, N].
+    """
+    rows, inputs = weight.shape
+    size = recipe.group_size if recipe.group_size > 0 else inputs
+    count = -(-inputs // size)
+    codes = torch.empty(rows, inputs, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(rows, count, device=weight.device)
+    zeros = torch.empty_like(scales)
+    step = max(1, CHUNK // inputs)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        # Zeros behind a short last group change nothing: every grid has 0 on it.
+        values = pad(weight[part].float(), (0, count * size - inputs)).view(-1, size)
+        bounds = None if limits is None else limits[part].reshape(-1)
+        found = find_grid(values, recipe, bounds)
+        chosen = quantize(values, found[0][:, None], found[1][:, None], recipe.bits)
+        codes[part] = chosen.view(-1, count * size)[:, :inputs]
+        scales[part], zeros[part] = (each.view(-1, count) for each in found)
+    return codes, scales.T.contiguous(), zeros.T.contiguous()
+
+
+def dequantize(result: Result) -> Tensor:
+    """The weight that ``result`` stands for, float32 [N, K]: to the bit what a reader of its
+    format makes of its tensors."""
+    codes, table = result.codes, None
+    if codes.dtype.is_floating_point:
+        table = fp8.table(codes.dtype).to(codes.device)
+        codes = codes.view(torch.uint8)
+    zeros = None if result.zeros is None else result.zeros.T.float()
+    # Where there are no zeros, codes have 8 bits.
+    kept = Codes(codes, result.scales.T, zeros, result.groups.long(), 8, table)
+    return kept.dequantize(torch.float32)

@@ -1,0 +1,232 @@
+"""Products with quantized weights: what a device computes with, made once of codes.
+
+Nothing here dequantizes a weight when it is used. What has no kernel on a device becomes a dense
+weight as it is loaded, and whoever loads it is told why.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tgi_cli.kernels import native
+from tgi_cli.kernels.linear import linear, pack_codes
+from tgi_cli.quantization import fp8
+from tgi_cli.quantization.quantized_weight import Arranged, Codes, arrange
+
+_TORCH_GROUPS = (256, 128, 64, 32)
+"""Sizes of groups that torch's kernels for 4 bits know."""
+
+
+class Product(ABC):
+    """x [T, in] to [T, out]: a weight in the form a kernel takes."""
+
+    kernel: str
+    """Which one, for people."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """All that it keeps."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that it keeps."""
+        return sum(each.nbytes for each in self.tensors)
+
+
+class Native(Product):
+    """Our kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
+
+    Exact but for the sums, and for what :func:`in_bfloat16` makes of a table.
+    """
+
+    def __init__(self, weight: Arranged, bits: int, paired: bool) -> None:
+        group = weight.group if weight.group < weight.codes.shape[1] else 0
+        e4m3 = bits == 8 and weight.table is not None
+        self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
+        self.order = weight.order
+        scales, table = weight.scales, None
+        if weight.table is not None and not e4m3:
+            table, factor = in_bfloat16(weight.table)
+            scales = scales / factor
+        self.matrix = pack_codes(
+            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3
+        )
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x if self.order is None else x.index_select(1, self.order), self.matrix, bias)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        matrix = self.matrix
+        kept = (matrix.data, matrix.scales, matrix.zeros, matrix.table, self.order)
+        return [each for each in kept if each is not None]
+
+
+class TorchInt4(Product):
+    """torch's kernels for 4 bits: on a CPU and (tinygemm) on CUDA, fed bfloat16.
+
+    Scales are rounded to bfloat16, so that a weight is off by up to 2 ** -8 of its size.
+    """
+
+    kernel = "torch's int4"
+
+    def __init__(self, weight: Arranged, device: torch.device) -> None:
+        self.group = next(size for size in _TORCH_GROUPS if weight.group % size == 0)
+        repeats = weight.group // self.group
+        scales = weight.scales.repeat_interleave(repeats, dim=1)
+        offsets = torch.zeros_like(scales)
+        if weight.zeros is not None:
+            offsets = (8 - weight.zeros.repeat_interleave(repeats, dim=1)) * scales
+        both = torch.stack((scales.T, offsets.T), dim=-1).bfloat16()
+        self.scales = both.contiguous().to(device)
+        self.order = None if weight.order is None else weight.order.to(device)
+        self.out_features = weight.codes.shape[0]
+        if device.type == "cpu":
+            self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
+            self.multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        else:
+            codes = weight.codes.to(device)
+            pairs = codes[:, ::2] << 4 | codes[:, 1::2]
+            self.codes = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), 8)
+            self.multiply = torch.ops.aten._weight_int4pack_mm
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        ops = torch.ops.aten
+        kernel = (
+            ops._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else ops._weight_int4pack_mm
+        )
+        product: Tensor = kernel(x, self.codes, self.group, self.scales)
+        return product if bias is None else product.add_(bias)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return [self.codes, self.scales, *([] if self.order is None else [self.order])]
+
+
+class TorchInt8(Product):
+    """torch's kernels for 8 bits with a scale per output, on a CPU and on CUDA."""
+
+    kernel = "torch's int8"
+
+    def __init__(self, weight: Arranged, dtype: torch.dtype, device: torch.device) -> None:
+        codes = weight.codes.bitwise_xor(0x80).view(torch.int8)  # less 128
+        self.codes = codes.contiguous().to(device)
+        self.scales = weight.scales[:, 0].to(device, dtype)
+        self.order = None if weight.order is None else weight.order.to(device)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        product: Tensor = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)
+        return product if bias is None else product.add_(bias)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return [self.codes, self.scales, *([] if self.order is None else [self.order])]
+
+
+class Several(Product):
+    """Products over one input whose outputs stand side by side."""
+
+    def __init__(self, products: Sequence[tuple[slice, Product]]) -> None:
+        self.products = list(products)
+        self.kernel = " and ".join(dict.fromkeys(each.kernel for _, each in products))
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.cat(
+            [product(x, None if bias is None else bias[place]) for place, product in self.products],
+            dim=1,
+        )
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return [tensor for _, each in self.products for tensor in each.tensors]
+
+
+def in_bfloat16(table: Tensor) -> tuple[Tensor, float]:
+    """A table times a factor, in bfloat16, and the factor: that with which rounding costs least.
+
+    Scales make up for it. fp4 is exact (one and a half of it are eighths), and the error of nf4 a
+    third less.
+    """
+    factors = torch.arange(1024, 2048) / 1024
+    tables = factors[:, None] * table.float()
+    error = (tables.bfloat16().float() - tables).square().sum(1) / factors.square()
+    best = int(error.argmin())
+    return tables[best].bfloat16(), float(factors[best])
+
+
+def widened(weight: Codes) -> Codes:
+    """Codes of 2 and 3 bits as codes of 4, which stand for the same numbers."""
+    if weight.bits not in (2, 3) or weight.table is not None:
+        return weight
+    codes = weight.codes
+    if weight.zeros is None:
+        codes = codes + (8 - 2 ** (weight.bits - 1))
+    return Codes(codes, weight.scales, weight.zeros, weight.groups, 4)
+
+
+def _known(weight: Codes) -> bool:
+    """Whether our kernels know what the codes stand for; NaN they do not."""
+    if weight.bits == 4:
+        return True
+    e4m3 = fp8.table(torch.float8_e4m3fn)
+    return (
+        weight.table is not None
+        and torch.equal(weight.table.nan_to_num(), e4m3.nan_to_num())
+        and not bool((weight.codes.bitwise_and(0x7F) == 0x7F).any())
+    )
+
+
+def make_product(
+    weight: Codes, dtype: torch.dtype, device: torch.device, paired: bool = False
+) -> Product | str:
+    """What multiplies by ``weight`` on ``device``; else, in a few words, why nothing does.
+
+    ``paired``: the outputs are a gate's and then as many that it gates.
+    """
+    weight = widened(weight)
+    if dtype != torch.bfloat16:
+        return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
+    ours = device.type == "cpu" and native() is not None
+    if weight.table is not None and not (ours and _known(weight)):
+        return "there is no kernel for this format"
+    arranged = arrange(weight)
+    outputs, inputs = weight.shape
+    whole = arranged.group == inputs
+    if ours and (whole or arranged.group % 32 == 0):
+        return Native(arranged, weight.bits, paired)
+    if weight.table is not None:
+        return f"there is no kernel for groups of {arranged.group}"
+    if weight.bits == 4:
+        if arranged.group % 32:
+            return f"there is no kernel for groups of {arranged.group}"
+        if outputs % 16:
+            return f"there is no kernel for {outputs} outputs"
+        if device.type != "cpu" and inputs % 128:
+            return f"there is no kernel for {inputs} inputs"
+        return _tried(lambda: TorchInt4(arranged, device), inputs, device)
+    middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
+    if not (whole and middle):
+        return "there is no kernel for groups of 8-bit codes"
+    return _tried(lambda: TorchInt8(arranged, dtype, device), inputs, device)
+
+
+def _tried(make: Callable[[], Product], inputs: int, device: torch.device) -> Product | str:
+    """A product of torch's kernels, which not every build and device has, if it can be had."""
+    try:
+        product = make()
+        product(torch.zeros(1, inputs, dtype=torch.bfloat16, device=device), None)
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        return f"torch's kernel refuses it ({str(error).splitlines()[0]})"
+    return product

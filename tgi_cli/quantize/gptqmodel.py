@@ -1,0 +1,92 @@
+"""The library gptqmodel in place of our own arithmetic (``--backend gptqmodel``).
+
+https://github.com/ModelCloud/GPTQModel; tried with 7.6.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from importlib.util import find_spec
+from typing import Any
+
+from tgi_cli.errors import ConfigError
+from tgi_cli.quantize.calibration import calibrate, heldout
+from tgi_cli.quantize.evaluation import WINDOW, evaluate
+from tgi_cli.quantize.pipeline import Job, Outcome
+
+log = logging.getLogger(__name__)
+
+
+def quantize(job: Job) -> Outcome:
+    """Do a job with gptqmodel: GPTQ alone, in its own formats.
+
+    Raises:
+        ConfigError: it is not installed, or cannot do what is asked.
+    """
+    began = time.monotonic()
+    if find_spec("gptqmodel") is None:
+        raise ConfigError(
+            "gptqmodel is not installed",
+            "pip install gptqmodel (it wants an environment of its own), or --backend builtin",
+        )
+    recipe = job.recipe
+    refused = {
+        "--method": recipe.method != "gptq" and recipe.method,
+        "--format": recipe.format not in ("gptq", "gptq_v2") and recipe.format,
+        "--include": job.include,
+        "--resume": job.resume,
+    }
+    for flag, value in refused.items():
+        if value:
+            raise ConfigError(f"gptqmodel does not do {flag} here", "--backend builtin does")
+    if job.out.exists() and any(job.out.iterdir()):
+        raise ConfigError(f"{job.out} exists and is not an empty folder", "name another one")
+    samples = calibrate(
+        job.model,
+        job.calibration,
+        samples=job.samples,
+        seq_len=job.seq_len,
+        seed=job.seed,
+        context=1 << 20,
+        trust_remote_code=job.trust_remote_code,
+    )
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # fewer make it fail on small machines
+    from gptqmodel import GPTQModel, QuantizeConfig
+
+    settings: dict[str, Any] = {
+        "bits": recipe.bits,
+        "group_size": recipe.group_size,
+        "sym": recipe.sym,
+        "desc_act": recipe.desc_act,
+        "static_groups": recipe.static_groups,
+        "act_group_aware": recipe.group_aware and not recipe.desc_act,
+        "damp_percent": recipe.percdamp,
+        "mse": 2.4 if recipe.mse else 0.0,
+        "format": recipe.format,
+    }
+    if job.exclude:
+        import fnmatch
+
+        settings["dynamic"] = {f"-:{fnmatch.translate(each)}": {} for each in job.exclude}
+    if job.device is not None:
+        settings["device"] = job.device
+    model = GPTQModel.load(
+        str(job.model),
+        QuantizeConfig(**settings),
+        trust_remote_code=job.trust_remote_code,
+    )
+    rows = [
+        {"input_ids": ids[None], "attention_mask": ids.new_ones(1, len(ids))} for ids in samples.ids
+    ]
+    model.quantize(rows, batch_size=1)
+    model.save(str(job.out))
+    evaluation = None
+    if job.evaluate:
+        import torch
+
+        ids = heldout(job.model, WINDOW, job.trust_remote_code)
+        evaluation = evaluate(job.model, job.out, ids, torch.device("cpu"))
+    size = sum(file.stat().st_size for file in job.out.glob("*.safetensors"))
+    return Outcome(job.out, (), (), size, evaluation, time.monotonic() - began, samples.source)

@@ -1,0 +1,241 @@
+"""Runs a model one decoder block at a time, over samples that never change.
+
+What a decoder gives its layers beside hidden states (masks, rotary tables) is caught once, with
+layers that compute nothing; from then on each block is called by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.quantize.activations import Activations
+from tgi_cli.quantize.skeleton import Skeleton
+
+BATCH_TOKENS = 2048
+"""Of samples that go through a block at once; a sample alone may be longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How the decoder calls a layer: everything but the hidden states."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    by_name: bool
+    """Whether hidden states are ``hidden_states=``, not the first argument."""
+
+
+class _Mismatch(Exception):
+    """Layers were not called one after the other with what the one before returned."""
+
+
+class _Recorder(nn.Module):
+    """Stands where a layer was: says what it was called with, and returns its input."""
+
+    def __init__(self, block: nn.Module, tupled: bool) -> None:
+        super().__init__()
+        self._block = (block,)  # in a tuple: it is no part of this module
+        self._tupled = tupled
+        self.call: _Call | None = None
+        self.hidden: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_block"][0], name)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        by_name = "hidden_states" in keywords
+        self.hidden = keywords.pop("hidden_states") if by_name else arguments[0]
+        rest = arguments if by_name else arguments[1:]
+        self.call = _Call(rest, keywords, by_name)
+        return (self.hidden,) if self._tupled else self.hidden
+
+
+class _Said(_Recorder):
+    """Stands where the last layer was, and says what it had said."""
+
+    def __init__(self, block: nn.Module, tupled: bool, hidden: Tensor) -> None:
+        super().__init__(block, tupled)
+        self._answer = hidden
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        super().forward(*arguments, **keywords)
+        return (self._answer,) if self._tupled else self._answer
+
+
+class Stream:
+    """Samples on their way through a model.
+
+    Args:
+        model: its blocks may be materialized or not.
+        ids: int64 [samples, tokens].
+
+    Attributes:
+        batches: (start, stop) of samples that are computed together.
+        width: of hidden states.
+
+    Raises:
+        UnsupportedModelError: the decoder does more than call one layer after the other.
+    """
+
+    def __init__(self, model: Skeleton, ids: Tensor) -> None:
+        self.model = model
+        self.ids = ids
+        step = max(1, BATCH_TOKENS // ids.shape[1])
+        self.batches = [(start, min(start + step, len(ids))) for start in range(0, len(ids), step)]
+        self.width = 0
+        self._tupled = False
+        self._calls: list[list[_Call]] = []
+
+    def begin(self, path: Path | None) -> Activations | None:
+        """Find out how blocks are called, and write the first one's inputs to ``path``.
+
+        With no path nothing is written (they are there from an earlier run).
+        """
+        model = self.model
+        model.materialize_rest(head=False)
+        inputs: Activations | None = None
+        try:
+            for start, stop in self.batches:
+                hidden, calls = self._catch(self.ids[start:stop].to(model.device))
+                self._calls.append(_shared(calls, self._calls[0] if self._calls else None))
+                self.width = hidden.shape[-1]
+                if path is not None:
+                    inputs = inputs or self.activations(path)
+                    inputs.write(start, hidden)
+        finally:
+            model.release_rest()
+        return inputs
+
+    def activations(self, path: Path) -> Activations:
+        """A file for hidden states of all samples."""
+        samples, tokens = self.ids.shape
+        return Activations(path, samples, tokens, self.width, self.model.dtype)
+
+    def run(self, block: int, batch: int, hidden: Tensor) -> Tensor:
+        """What a block, which must be materialized, makes of a batch of hidden states."""
+        call = self._calls[batch][block]
+        hidden = hidden.to(self.model.device, self.model.dtype)
+        module = self.model.blocks[block]
+        if call.by_name:
+            output = module(*call.arguments, hidden_states=hidden, **call.keywords)
+        else:
+            output = module(hidden, *call.arguments, **call.keywords)
+        made: Tensor = output[0] if isinstance(output, tuple) else output
+        return made
+
+    def inputs(self, hidden: Activations) -> Iterator[tuple[int, Tensor]]:
+        """Each batch with its number."""
+        for number, (start, stop) in enumerate(self.batches):
+            yield number, hidden.read(start, stop)
+
+    def logits(self, batch: int, hidden: Tensor) -> Tensor:
+        """float32 [samples, tokens, vocabulary] of a batch that went through all blocks.
+
+        What is outside of the blocks must be materialized, head and all.
+        """
+        start, stop = self.batches[batch]
+        hidden = hidden.to(self.model.device, self.model.dtype)
+        kept = list(self.model.blocks)
+        stand_ins: list[nn.Module] = [_Recorder(block, self._tupled) for block in kept]
+        stand_ins[-1] = _Said(kept[-1], self._tupled, hidden)
+        try:
+            self._replace(stand_ins)
+            ids = self.ids[start:stop].to(self.model.device)
+            output = self.model.whole(input_ids=ids, use_cache=False)
+        finally:
+            self._replace(kept)
+        logits: Tensor = output.logits.float()
+        return logits
+
+    def _catch(self, ids: Tensor) -> tuple[Tensor, list[_Call]]:
+        name = type(self.model.whole).__name__
+        for tupled in (self._tupled, not self._tupled):
+            try:
+                caught = self._attempt(ids, tupled)
+            except _Mismatch:
+                continue
+            self._tupled = tupled
+            return caught
+        raise UnsupportedModelError(
+            f"{name} does more than call its layers one after the other",
+            "fp8, int8 and rtn quantize it: they need no calibration",
+        )
+
+    def _attempt(self, ids: Tensor, tupled: bool) -> tuple[Tensor, list[_Call]]:
+        kept = list(self.model.blocks)
+        recorders = [_Recorder(block, tupled) for block in kept]
+        try:
+            self._replace(recorders)
+            output = self.model.decoder(input_ids=ids, use_cache=False)
+        except (IndexError, TypeError, RuntimeError, AttributeError) as error:
+            if tupled == self._tupled:  # perhaps it takes the first of a tuple
+                raise _Mismatch from error
+            raise UnsupportedModelError(
+                f"{type(self.model.whole).__name__} cannot be taken block by block: {error}",
+                "fp8, int8 and rtn quantize it: they need no calibration",
+            ) from error
+        finally:
+            self._replace(kept)
+        first = recorders[0].hidden
+        shape = (*ids.shape, output[0].shape[-1])
+        if first is None or tuple(output[0].shape) != shape or tuple(first.shape) != shape:
+            raise _Mismatch
+        calls = []
+        for recorder in recorders:
+            if recorder.call is None or recorder.hidden is not first:
+                raise _Mismatch
+            calls.append(recorder.call)
+        return first, calls
+
+    def _replace(self, modules: list[Any]) -> None:
+        for index, module in enumerate(modules):
+            self.model.blocks[index] = module
+
+
+def _shared(calls: list[_Call], first: list[_Call] | None) -> list[_Call]:
+    """The same calls, with the tensors of an earlier batch (or layer) where these are equal."""
+    known: list[Tensor] = []
+    for call in first or ():
+        known.extend(_tensors((call.arguments, call.keywords)))
+    chosen: dict[int, Tensor] = {}
+
+    def same(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in chosen:
+                alike = (other for other in known if _equal(other, value))
+                chosen[id(value)] = next(alike, value)
+                if chosen[id(value)] is value:
+                    known.append(value)
+            return chosen[id(value)]
+        if isinstance(value, tuple | list):
+            return type(value)(map(same, value))
+        if isinstance(value, dict):
+            return {key: same(each) for key, each in value.items()}
+        return value
+
+    return [_Call(same(call.arguments), same(call.keywords), call.by_name) for call in calls]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)

@@ -1,0 +1,126 @@
+"""Stacked experts as the published checkpoints of their family have them: one by one.
+
+transformers 5 can write the experts of a layer in one tensor. No format of quantized weights has
+a layout for these, and all who read the formats want a module for each matrix, under the names
+of the published checkpoints. transformers' rules turn published names into its own; here they
+are turned round, and the others of the model's names with them. A rehearsal with a tiny stack
+shows which rows become which tensor. No weight is read.
+https://huggingface.co/docs/transformers/main/en/weightconverter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    apply_converters,
+    apply_renamings,
+)
+
+from tgi_cli.models.checkpoint import Stored
+from tgi_cli.models.hf.names import sources
+
+_ROWS, _COLUMNS = 4, 3
+"""Of the matrices of a rehearsal: two of gates and two of ups, so that it shows if they take turns,
+and another number of columns, so that it shows if they are transposed."""
+
+
+def unstacked(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], stored: dict[str, Stored]
+) -> dict[str, Stored]:
+    """The checkpoint as it would be with a tensor for each matrix of each expert.
+
+    Args:
+        model, weights: transformers', and its tensors by name.
+        stored: tensors of the checkpoint by name.
+
+    Returns ``stored`` itself where no experts are stacked, or transformers has no names for them
+    one by one. Stacks with transposed or interleaved matrices stay as they are.
+    """
+    stacks = [name for name in stored if name in weights and is_stack(name, stored[name])]
+    if not stacks:
+        return stored
+    renamings, converters = _reversed(model)
+    found: dict[str, Stored] = {}
+    taken = []
+    for name, entry in stored.items():
+        parts = _parts(name, entry, converters) if name in stacks else {}
+        if parts:
+            taken.append(name)
+            found |= {apply_renamings(part, renamings): each for part, each in parts.items()}
+        elif name in weights and apply_converters(name, converters)[1] is None:
+            found[apply_renamings(name, renamings)] = entry
+        else:
+            found[name] = entry
+    if not taken or not _same(model, weights, stored, found):
+        return stored
+    return dict(sorted(found.items()))  # as files of published checkpoints mostly have them
+
+
+def is_stack(name: str, entry: Stored) -> bool:
+    """Whether it holds a matrix of each of a layer's experts, as far as names tell."""
+    return len(entry.shape) == 3 and ("expert" in name or "moe" in name)
+
+
+def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
+    """Rules from the model's names to published ones, as far as there is a way back."""
+    renamings: list[WeightRenaming] = []
+    converters: list[WeightConverter] = []
+    for rule in reversed(get_model_conversion_mapping(model, add_legacy=False)):
+        if isinstance(rule, PrefixChange):  # of checkpoints of parts of the model, or of larger
+            continue
+        try:
+            back = rule.reverse_transform()
+        except NotImplementedError:
+            continue
+        if isinstance(back, WeightConverter):
+            converters.append(back)
+        elif isinstance(back, WeightRenaming):
+            renamings.append(back)
+    return renamings, converters
+
+
+def _parts(name: str, entry: Stored, converters: list[WeightConverter]) -> dict[str, Stored]:
+    """What a stack becomes, by names that the renamings are still to see; empty: cannot be told."""
+    renamed, pattern = apply_converters(name, converters)
+    if pattern is None:
+        return {}
+    rule: Any = deepcopy(next(each for each in converters if pattern in each.source_patterns))
+    experts, rows, columns = entry.shape
+    tiny = torch.arange(experts * _ROWS * _COLUMNS).view(experts, _ROWS, _COLUMNS)
+    rule.collected_tensors[pattern] = [tiny]
+    try:
+        made = rule.convert(renamed)
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return {}  # rules that ask for the model's sizes, or for other tensors beside this one
+    flat = tiny.flatten(0, 1)
+    parts: dict[str, Stored] = {}
+    for part, tensor in made.items():
+        first = int(tensor.flatten()[0]) // _COLUMNS
+        if not torch.equal(tensor, flat[first : first + len(tensor)]):
+            return {}
+        expert, row = divmod(first, _ROWS)
+        start, end = (each * rows // _ROWS for each in (row, row + len(tensor)))
+        parts[part] = replace(entry, shape=(end - start, columns), part=(expert, start, end))
+    whole = sum(each.shape[0] for each in parts.values()) == experts * rows
+    return parts if whole and (rows % 2 == 0 or len(parts) == experts) else {}
+
+
+def _same(
+    model: PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    stored: Mapping[str, Stored],
+    found: Mapping[str, Stored],
+) -> bool:
+    """Whether transformers finds in the one what it finds in the other."""
+    return sources(model, weights, found).keys() == sources(model, weights, stored).keys()

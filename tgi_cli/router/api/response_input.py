@@ -1,0 +1,167 @@
+"""What a request for a response means as a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import get_annotations
+from typing import Any
+
+from tgi_cli.router.api.openai_parameters import asked_logprobs, check_stream_options
+from tgi_cli.router.api.schemas.openai import ChatRequest, Function, Message, Shaping, Tool
+from tgi_cli.router.api.schemas.refused import refuse
+from tgi_cli.router.api.schemas.responses import FunctionTool, ResponsesRequest
+from tgi_cli.router.http import errors
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+_LOGPROBS = "message.output_text.logprobs"
+_SHARED = tuple(get_annotations(Shaping))
+"""What shapes a text means the same in both APIs."""
+
+
+def chat_request(body: ResponsesRequest) -> ChatRequest:
+    """The chat that is asked for. Raises ApiError for what needs a memory, or cannot be."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(body, name) is not None:
+            raise errors.validation(
+                f"`{name}` is not supported: this server keeps nothing, so send the whole "
+                "conversation as `input`",
+                name,
+            )
+    if body.background:
+        raise errors.unsupported("background")
+    if body.truncation not in (None, "disabled"):
+        raise errors.unsupported(
+            "truncation", "`truncation` other than `disabled`", "unsupported_value"
+        )
+    refuse(body)
+    check_stream_options(body.stream, body.stream_options)
+    asked_logprobs(body.top_logprobs, "top_logprobs")
+    if body.max_output_tokens is not None and body.max_output_tokens <= 0:
+        raise errors.validation(
+            "`max_output_tokens` must be strictly positive", "max_output_tokens"
+        )
+    messages = _messages(body.input)
+    if body.instructions:
+        messages.insert(0, Message(role="system", content=body.instructions))
+    return ChatRequest(
+        **{name: getattr(body, name) for name in _SHARED},
+        messages=messages,
+        model=body.model,
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=reports_logprobs(body),
+        top_logprobs=body.top_logprobs,
+        tools=[_tool(place, tool) for place, tool in enumerate(body.tools or ())],
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=body.chat_template_kwargs,
+        continue_final_message=False,
+    )
+
+
+def reports_logprobs(body: ResponsesRequest) -> bool:
+    """Whether the answer's text comes with log-probabilities."""
+    return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
+
+
+def _tool(place: int, tool: FunctionTool) -> Tool:
+    if tool.type != "function":
+        raise errors.validation(
+            f"tools[{place}] is of type {tool.type!r}: only functions can be called", "tools"
+        )
+    function = Function(
+        name=tool.name or "",
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return Tool(function=function)
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
+    """A chat's: the schema's fields in an object of their own."""
+    asked = body.text.format if body.text else None
+    if asked is None or asked.get("type") != "json_schema" or "json_schema" in asked:
+        return asked
+    fields = {key: value for key, value in asked.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": fields}
+
+
+def _messages(given: str | list[dict[str, Any]]) -> list[Message]:
+    """Input items as messages: what an assistant did in a row is one message."""
+    if isinstance(given, str):
+        return [Message(role="user", content=given)]
+    messages: list[Message] = []
+    reasoning = ""
+    for place, item in enumerate(given):
+        kind = item.get("type") or "message"
+        if kind == "reasoning":
+            reasoning += _text(place, item.get("content") or item.get("summary") or "")
+            continue
+        if kind == "function_call_output":
+            messages.append(
+                Message(
+                    role="tool",
+                    content=_text(place, item.get("output")),
+                    tool_call_id=_string(place, item, "call_id"),
+                )
+            )
+            continue
+        if kind == "message":
+            role = _string(place, item, "role")
+            messages.append(Message(role=role, content=_text(place, item.get("content"))))
+        elif kind == "function_call":
+            if not messages or messages[-1].role != "assistant" or reasoning:
+                messages.append(Message(role="assistant"))
+            calls = messages[-1].tool_calls = messages[-1].tool_calls or []
+            calls.append(_call(place, item))
+        else:
+            raise errors.validation(f"input[{place}] is of type {kind!r}: not supported", "input")
+        if messages[-1].role == "assistant" and reasoning:
+            messages[-1].reasoning_content, reasoning = reasoning, ""
+    return messages
+
+
+def _call(place: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": _string(place, item, "call_id"),
+        "type": "function",
+        "function": {
+            "name": _string(place, item, "name"),
+            "arguments": _string(place, item, "arguments"),
+        },
+    }
+
+
+def _string(place: int, item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise errors.validation(f"input[{place}] needs a text as `{name}`", "input")
+    return value
+
+
+def _text(place: int, content: Any) -> str:
+    """The text of a content, a string or parts. Raises ApiError for parts of another kind."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise errors.validation(f"input[{place}] has no content", "input")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if kind else None
+        if (kind not in _TEXTS and kind != "refusal") or not isinstance(text, str):
+            raise errors.validation(
+                f"input[{place}]: content of type {kind!r} is not supported by this model", "input"
+            )
+        texts.append(text)
+    return "".join(texts)

@@ -1,0 +1,201 @@
+"""OpenAI's responses: ``POST /v1/responses``, for text and function tools.
+
+A response is a chat by other names. Nothing is kept: what refers to an earlier response is
+refused, and clients send the whole conversation, as they do in chats.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.api.response_input import chat_request, reports_logprobs
+from tgi_cli.router.api.response_writer import ResponseWriter, TextLogprobs
+from tgi_cli.router.api.schemas.responses import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ReasoningItem,
+    ReasoningOptions,
+    ResponseError,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    TextOptions,
+)
+from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, converse
+from tgi_cli.router.generation.deltas import Delta, Finish
+from tgi_cli.router.generation.generation import Generation
+from tgi_cli.router.generation.merge import collect
+from tgi_cli.router.generation.validation import request_timeout
+from tgi_cli.router.http import errors
+from tgi_cli.router.http.bodies import json_response, read_json, unless_gone
+from tgi_cli.router.http.sse import EventStream
+from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.text.response_reader import Content, Piece, ResponseReader
+from tgi_cli.text.tokenizer import Tokenizer
+
+_DECODER = msgspec.json.Decoder(ResponsesRequest)
+
+
+async def responses(request: Request) -> Response | EventStream:
+    """The assistant's answer as items, whole or as a stream of events."""
+    arrived = time.perf_counter()
+    state = state_of(request)
+    body = await read_json(request, _DECODER, state.config.payload_limit)
+    try:
+        if isinstance(body.input, str) or len(body.input) <= INLINE_MESSAGES:
+            chat = chat_request(body)
+        else:
+            chat = await state.workers.run(chat_request, body)
+        adapter = await state.adapters.openai(body.model, body.adapter_id)
+        conversation = await converse(chat, state)
+        timeout = request_timeout(request)
+    except errors.ApiError as error:
+        raise state.generator.refuse(error) from None
+    spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
+    generations = await state.generator.open([spec], arrived, timeout)
+    writer = ResponseWriter(_response(body, state), bool(body.stream))
+    (generation,) = generations
+    tokenizer = state.text.tokenizer
+    logprobs = None
+    if reports_logprobs(body):
+        logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
+    answer = Answer(writer, generation, conversation.reader(), tokenizer, logprobs)
+    if body.stream:
+        return EventStream(generation, answer, state.stream_headers(len(spec.prompt)))
+    if logprobs is None:
+        [whole] = await collect(request, generations)
+        answer.add(whole.finish.text, whole.finish)
+    else:
+        await unless_gone(request, answer.read())
+    return json_response(writer.response, state.timing_headers(generations, len(spec.prompt)))
+
+
+def _response(body: ResponsesRequest, state: RouterState) -> ResponseObject:
+    """The response before there is any of it."""
+    defaults = state.defaults
+    choice: str | Mapping[str, Any] = "auto" if body.tool_choice is None else body.tool_choice
+    return ResponseObject(
+        id=f"resp_{uuid.uuid4().hex}",
+        created_at=int(time.time()),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=body.model if body.model and body.model != "tgi" else state.config.model_id,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning=body.reasoning or ReasoningOptions(),
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        text=body.text if body.text and body.text.format else TextOptions(format={"type": "text"}),
+        tool_choice=choice if isinstance(choice, str) else dict(choice),
+        tools=body.tools or [],
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        user=body.user,
+    )
+
+
+class Answer:
+    """Reads a generation into a response; also how its stream is written."""
+
+    def __init__(
+        self,
+        writer: ResponseWriter,
+        generation: Generation,
+        reader: ResponseReader | None,
+        tokenizer: Tokenizer,
+        logprobs: TextLogprobs | None,
+    ) -> None:
+        self._writer = writer
+        self._generation = generation
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._begun = False
+
+    async def read(self) -> None:
+        """Read the whole generation, piece by piece: log-probabilities belong to pieces.
+
+        Raises ApiError when it fails.
+        """
+        try:
+            async for delta in self._generation:
+                self._add(delta)
+        finally:
+            self._generation.close()
+
+    def add(self, text: str, finish: Finish | None) -> None:
+        """More text, and perhaps the end."""
+        if not self._begun:
+            self._begun = True
+            self._writer.begin()
+        pieces: list[Piece] = [Content(text)] if text else []
+        if self._reader is not None:
+            pieces = self._reader.push(text) if text else []
+            if finish is not None:
+                pieces += self._reader.finish(finish.reason is FinishReason.LENGTH)
+        for piece in pieces:
+            self._writer.add(piece, () if self._logprobs is None else self._logprobs.of(piece))
+        if finish is None:
+            return
+        response = self._writer.response
+        response.usage = self._usage(response)
+        if finish.reason is FinishReason.LENGTH:
+            response.incomplete_details = IncompleteDetails()
+        self._writer.end("incomplete" if response.incomplete_details else "completed")
+
+    def encode(self, delta: Delta) -> bytes:
+        """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
+        self._add(delta)
+        return self._writer.take()
+
+    def fail(self, error: errors.ApiError) -> bytes:
+        """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
+        if not self._begun:
+            self._writer.begin()
+        self._writer.response.error = ResponseError(
+            code=error.response_code, message=error.openai_message
+        )
+        self._writer.fail()
+        return self._writer.take()
+
+    def end(self) -> bytes:
+        """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
+        return b""
+
+    def _add(self, delta: Delta) -> None:
+        if self._logprobs is not None:
+            self._logprobs.push(delta)
+        self.add(delta.text, delta.finish)
+
+    def _usage(self, response: ResponseObject) -> ResponseUsage:
+        generation = self._generation
+        thought = "".join(
+            part.text
+            for item in response.output
+            if isinstance(item, ReasoningItem)
+            for part in item.content
+        )
+        # Counted anew: a token may be part of a marker, or of two things at once.
+        reasoning = len(self._tokenizer.encode(thought, False)) if thought else 0
+        return ResponseUsage(
+            input_tokens=generation.prompt_tokens,
+            input_tokens_details=InputDetails(cached_tokens=generation.cached_tokens),
+            output_tokens=generation.generated_tokens,
+            output_tokens_details=OutputDetails(
+                reasoning_tokens=min(reasoning, generation.generated_tokens)
+            ),
+            total_tokens=generation.prompt_tokens + generation.generated_tokens,
+        )
+
+
+ROUTES = [Route(path, responses, methods=["POST"]) for path in ("/v1/responses", "/responses")]

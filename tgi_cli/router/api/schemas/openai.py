@@ -1,0 +1,337 @@
+"""OpenAI's bodies, as its clients send and check them.
+
+https://platform.openai.com/docs/api-reference/chat and .../completions. Every optional field may
+be null. Beyond OpenAI's own fields stand those of other servers, by their names and with their
+meanings; what cannot be honoured is in :mod:`tgi_cli.router.api.schemas.refused`. Other unknown keys
+are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tgi_cli.router import bounds
+from tgi_cli.router.api.schemas.refused import Refused
+from tgi_cli.router.bounds import (
+    BadWords,
+    Biases,
+    Choices,
+    Json,
+    JsonObject,
+    LogitBias,
+    Name,
+    Prompts,
+    Seed,
+    Signed32,
+    Signed64,
+    Stops,
+    StopString,
+    Text,
+    TokenIds,
+    ToolCalls,
+)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """``include_usage``: a last chunk without choices tells the token counts; with vLLM's
+    ``continuous_usage_stats`` every chunk does."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Shaping(Refused, kw_only=True):
+    """What shapes a text, in whatever API: OpenAI's, then by the names that others gave it.
+
+    ``repeat_penalty`` (llama.cpp), ``min_new_tokens`` (SGLang) and ``truncate`` (TGI) are second
+    names. ``grammar`` is TGI's object or llama.cpp's text; ``json_schema``, ``regex`` and ``ebnf``
+    are llama.cpp's and SGLang's.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: Seed | None = None
+    stop: StopString | Stops | None = None
+    logit_bias: LogitBias | Biases | None = None
+    top_k: Signed64 | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    do_sample: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Signed64 | None = None
+    min_new_tokens: Signed64 | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Signed64 | None = None
+    truncate: Signed64 | None = None
+    watermark: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    adapter_id: Name | None = None
+    priority: Signed32 | None = None
+    cache_salt: Name | None = None
+    grammar: JsonObject | Text | None = None
+    json_schema: JsonObject | Text | None = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    structured_outputs: JsonObject | None = None
+    guided_json: JsonObject | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    guided_whitespace_pattern: Text | None = None
+
+
+class Sampling(Shaping, kw_only=True):
+    """What chats and text completions have in common.
+
+    ``max_new_tokens`` (TGI) and ``n_predict`` (llama.cpp; below 0: up to the context's end) are
+    other names of ``max_tokens``.
+    """
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Signed32 | None = None
+    max_tokens: Signed64 | None = None
+    max_completion_tokens: Signed64 | None = None
+    max_new_tokens: Signed64 | None = None
+    n_predict: Signed64 | None = None
+    top_n_tokens: Signed64 | None = None
+    return_token_ids: bool | None = None
+    response_format: JsonObject | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A piece of a message; text is the only kind that these models take."""
+
+    type: Name
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]
+
+
+class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One message of a conversation.
+
+    ``tool_calls`` are as answers have them; TGI's, whose arguments are objects, are taken too.
+    """
+
+    role: Name
+    content: Text | ContentParts | None = None
+    name: Name | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool does, and the JSON schema of its arguments; ``arguments`` is TGI's old name."""
+
+    name: Name
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    arguments: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """Something the model may call; functions are the only kind."""
+
+    type: Name = "function"
+    function: Function | None = None
+
+
+Messages = Annotated[list[Message], Meta(max_length=bounds.MESSAGES)]
+Tools = Annotated[list[Tool], Meta(max_length=bounds.TOOLS)]
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """The body of ``/v1/chat/completions``.
+
+    ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
+    ``echo`` puts the last message in front of an answer that goes on from it.
+    """
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Signed64 | None = None
+    echo: bool | None = None
+    tools: Tools | None = None
+    tool_choice: Name | JsonObject | None = None
+    tool_prompt: Text | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Json = None
+    function_call: Json = None
+    reasoning_effort: Name | None = None
+    include_reasoning: bool | None = None
+    chat_template: Text | None = None
+    chat_template_kwargs: JsonObject | None = None
+    documents: Json = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """The body of ``/v1/completions``; ``return_full_text`` is TGI's name of ``echo``."""
+
+    prompt: Text | Prompts
+    logprobs: Signed64 | None = None
+    echo: bool | None = None
+    return_full_text: bool | None = None
+    best_of: Signed32 | None = None
+    suffix: Text | None = None
+
+
+Address = Annotated[str, Meta(max_length=bounds.ADDRESS_CHARACTERS)]
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of ``/v1/load_lora_adapter``; ``load_inplace`` replaces one of the same name."""
+
+    lora_name: Name = ""
+    lora_path: Address = ""
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of ``/v1/unload_lora_adapter``."""
+
+    lora_name: Name = ""
+
+
+class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
+    """A token that could have been, and the bytes that it stands for."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True, gc=False):
+    """A token that was, and what else could have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """``logprobs`` of a chat choice."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """``logprobs`` of a text completion: parallel lists; offsets count characters.
+
+    The first token of an echoed prompt has none.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class PromptDetails(msgspec.Struct, kw_only=True):
+    """What the prefix cache spared."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function's name, and its arguments as JSON text: what the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model wants made."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
+    """The answer of a chat; ``reasoning_content`` and ``reasoning`` are two names of one text."""
+
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer, and why it ended."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The whole answer of ``/v1/chat/completions``."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One continuation; ``finish_reason`` is null while it goes on."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The whole answer of ``/v1/completions``."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage

@@ -1,0 +1,181 @@
+"""Bodies in, bodies out, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Mapping
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from tgi_cli.router import bounds
+from tgi_cli.router.http import errors
+from tgi_cli.router.http.errors import ApiError, ClientGone, late_body
+from tgi_cli.router.http.protocol import body_seconds
+
+T = TypeVar("T")
+
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?$", re.IGNORECASE)
+_CAUSE_CHARACTERS = 500
+"""Of the cause in an error about an invalid body, which may repeat what the body holds."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
+"""How each byte changes the depth."""
+_encode = msgspec.json.Encoder().encode
+
+
+async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: int) -> T:
+    """The request's body as the decoder's type.
+
+    Raises:
+        ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 no JSON, 422 wrong
+            types; in plain text on native routes.
+        ClientGone: the connection closed within the body.
+    """
+    return parse(await read_body(request, limit), decoder)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The bytes of a JSON body of no more values than it may hold. Raises as :func:`read_json`."""
+    if not _JSON.match(request.headers.get("content-type", "")):
+        raise ApiError(
+            415,
+            "Expected request with `Content-Type: application/json`",
+            "validation",
+            plain=True,
+        )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"Expected a body without `Content-Encoding`. Given: {coding[:_CAUSE_CHARACTERS]}",
+            "validation",
+            headers={"accept-encoding": "identity"},
+            plain=True,
+        )
+    body = await _read_body(request, limit)
+    check_values(body)
+    return body
+
+
+def check_values(body: bytes) -> None:
+    """Refuse JSON of more values, or deeper ones, than :mod:`tgi_cli.router.bounds` allows.
+
+    Counts before anything is built of it, at 2 ns a byte where text holds many brackets or quotes.
+    What is no JSON is left to the decoder. Raises ApiError: 400 too deep, 422 too many.
+    """
+    quotes = body.count(b'"')
+    opened = body.count(b"[") + body.count(b"{")
+    if quotes <= 2 * bounds.STRINGS and opened <= bounds.DEPTH:
+        return
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if body.count(b'"') > 2 * bounds.STRINGS:
+        raise wrong_types(f"it holds more than {bounds.STRINGS} strings")
+    brackets = b"".join(body.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+    levels = accumulate(map(_STEPS.__getitem__, brackets[: 2 * bounds.CONTAINERS]))
+    if max(levels, default=0) > bounds.DEPTH:
+        raise no_json(f"its arrays and objects are nested more than {bounds.DEPTH} deep")
+    if brackets.count(b"[") + brackets.count(b"{") > bounds.CONTAINERS:
+        raise wrong_types(f"it holds more than {bounds.CONTAINERS} arrays and objects")
+
+
+def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
+    """JSON as the decoder's type. Raises ApiError: 400 no JSON, 422 wrong types."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise wrong_types(str(error)[:_CAUSE_CHARACTERS]) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise no_json(str(error)) from error
+
+
+def with_body(request: Request, body: bytes) -> Request:
+    """The same request, its body to be read once more."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Message:
+        return next(messages, None) or await request.receive()
+
+    return Request(request.scope, receive)
+
+
+def no_json(cause: str) -> ApiError:
+    """What cannot be read as JSON at all."""
+    message = f"Failed to parse the request body as JSON: {cause}"
+    return ApiError(400, message, "validation", plain=True)
+
+
+def wrong_types(cause: str) -> ApiError:
+    """Valid JSON that is not what the route takes."""
+    return errors.wrong_types(cause)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    size = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    chunks: list[bytes] = []
+    if size <= limit:
+        size = 0
+        try:
+            async with asyncio.timeout(body_seconds(limit)):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        break
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise late_body() from None
+        except ClientDisconnect as error:
+            raise ClientGone from error
+    if size > limit:
+        # The rest of the body is not read, so the connection cannot be used again.
+        raise ApiError(
+            413,
+            f"Failed to buffer the request body: length limit exceeded ({limit} bytes)",
+            "validation",
+            headers={"connection": "close"},
+            plain=True,
+        )
+    return b"".join(chunks)
+
+
+def json_response(
+    content: Any, headers: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    """A JSON response of anything that msgspec encodes."""
+    return Response(
+        _encode(content), status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, but cancel it as soon as the client closes the connection.
+
+    Starlette lets a handler that does not stream run to its end for nobody.
+
+    Raises:
+        ClientGone: it did; ``work`` has been cancelled and has ended.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,123 @@
+"""Compiles what requests ask their answers to be, in processes that may be killed.
+
+A schema of a few hundred bytes can cost hours or all memory. So each is compiled, and its first
+mask computed, away from the event loop, within a time and a memory that are small enough for the
+engine to do the same again; what came of it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tgi_cli.process.worker_pool import LimitError, Limits, WorkerPool
+from tgi_cli.text.grammar.grammar import Grammar, GrammarError
+from tgi_cli.text.tokenizer import Tokenizer
+
+_CACHE_BYTES = 16 << 20
+_KEEP_SECONDS = 60.0
+"""What was too slow once may have been so because of everything else: it may come again then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    grammar: str
+    error: str = ""
+    until: float = float("inf")
+
+    @property
+    def size(self) -> int:
+        return len(self.grammar) + len(self.error) + 200
+
+
+class GrammarChecker:
+    """Compiles grammars for one model; the same one only once.
+
+    Args:
+        tokenizer: its added tokens may be named in a grammar.
+        ends: ids that end a text.
+        limits: of each grammar, and of all.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, ends: Collection[int], limits: Limits | None = None
+    ) -> None:
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._pool = WorkerPool(
+            "tgi_cli.text.grammar.compile_process",
+            {
+                "added": {token.content: index for index, token in added.items()},
+                "special": [token.content for token in added.values() if token.special],
+                "ends": sorted(ends),
+            },
+            limits or Limits(),
+            what="grammar compiler",
+            remedy="see its own words above; without grammars: --disable-grammar-support",
+            environment={"RAYON_NUM_THREADS": "1"},
+        )
+        self._cache: OrderedDict[bytes, _Verdict] = OrderedDict()
+        self._cached = 0
+        self._pending: dict[bytes, asyncio.Task[_Verdict]] = {}
+
+    async def compile(self, grammar: Grammar) -> str:
+        """The grammar as the engine takes it.
+
+        Raises:
+            GrammarError: it cannot be, or costs too much.
+            WorkersBusy: no process was free in time.
+            WorkerError: no process can be started, or processes are killed from outside.
+        """
+        key = hashlib.sha256(grammar.form).digest()
+        verdict = self._known(key)
+        if verdict is None:
+            pending = self._pending.get(key)
+            if pending is None:
+                pending = self._begin(key, grammar.form)
+            verdict = await asyncio.shield(pending)  # others may wait for the same
+        if verdict.error:
+            raise GrammarError(verdict.error)
+        return verdict.grammar
+
+    def close(self) -> None:
+        """End the processes; what is being compiled is given up."""
+        self._pool.close()
+
+    def _known(self, key: bytes) -> _Verdict | None:
+        verdict = self._cache.get(key)
+        if verdict is None:
+            return None
+        if verdict.until < time.monotonic():
+            self._cached -= self._cache.pop(key).size
+            return None
+        self._cache.move_to_end(key)
+        return verdict
+
+    def _begin(self, key: bytes, form: bytes) -> asyncio.Task[_Verdict]:
+        pending = asyncio.create_task(self._verdict(form))
+        self._pending[key] = pending
+
+        def done(task: asyncio.Task[_Verdict]) -> None:
+            del self._pending[key]
+            if not task.cancelled() and task.exception() is None:
+                self._keep(key, task.result())
+
+        pending.add_done_callback(done)
+        return pending
+
+    def _keep(self, key: bytes, verdict: _Verdict) -> None:
+        self._cache[key] = verdict
+        self._cached += verdict.size
+        while self._cached > _CACHE_BYTES:
+            self._cached -= self._cache.popitem(last=False)[1].size
+
+    async def _verdict(self, form: bytes) -> _Verdict:
+        try:
+            answer = await self._pool.run_async(form)
+        except LimitError as error:
+            cause = f"it takes {error} to compile"
+            return _Verdict("", cause, time.monotonic() + _KEEP_SECONDS)
+        return _Verdict(answer.get("grammar", ""), answer.get("error", ""))

@@ -1,0 +1,289 @@
+"""CUDA graphs of decode steps: recorded once per padded number of rows, then repeated.
+
+A decode step is some hundred kernels that take microseconds each: launched one by one the host
+is the slower of the two. A graph launches them at once, on memory that is the same each time
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). So a step is here:
+
+======================  ==============================================================
+on the host             one column of numbers per row, in a pinned buffer; padding columns
+one copy                the buffer to :class:`_Inputs`, where graphs read it
+in the graph            token ids from the pool, block tables from the rows', the model, the
+                        head (where its logits are few)
+after it                the sampler, over the rows that are there
+======================  ==============================================================
+
+Nothing that varies is a number in a graph. The copy is in order with the graphs on one stream,
+so a step may be prepared while the one before it runs; what a graph leaves is to be used up
+before the next one runs, which the same order sees to.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgi_cli.attention import AttentionMetadata, PagedAttention
+from tgi_cli.device import available_memory
+from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.lora_cache import AdapterShelf
+from tgi_cli.worker.sizing.memory import give_back
+
+if TYPE_CHECKING:
+    from tgi_cli.worker.runner import Model
+
+log = logging.getLogger(__name__)
+
+LARGEST = 512
+"""Rows of the largest graph, if the user does not say: above it the host is the faster one."""
+
+MAX_HEAD_ROWS = 64
+MAX_HEAD_LOGITS = 1 << 22
+"""Up to so many rows and logits the head is part of the graph, which then keeps memory for them:
+80 MiB at most for all sizes together. Above, it is one product that takes the device longer than
+the host needs to launch it."""
+
+ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER = range(7)
+_PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1]], np.int64)
+"""What a step says of each of its rows, and of one that is not there: its row; where in the
+pool its token stands, and where the next one goes; its position; the slot for its KV (-1: none)
+and the KV length with it (0: nothing is attended to); the slot of its adapter (-1: none)."""
+
+
+class Graph(Protocol):
+    """Work on a device, recorded once and repeated on the same memory."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Tensor:
+        """Record what ``work`` launches and return its tensor, which every replay fills anew."""
+        ...
+
+    def replay(self) -> None:
+        """Do it, in order with what the current stream has to do; does not wait."""
+        ...
+
+
+class CudaGraph:
+    """Implements :class:`Graph`; those that share a ``pool`` must not run at the same time."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, work: Callable[[], Tensor]) -> Tensor:
+        # Other threads (NCCL's watchdog, the reader of adapters) may call CUDA meanwhile.
+        with torch.cuda.graph(self._graph, self._pool, capture_error_mode="thread_local"):
+            return work()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def cuda_graphs() -> Callable[[], Graph]:
+    """Makes graphs that share one pool of memory."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda: CudaGraph(pool)
+
+
+def graph_sizes(max_batch_size: int, asked: Sequence[int] | None = None) -> list[int]:
+    """Numbers of rows to capture, ascending; batches in between are padded to the next.
+
+    Args:
+        max_batch_size: rows that there are.
+        asked: sizes that the user wants; empty: no graphs; None: 1, 2, 4, 8, then every 8th to
+            256 and every 16th to 512, so that at most a tenth of the rows is padding beyond 80.
+    """
+    if asked is None:
+        limit = min(max_batch_size, LARGEST)
+        steps = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST + 1, 16)]
+        return [*(size for size in steps if size < limit), limit]
+    sizes = sorted(set(asked))
+    enough = bisect_left(sizes, max_batch_size) + 1
+    return sizes[:enough]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a graph leaves of the rows that are there; valid until the next one runs.
+
+    Attributes:
+        output: float32 [B, V], the logits, if
+        headed: else [B, H], hidden states.
+        targets: int64 [B], where the tokens go: row * width + position.
+    """
+
+    output: Tensor
+    headed: bool
+    targets: Tensor
+
+
+class DecodeGraphs:
+    """The graphs of one model: :meth:`measure`, :meth:`capture`, then :meth:`run` per step.
+
+    Args:
+        model: computes hidden states and logits.
+        attention: holds the KV cache.
+        rows: the persistent batch.
+        vocab_size: width of the logits.
+        sizes: as :func:`graph_sizes` has them, at least one.
+        make: makes graphs that share their memory; called anew whenever all are captured anew.
+        adapters: of the model; None where there is no room for any. Where there is, steps that
+            use some have graphs of their own, so that others need not pay for them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: PagedAttention,
+        rows: Rows,
+        vocab_size: int,
+        sizes: Sequence[int],
+        make: Callable[[], Callable[[], Graph]] = cuda_graphs,
+        adapters: AdapterShelf | None = None,
+    ) -> None:
+        self.sizes = list(sizes)
+        self.largest = self.sizes[-1]
+        self._model = model
+        self._attention = attention
+        self._rows = rows
+        self._adapters = adapters
+        self._make = make
+        self._head_rows = min(MAX_HEAD_ROWS, MAX_HEAD_LOGITS // vocab_size)
+        self._pin = attention.device.type == "cuda"
+        self._inputs = torch.empty(
+            len(_PADDING) * self.largest, dtype=torch.int64, device=attention.device
+        )
+        self._buffers: AttentionMetadata | None = None
+        self._hidden: Tensor | None = None
+        self._captured: dict[tuple[int, bool], tuple[Graph, Tensor]] = {}
+
+    @torch.inference_mode()
+    def measure(self) -> int:
+        """Bytes that all graphs will take, judged by two of them; none is kept.
+
+        To be called with the cache that is there for warm-up. Raises what a capture raises.
+        """
+        device, free = self._attention.device, []
+        keys = list(self._keys())
+        self._prepare(keys[:2])
+        give_back(device)
+        free.append(available_memory(device))
+        make = self._make()
+        for key in keys[:2]:
+            self._record(key, make)
+            free.append(available_memory(device))
+        self.drop()
+        later = max(0, free[1] - free[2]) if len(free) > 2 else 0
+        return max(0, free[0] - free[1]) + later * (len(keys) - 1)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record all graphs, over the cache as it is now allocated.
+
+        Raises:
+            Exception: whatever the model, its kernels or the device say that cannot be captured.
+        """
+        keys = list(self._keys())
+        self._prepare(keys)
+        make = self._make()
+        for key in keys:
+            self._record(key, make)
+
+    def drop(self) -> None:
+        """Give the memory of all graphs back."""
+        self._captured.clear()
+        self._buffers = self._hidden = None
+        give_back(self._attention.device)
+
+    def run(
+        self, rows: NDArray[np.int64], ends: NDArray[np.int64], slots: NDArray[np.int32] | None
+    ) -> Decoded:
+        """Compute position ``ends[i] - 1`` of ``rows[i]``, for at most ``largest`` of them.
+
+        ``slots`` are their adapters' slots; None: nobody has one. Does not wait.
+        """
+        count, table = len(rows), self._rows
+        size = self.sizes[bisect_left(self.sizes, count)]
+        graph, output = self._captured[size, slots is not None]
+        staged = torch.empty((len(_PADDING), size), dtype=torch.int64, pin_memory=self._pin)
+        columns = staged.numpy()
+        columns[:, count:] = _PADDING
+        values = columns[:, :count]
+        values[ROW] = rows
+        values[LENGTH] = ends
+        position = np.subtract(ends, 1, out=values[POSITION])
+        target = np.multiply(rows, table.width, out=values[TARGET])
+        target += ends
+        np.subtract(target, 1, out=values[TOKEN])
+        block, offset = np.divmod(position, table.block_size)
+        np.multiply(table.host_blocks[rows, block], table.block_size, out=values[SLOT])
+        values[SLOT] += offset
+        values[ADAPTER] = -1 if slots is None else slots
+        inputs = self._view(size)
+        inputs.copy_(staged, non_blocking=True)
+        if slots is not None and self._adapters is not None:
+            self._adapters.plan(slots, inputs[ADAPTER])
+        graph.replay()
+        return Decoded(output[:count], size <= self._head_rows, inputs[TARGET, :count])
+
+    def _keys(self) -> Iterator[tuple[int, bool]]:
+        """Sizes, and whether with adapters: large ones first, whose memory the others reuse."""
+        for size in reversed(self.sizes):
+            for adapted in (True, False) if self._adapters is not None else (False,):
+                yield size, adapted
+
+    def _view(self, size: int) -> Tensor:
+        """int64 [7, size]: the beginning of the same memory, whatever the size."""
+        return self._inputs[: len(_PADDING) * size].view(-1, size)
+
+    def _prepare(self, keys: Sequence[tuple[int, bool]]) -> None:
+        """Run each step once: libraries and compilers do at first use what a graph cannot hold."""
+        width = self._rows.blocks.shape[1]
+        self._buffers = self._attention.decode_buffers(self.largest, width)
+        if self._buffers is None:
+            raise RuntimeError(f"{type(self._attention).__name__} has no steps of a fixed size")
+        for size, adapted in keys:
+            self._plan(size, adapted)
+            hidden = self._forward(size)
+            if self._hidden is None:  # of the largest
+                self._hidden = torch.empty_like(hidden)
+            if size <= self._head_rows:
+                self._model.logits(hidden)
+
+    def _plan(self, size: int, adapted: bool) -> None:
+        """What precedes a step and is no part of its graph: here, of a step of padding."""
+        inputs = self._view(size)
+        inputs.copy_(torch.from_numpy(_PADDING).expand(-1, size))
+        if self._adapters is not None:
+            slots = np.array([0 if adapted else -1], np.int32)
+            self._adapters.plan(slots, inputs[ADAPTER] if adapted else None)
+        self._attention.plan_padded(None, size)
+
+    def _record(self, key: tuple[int, bool], make: Callable[[], Graph]) -> None:
+        size, adapted = key
+        self._plan(size, adapted)
+        assert self._hidden is not None
+        shared, graph = self._hidden[:size], make()
+
+        def work() -> Tensor:
+            hidden = self._forward(size)
+            return self._model.logits(hidden) if size <= self._head_rows else shared.copy_(hidden)
+
+        self._captured[key] = graph, graph.capture(work)
+
+    def _forward(self, size: int) -> Tensor:
+        """Hidden states [size, H] of what stands in the inputs."""
+        inputs, table, buffers = self._view(size), self._rows, self._buffers
+        assert buffers is not None
+        # What plan_padded would copy is written in the graph itself, which saves its launch.
+        buffers.kv_lens[:size].copy_(inputs[LENGTH])
+        buffers.slot_mapping[:size].copy_(inputs[SLOT])
+        torch.index_select(table.blocks, 0, inputs[ROW], out=buffers.block_table[:size])
+        input_ids = table.gather(inputs[TOKEN])
+        return self._model.forward(input_ids, inputs[POSITION], self._attention)

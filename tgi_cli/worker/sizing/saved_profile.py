@@ -1,0 +1,158 @@
+"""What warm-up measured, kept for later starts of the same model on the same machine.
+
+A file for each key in ``$XDG_CACHE_HOME/tgi/limits``; ``tgi warmup`` writes it. The key is all that
+the figures depend on: the model's files, the device, the versions, the settings. What has changed
+has another key, so that nothing that stands there is ever wrong, only unused; a file that cannot
+be read counts as none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tgi_cli
+from tgi_cli import kernels
+from tgi_cli.config import EngineConfig
+from tgi_cli.device import default_threads, describe
+from tgi_cli.files import read_json
+from tgi_cli.kernels import build
+from tgi_cli.worker.sizing.capacity import Capacity
+
+log = logging.getLogger(__name__)
+
+_FORM = 1
+_NAMES = ("model_path", "model_id", "revision")
+"""Of a configuration: what it is called changes nothing."""
+_FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
+"""Of a model's folder."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Figures that do not depend on how much memory is free.
+
+    Attributes:
+        activation_bytes: upper bound of what a step takes beside weights and cache, of the shard
+            where it is most; CUDA graphs included.
+        graphs: whether decode steps can be recorded as graphs.
+        step_seconds: what the worst step may take on a CPU, estimated; 0: not known.
+        max_total_tokens: that the memory allowed.
+        when: seconds since the epoch.
+    """
+
+    activation_bytes: int
+    graphs: bool
+    step_seconds: float
+    max_total_tokens: int
+    when: float = 0.0
+
+    @property
+    def date(self) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.when))
+
+
+def key_of(config: EngineConfig) -> dict[str, Any]:
+    """All that the figures depend on, as JSON has it.
+
+    Args:
+        config: as resolved, before warm-up lowers its limits.
+    """
+    device = describe(config.device)
+    settings = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in _NAMES
+    }
+    return {
+        "form": _FORM,
+        "versions": {
+            "tgi": tgi_cli.__version__,
+            "torch": str(torch.__version__),
+            "transformers": _version("transformers"),
+            "kernels": build.digest() if kernels.native() is not None else "",
+        },
+        "device": [device.kind, device.name, device.total_memory, device.count],
+        "threads": default_threads(),
+        "model": _files(config.model_path),
+        "settings": settings,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # native models run without it
+        return ""
+
+
+def path_of(key: dict[str, Any]) -> Path:
+    """Where its figures are kept, if they are."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    digest = hashlib.blake2b(_encode(key), digest_size=12).hexdigest()
+    return Path(base) / "tgi" / "limits" / f"{digest}.json"
+
+
+def load(key: dict[str, Any]) -> Measured | None:
+    """The figures of a key; None where there are none."""
+    path = path_of(key)
+    try:
+        record = read_json(path)
+        measured = Measured(**record["measured"])
+        same = _encode(record["key"]) == _encode(key)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.warning("what was measured before cannot be read: %s: %s", path, error)
+        return None
+    return measured if same else None
+
+
+def save(key: dict[str, Any], measured: Measured) -> Path:
+    """Keep figures, in place of those that were there. Raises OSError."""
+    path = path_of(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = dataclasses.asdict(dataclasses.replace(measured, when=time.time()))
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        record = {"key": key, "measured": kept}
+        file.write(json.dumps(record, indent=1, default=str).encode())
+    Path(file.name).replace(path)
+    return path
+
+
+def keep(config: EngineConfig, capacity: Capacity) -> Path:
+    """Keep what a warm-up found for later starts; returns the file. Raises OSError.
+
+    Args:
+        config: as resolved, before that warm-up.
+        capacity: what it found.
+    """
+    found = Measured(
+        activation_bytes=capacity.activation_bytes,
+        graphs=capacity.graphs,
+        step_seconds=capacity.step_seconds,
+        max_total_tokens=capacity.config.max_total_tokens,
+    )
+    return save(key_of(config), found)
+
+
+def _encode(key: dict[str, Any]) -> bytes:
+    """As it stands in a file: there tuples are lists."""
+    return json.dumps(key, sort_keys=True, default=str).encode()
+
+
+def _files(folder: Path) -> list[list[Any]]:
+    """Name, size and time of the model's files, whose content reading would take seconds."""
+    found = {path for pattern in _FILES for path in folder.glob(pattern)}
+    statuses = [(path.name, path.stat()) for path in sorted(found)]
+    return [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]

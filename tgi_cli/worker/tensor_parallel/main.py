@@ -1,0 +1,137 @@
+"""The process of shards 1, 2, ...: computes what shard 0 says, until shard 0 is gone.
+
+Started by :mod:`tgi_cli.worker.tensor_parallel.group` with two inherited sockets. The main thread carries out
+orders; another answers pings from the first moment on. Signals that end a service are shard 0's
+to handle: this process ends when its sockets close, for whatever reason they do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.logging import dump_on_signal, setup
+from tgi_cli.worker.tensor_parallel import messages
+from tgi_cli.worker.tensor_parallel.channel import Channel
+
+if TYPE_CHECKING:
+    from tgi_cli.worker.worker import ModelWorker
+
+log = logging.getLogger(__name__)
+
+_LET_OTHERS_SPEAK = 1.0
+"""Seconds before an operation's failure is told: most fail because another shard has ended, and
+then shard 0 ends this one first."""
+
+_SILENCE = 5.0
+"""Seconds without a ping after which to see whether shard 0 is still there."""
+
+
+def main() -> NoReturn:
+    """``python -m tgi_cli.worker.tensor_parallel.main ORDERS_FD NEWS_FD``."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    incoming, news = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
+    first = incoming.receive()
+    if first is None:
+        os._exit(ExitCode.OK)
+    assignment = messages.decode_assignment(first)
+    serve = assignment.serve
+    setup(f"shard {assignment.rank}", assignment.log_level, serve.json_output)
+    dump_on_signal()
+    folder = Path(assignment.folder)
+    threading.Thread(target=_answer, args=(news, folder), name="news", daemon=True).start()
+    try:
+        worker = _load(assignment, folder, news)
+        while (order := incoming.receive()) is not None:
+            _carry_out(messages.decode_order(order), worker, news)
+    except TgiError as error:
+        _fail(news, messages.Failed(type(error).__name__, error.cause, error.remedy))
+    except Exception as error:  # a defect, or the end of another shard: shard 0 knows which
+        time.sleep(_LET_OTHERS_SPEAK)
+        log.exception("a step failed")
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        _fail(news, messages.Failed("", cause, ""))
+    # Not sys.exit: threads of torch's process groups may still wait for the others.
+    os._exit(ExitCode.OK)
+
+
+def _load(assignment: messages.Assignment, folder: Path, news: Channel) -> ModelWorker:
+    """As shard 0 does: load, meet, warm up."""
+    from tgi_cli.device.distributed import Shard, device_of
+    from tgi_cli.worker.tensor_parallel.group import MEETING_SECONDS, START_SECONDS
+    from tgi_cli.worker.worker import make_worker
+
+    config = assignment.config
+    device = device_of(config.device, assignment.rank)
+    shard = Shard(assignment.rank, config.num_shard, device)
+    worker = make_worker(assignment.serve, config, shard)
+    news.send(messages.encode(messages.Loaded()))
+    shard.connect(folder, MEETING_SECONDS)
+    shard.set_timeout(START_SECONDS)
+    worker.warmup()
+    return worker
+
+
+def _carry_out(order: messages.Order, worker: ModelWorker, news: Channel) -> None:
+    if isinstance(order, messages.RunStep):
+        worker.sample(worker.launch(order.step))
+    elif isinstance(order, messages.PrepareAdapter):
+        adapter_id = order.adapter_id
+
+        def tell(done: Future[None]) -> None:
+            error = done.exception()
+            answer = messages.AdapterPrepared(adapter_id)
+            if isinstance(error, TgiError):
+                answer = messages.AdapterPrepared(adapter_id, error.cause, error.remedy)
+            elif error is not None:
+                answer = messages.AdapterPrepared(adapter_id, f"{type(error).__name__}: {error}")
+            news.send(messages.encode(answer))
+
+        worker.prepare_adapter(adapter_id, order.name, order.path).add_done_callback(tell)
+    else:
+        worker.forget_adapter(order.adapter_id)
+
+
+def _answer(news: Channel, folder: Path) -> None:
+    """Send pings back; end the process when shard 0 has closed the channel, or died.
+
+    A process that shard 0 has forked may hold the channel open: then the parent has changed.
+    """
+    parent = os.getppid()
+    try:
+        while True:
+            while not select.select([news], [], [], _SILENCE)[0]:
+                if os.getppid() != parent:
+                    raise ConnectionError
+            ping = news.receive()
+            if ping is None:
+                break
+            news.send(ping)
+    except OSError:
+        log.debug("shard 0 is gone")
+    shutil.rmtree(folder, ignore_errors=True)  # its own to remove, if it still can
+    os._exit(ExitCode.OK)
+
+
+def _fail(news: Channel, failed: messages.Failed) -> NoReturn:
+    try:
+        news.send(messages.encode(failed))
+    except OSError:
+        log.debug("shard 0 is gone")
+    os._exit(ExitCode.SHARD_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The process of another shard, as shard 0 sees it: its start, its channels, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import site
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import tgi_cli
+from tgi_cli.errors import ShardError
+from tgi_cli.worker.tensor_parallel import messages
+from tgi_cli.worker.tensor_parallel.channel import Channel
+
+PROGRAM = ["-P", "-m", "tgi_cli.worker.tensor_parallel.main"]
+"""-P: files in the working directory do not pass for modules."""
+
+_PING = messages.encode(messages.Ping())
+_NEWS_SECONDS = 5.0
+"""That a message of a few bytes may take once it has begun."""
+_REAP_SECONDS = 2.0
+"""Between the end of a process's sockets and its own."""
+
+_WHY: dict[int, str] = {
+    signal.SIGKILL: "if nobody did that, the system was out of memory: see its log, and try a "
+    "smaller model or cache (--max-batch-total-tokens)",
+}
+
+
+class ShardProcess:
+    """Shard ``rank``, started.
+
+    Attributes:
+        orders: what all shards carry out, in order.
+        news: pings and what the shard has to say.
+        loaded: whether it said that its weights are in place.
+        unanswered: pings since its last answer.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.loaded = False
+        self.unanswered = 0
+        ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+        self.orders, self.news = Channel(ours[0]), Channel(ours[1])
+        ours[1].settimeout(_NEWS_SECONDS)
+        with theirs[0], theirs[1]:
+            fds = [connection.fileno() for connection in theirs]
+            self._process = subprocess.Popen(
+                [sys.executable, *PROGRAM, *map(str, fds)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                env=_environment(),
+            )
+
+    def ping(self) -> None:
+        """Ask whether it runs; ``unanswered`` is for who asks to keep."""
+        try:
+            self.news.send(_PING)
+        except OSError:
+            return  # it is gone: the end of its news says so
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def dismiss(self) -> None:
+        """Tell it to end."""
+        self.orders.shut()
+        self.news.shut()
+
+    def collect(self, seconds: float) -> None:
+        """Wait for its end, and kill it when the time is up."""
+        try:
+            self._process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """After its end: close what is left of it here."""
+        self.orders.close()
+        self.news.close()
+
+    def ended(self) -> ShardError:
+        """Why its sockets have closed."""
+        see = "see its log above"
+        try:
+            status = self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return ShardError(f"shard {self.rank} has closed its connection", see)
+        if status >= 0:
+            return ShardError(f"shard {self.rank} ended with status {status}", see)
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return ShardError(f"shard {self.rank} was killed by {name}", _WHY.get(-status, see))
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and where this package is."""
+    environment = dict(os.environ)
+    root = str(Path(tgi_cli.__file__).resolve().parents[1])
+    if root not in [*site.getsitepackages(), site.getusersitepackages()]:
+        paths = [root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment
