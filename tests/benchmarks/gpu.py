@@ -31,7 +31,7 @@ import torch
 from tests.benchmarks import gpu_check, gpu_engine, gpu_peers, gpu_trace
 from tests.benchmarks.gpu_device import Device, measure, synchronize, versions
 from tests.benchmarks.gpu_engine import Shape, decode_steps, make, play, prefill_seconds
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.step_stats import StepStatistics
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker
@@ -108,7 +108,7 @@ class Benchmark:
             "shape": options.shape,
             "sections": {},
         }
-        self._worker: tuple[ModelWorker, Limits] | None = None
+        self._worker: tuple[ModelWorker, SchedulerConfig] | None = None
 
     @property
     def left(self) -> float:
@@ -150,7 +150,7 @@ class Benchmark:
         }
 
     @property
-    def worker(self) -> tuple[ModelWorker, Limits]:
+    def worker(self) -> tuple[ModelWorker, SchedulerConfig]:
         if self._worker is None:
             keys = ("max_total_tokens", "max_batch_prefill_tokens", "max_batch_size")
             said = {key: self.plan[key] for key in keys}

@@ -22,7 +22,7 @@ from torch import Tensor
 from tests.benchmarks.gpu_device import synchronize
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.device import describe
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import NewRow, PendingResult, Step
@@ -152,7 +152,7 @@ def random_on(device: torch.device) -> Iterator[None]:
 
 def make(
     folder: Path, kind: str, *, load_format: str = "dummy", graphs: bool = True, **said: Any
-) -> tuple[ModelWorker, Limits]:
+) -> tuple[ModelWorker, SchedulerConfig]:
     """A worker on that kind of device, warmed up, and the limits of an engine over it."""
     serve = ServeConfig(
         model_id=folder.name, load_format=load_format, disable_grammar_support=True, **said
@@ -163,7 +163,7 @@ def make(
     with random_on(torch.device(kind)):
         worker = make_worker(serve, config)
     capacity = worker.warmup()
-    return worker, Limits.of(capacity.config, capacity.num_blocks, capacity.kv_window)
+    return worker, SchedulerConfig.of(capacity.config, capacity.num_blocks, capacity.kv_window)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Steps:
 
 def decode_steps(
     worker: ModelWorker,
-    limits: Limits,
+    limits: SchedulerConfig,
     batch: int,
     context: int,
     steps: int,
@@ -253,7 +253,9 @@ def _noise(cache: Tensor) -> None:
         cache.normal_()
 
 
-def prefill_seconds(worker: ModelWorker, limits: Limits, tokens: int, repeats: int = 5) -> float:
+def prefill_seconds(
+    worker: ModelWorker, limits: SchedulerConfig, tokens: int, repeats: int = 5
+) -> float:
     """Median time of the step of one prompt, from its launch to its token."""
     blocks = list(range(-(-(tokens + 1) // limits.block_size)))
     times = []
@@ -288,7 +290,7 @@ class Played:
 
 def play(
     worker: ModelWorker,
-    limits: Limits,
+    limits: SchedulerConfig,
     prompts: Sequence[Sequence[int]],
     new: int,
     depth: int = 1,

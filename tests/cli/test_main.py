@@ -288,7 +288,7 @@ def test_the_halves_are_told_what_the_whole_was_told(
         model_server, "run_model_server", lambda *told, **_: seen.__setitem__("server", told)
     )
     monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
-    monkeypatch.setattr("tgi_cli.process.parent_death.hold", lambda *_, **__: None)
+    monkeypatch.setattr("tgi_cli.process.parent_death.exit_with_parent", lambda *_, **__: None)
     monkeypatch.setattr(launcher, "with_adapters", lambda config: config)
     values = dict(VARIABLES.values()) | {"json_output": False}
     config = ServeConfig(**values)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from tests.tools.sharded import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.models import load_model, read_config
@@ -238,7 +238,7 @@ def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], in
     worker, _ = load_worker(serve, path)
     capacity = worker.warmup()
     gc.unfreeze()
-    limits = Limits(
+    limits = SchedulerConfig(
         max_total_tokens=SERVED,
         max_batch_prefill_tokens=CHUNK,
         max_batch_size=8,

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from tests.tools.checkpoints import make_llama
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
-from tgi_cli.engine.config import Batching, CapacityPolicy, Limits
+from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Cancel, FinishReason, GenerationRequest, Shutdown
 from tgi_cli.sampling.params import SamplingParams
@@ -142,7 +142,7 @@ def engine(worker: ModelWorker, depth: int = 0, **changes: Any) -> Iterator[Clie
         "block_size": BLOCK_SIZE,
         "num_blocks": 256,
     }
-    core = EngineCore(worker, Limits(**(values | changes)), depth)
+    core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)

@@ -25,16 +25,16 @@ from transformers import LlamaForCausalLM
 
 from tests.tools.checkpoints import make_llama
 from tests.tools.reflected import Reflected
-from tests.unit.rpc.generate_fakes import V2, V3, Heard
+from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.tgi_grpc.mount import GenerateFront, GenerateOptions
+from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
 from tgi_cli.tgi_grpc.texts import load_texts
 from tgi_cli.worker.worker import ModelWorker, load_worker
 
@@ -112,13 +112,15 @@ def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> I
         "block_size": 16,
         "num_blocks": 256,
     }
-    core = EngineCore(worker, Limits(**(values | changes)), depth, grammars=worker.grammars)
+    core = EngineCore(
+        worker, SchedulerConfig(**(values | changes)), depth, grammars=worker.grammars
+    )
     info = worker.info()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         socket = Path(folder) / "engine.sock"
         server = EngineServer(core, info)
         options = GenerateOptions(texts=partial(load_texts, path, False))
-        server.fronts.append(GenerateFront(core.inbox, info, server.adapters, options, socket))
+        server.fronts.append(GenerateServices(core.inbox, info, server.adapters, options, socket))
         server.start(socket)
         loop = threading.Thread(target=core.run, daemon=True)
         loop.start()

@@ -16,7 +16,7 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
 )
-from tgi_cli.engine.metrics import Tally
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import metrics_codec
 from tgi_cli.rpc.interface import (
@@ -94,7 +94,7 @@ class FakeEngine:
             steps=11,
             context_tokens=60,
         )
-        self.tally = Tally()
+        self.tally = EngineMetrics()
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()

@@ -21,7 +21,7 @@ import pytest
 
 from tests.system.conftest import START_SECONDS, STOP_SECONDS, ServerProcess, StartServer, poll
 from tests.tools.reflected import Reflected
-from tests.unit.rpc.generate_fakes import V2, V3, Heard
+from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.errors import ExitCode

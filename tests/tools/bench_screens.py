@@ -11,8 +11,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tests.unit.bench.screen.test_screens import TEXTS
-from tests.unit.bench.screen.views import SIZES, drawn_views, opened
+from tests.unit.bench.dashboard.test_screens import TEXTS
+from tests.unit.bench.dashboard.views import SIZES, drawn_views, opened
 from tgi_cli.bench.dashboard import VIEWS, ViewName, picture
 from tgi_cli.bench.saved_runs import load
 

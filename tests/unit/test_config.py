@@ -20,7 +20,7 @@ from tgi_cli.config import (
     ServeConfig,
     resolve,
 )
-from tgi_cli.engine.config import Batching, CapacityPolicy, Limits
+from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.errors import ConfigError, ExitCode, UnsupportedModelError
 
 MODEL = ModelFacts(
@@ -192,14 +192,14 @@ def test_every_dial_reaches_the_scheduler() -> None:
         "max_batch_size": 3,
         "prefix_caching": False,
     }
-    limits = Limits.of(resolved(**said), 50)
+    limits = SchedulerConfig.of(resolved(**said), 50)
     assert {name: getattr(limits, name) for name in said} == said
     assert limits.num_blocks == 50
 
 
 def test_dials_that_were_left_open_are_tgis() -> None:
-    limits = Limits.of(resolved(), 50)
-    assert limits == Limits(
+    limits = SchedulerConfig.of(resolved(), 50)
+    assert limits == SchedulerConfig(
         max_total_tokens=2048,
         max_batch_prefill_tokens=DEFAULT_CPU_PREFILL_TOKENS,
         max_batch_size=128,
@@ -251,7 +251,7 @@ def test_slots_for_adapters_follow_what_is_named(
 ) -> None:
     config = resolve(ServeConfig(model_id="m", **said), MODEL, CPU, Path("/m"), largest)
     assert (config.max_loras, config.max_lora_rank, config.max_cpu_loras) == (slots, rank, 32)
-    limits = Limits.of(config, 10)
+    limits = SchedulerConfig.of(config, 10)
     assert (limits.max_loras, limits.max_cpu_loras) == (slots, 32)
 
 

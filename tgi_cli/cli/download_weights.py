@@ -7,14 +7,14 @@ import sys
 import typer
 
 from tgi_cli.cli import setup
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import DOWNLOAD
 from tgi_cli.errors import ConfigError, ExitCode
 
 
 @takes(DOWNLOAD)
-def download_weights(given: Given) -> None:
+def download_weights(given: ParsedSettings) -> None:
     """Download what serving a model needs; print the folder it is in.
 
     Goes on where an earlier run was cut; checks sizes and checksums.

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVE, Setting
 
@@ -17,7 +17,7 @@ _HEADS = ("setting", "value", "from")
 
 
 @takes(SERVE)
-def env(given: Given) -> None:
+def env(given: ParsedSettings) -> None:
     """Show every setting of `tgi serve`, its value, and where it came from.
 
     Takes the same flags, variables and file as `tgi serve`, and starts nothing. What is left open
@@ -52,7 +52,7 @@ def env(given: Given) -> None:
             print(line.rstrip())
 
 
-def _value(given: Given, setting: Setting) -> Any:
+def _value(given: ParsedSettings, setting: Setting) -> Any:
     value = given[setting.name]
     return HIDDEN if setting.secret and value else value
 

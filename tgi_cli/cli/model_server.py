@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgi_cli.cli import setup
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVER
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @takes(SERVER)
-def model_server(given: Given) -> None:
+def model_server(given: ParsedSettings) -> None:
     """Run a model behind a unix socket, for a router to connect to.
 
     `tgi serve` starts one of these and a `tgi router`; alone it is for two machines, and for
@@ -30,13 +30,13 @@ def model_server(given: Given) -> None:
     from tgi_cli.model_server.main import run_model_server
     from tgi_cli.model_server.tcp_listener import tcp_listen
     from tgi_cli.process import parent_death
-    from tgi_cli.process.heartbeat import Pulse
+    from tgi_cli.process.heartbeat import SharedHeartbeat
     from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
     from tgi_cli.process.unix_socket import make_folder
 
     setup.prepare(given, "model-server")
     logging.dump_on_signal()
-    pulse = None if given["pulse_fd"] is None else Pulse.of(given["pulse_fd"])
+    pulse = None if given["pulse_fd"] is None else SharedHeartbeat.of(given["pulse_fd"])
     with contextlib.ExitStack() as stack:
         uds_path = given["uds_path"]
         if uds_path is None and given["shard_uds_path"] is not None:
@@ -46,7 +46,7 @@ def model_server(given: Given) -> None:
         if given["lifeline_fd"] is None:
             make_folder(uds_path)
         else:
-            parent_death.hold(given["lifeline_fd"])
+            parent_death.exit_with_parent(given["lifeline_fd"])
         listen = tcp_listen(
             given["engine_listen"],
             certificate=given["engine_tls_cert"],
@@ -62,7 +62,7 @@ def model_server(given: Given) -> None:
         run_model_server(config, path, uds_path, generate, listen=listen, pulse=pulse)
 
 
-def _generate(given: Given, path: Path) -> GenerateOptions:
+def _generate(given: ParsedSettings, path: Path) -> GenerateOptions:
     """TGI's own services, which read the tokenizer when they are first wanted."""
     from tgi_cli.tgi_grpc.mount import GenerateOptions
     from tgi_cli.tgi_grpc.requests import Watermark

@@ -49,7 +49,7 @@ class Origin:
 DEFAULT = Origin("default")
 
 
-class Given(Mapping[str, Any]):
+class ParsedSettings(Mapping[str, Any]):
     """The settings of one run of a command, by name.
 
     Attributes:
@@ -71,7 +71,9 @@ class Given(Mapping[str, Any]):
             self.origins["port"] = Origin("variable", "HF_MODEL_ID")
 
     @classmethod
-    def read(cls, command: str, context: typer.Context, values: Mapping[str, Any]) -> Given:
+    def read(
+        cls, command: str, context: typer.Context, values: Mapping[str, Any]
+    ) -> ParsedSettings:
         """What Typer found, with where it found it."""
         path, keys = context.meta.get(FILE, ("", ()))
         values, origins = dict(values), {}
@@ -186,7 +188,7 @@ def _origin(kind: str, setting: Setting, path: str, keys: tuple[str, ...]) -> Or
     return DEFAULT
 
 
-def _contradiction(given: Given, one: str, other: str) -> ConfigError:
+def _contradiction(given: ParsedSettings, one: str, other: str) -> ConfigError:
     if "max_input_length" in (one, other):
         return ConfigError(
             "--max-input-tokens and --max-input-length are two names of one limit",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tgi_cli.cli import setup
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import ROUTER
 
 
 @takes(ROUTER)
-def router(given: Given) -> None:
+def router(given: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.
 
     MODEL is for its tokenizer and chat template. `tgi serve` starts one of these and a
@@ -27,7 +27,7 @@ def router(given: Given) -> None:
     setup.prepare(given, "router")
     logging.dump_on_signal()
     if given["lifeline_fd"] is not None:
-        parent_death.hold(given["lifeline_fd"])
+        parent_death.exit_with_parent(given["lifeline_fd"])
     checked = setup.front(given)
     hostname, socket_fd = setup.listen_address(given), given["socket_fd"]
     if socket_fd is None:

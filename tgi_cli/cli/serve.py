@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 from tgi_cli.cli import setup
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVE
 
 
 @takes(SERVE)
-def serve(given: Given) -> None:
+def serve(given: ParsedSettings) -> None:
     """Serve a model over HTTP: TGI's API and OpenAI's.
 
     Downloads the model if it is not here yet. Without one, a bundled miniature is served.

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 
 from tgi_cli.cli.groups import PlainCommand
-from tgi_cli.cli.parsed_settings import FILE, REFUSAL, Given
+from tgi_cli.cli.parsed_settings import FILE, REFUSAL, ParsedSettings
 from tgi_cli.cli.parsers import parser
 from tgi_cli.config.settings import SETTINGS, Setting, settings_of
 
-Runner = Callable[[Given], None]
+Runner = Callable[[ParsedSettings], None]
 
 
 def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
@@ -23,7 +23,7 @@ def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
 
     def declare(run: Runner) -> Callable[..., None]:
         def called(context: typer.Context, **values: Any) -> None:
-            run(Given.read(command, context, values))
+            run(ParsedSettings.read(command, context, values))
 
         parameters = [_parameter("context", typer.Context)]
         for setting in settings_of(command):

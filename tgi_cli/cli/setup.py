@@ -9,7 +9,7 @@ import re
 import socket
 from pathlib import Path
 
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def _loggers(target: str) -> list[str]:
     return [f"tgi_cli.{room}" if (here / room.split(".")[0]).exists() else room for room in rooms]
 
 
-def prepare(given: Given, role: str) -> None:
+def prepare(given: ParsedSettings, role: str) -> None:
     """Set up the log, say what has no effect, and tell libraries what they read themselves.
 
     Raises:
@@ -65,7 +65,7 @@ def prepare(given: Given, role: str) -> None:
     given.export()
 
 
-def listen_address(given: Given) -> str:
+def listen_address(given: ParsedSettings) -> str:
     """The address to listen on.
 
     Shells and containers set HOSTNAME to the machine's name, which nobody means as an address
@@ -83,7 +83,7 @@ def listen_address(given: Given) -> str:
     return hostname
 
 
-def checked_key(given: Given) -> str | None:
+def checked_key(given: ParsedSettings) -> str | None:
     """API keys that clients can send, with commas between them; None for none.
 
     Raises:
@@ -146,7 +146,7 @@ def check_otlp(endpoint: str | None) -> None:
         check(endpoint)
 
 
-def front(given: Given) -> dict[str, object]:
+def front(given: ParsedSettings) -> dict[str, object]:
     """What the router is told that wants a check first. Raises ConfigError."""
     check_tls(given["ssl_certfile"], given["ssl_keyfile"])
     check_otlp(given["otlp_endpoint"])

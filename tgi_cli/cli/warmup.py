@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from tgi_cli.cli import setup
-from tgi_cli.cli.parsed_settings import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import WARMUP
 from tgi_cli.errors import ConfigError
 
 
 @takes(WARMUP)
-def warmup(given: Given) -> None:
+def warmup(given: ParsedSettings) -> None:
     """Compile and measure what a server would at its start, so that `tgi serve` starts faster.
 
     With MODEL: runs its worst steps, keeps what they took for later starts with the same
@@ -71,7 +71,7 @@ def _compile(needed: bool) -> dict[str, Any]:
     return {"kernels": level, "path": str(path), "seconds": seconds}
 
 
-def _measure(given: Given, compiled: dict[str, Any]) -> None:
+def _measure(given: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
     from tgi_cli.cli.warmup_report import print_model
@@ -92,7 +92,7 @@ def _measure(given: Given, compiled: dict[str, Any]) -> None:
         print_model(found)
 
 
-def _warm_server(given: Given) -> None:
+def _warm_server(given: ParsedSettings) -> None:
     from rich.console import Console
 
     from tgi_cli.cli.warmup_report import print_server

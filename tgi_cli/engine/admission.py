@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 
 from tgi_cli.engine.batching_policy import BatchingRule
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import Adapters
@@ -33,7 +33,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerConfig,
         cache: KVCache,
         adapters: Adapters,
         waiting: WaitingQueue,
@@ -117,7 +117,7 @@ class Admission:
         """
         source = sequence.request.fork_of
         parent = None if source is None or sequence.attempt else self._live.get(source)
-        return None if parent is None or parent.attempt or parent.num_left else parent
+        return None if parent is None or parent.attempt or parent.num_window_freed else parent
 
     def _comes_later(self, sequence: Sequence, step: Step) -> bool:
         """Whether something is under way for it that no room in this step can replace.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tgi_cli.engine.config import Batching, Limits
+from tgi_cli.engine.config import Batching, SchedulerConfig
 
 Window = tuple[int, int]
 
@@ -45,7 +45,7 @@ class Fused:
     mixes, strict, gathers = True, False, False
     reason = "chunking"
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self._size = limits.max_batch_size
 
     def window(self, running: int) -> Window:
@@ -66,7 +66,7 @@ class Inflight:
 
     mixes, strict, gathers = False, True, False
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self._size = limits.max_batch_size
         self._ratio = limits.waiting_served_ratio
         self._patience = limits.max_waiting_tokens
@@ -92,7 +92,7 @@ class Static:
     mixes, strict, gathers = False, False, True
     reason = ""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self._size = limits.max_batch_size
 
     def window(self, running: int) -> Window:
@@ -103,7 +103,7 @@ class Static:
     def decoded(self) -> None: ...
 
 
-def batching_rule(limits: Limits) -> BatchingRule:
+def batching_rule(limits: SchedulerConfig) -> BatchingRule:
     """The rule that the limits name."""
     rules: dict[Batching, type[Fused] | type[Inflight] | type[Static]]
     rules = {Batching.FUSED: Fused, Batching.INFLIGHT: Inflight, Batching.STATIC: Static}

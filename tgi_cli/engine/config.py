@@ -29,7 +29,7 @@ class CapacityPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SchedulerConfig:
     """The engine's dials; counts are tokens unless named otherwise.
 
     Attributes:
@@ -66,7 +66,9 @@ class Limits:
     max_cpu_loras: int = 32
 
     @classmethod
-    def of(cls, config: EngineConfig, num_blocks: int, window: int | None = None) -> Limits:
+    def of(
+        cls, config: EngineConfig, num_blocks: int, window: int | None = None
+    ) -> SchedulerConfig:
         """Those of a resolved configuration and the blocks that warm-up found."""
         return cls(
             max_total_tokens=config.max_total_tokens,

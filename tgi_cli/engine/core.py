@@ -18,8 +18,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tgi_cli.engine.config import Limits
-from tgi_cli.engine.external_steps import Stepper
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.external_steps import ExternalStepScheduler
 from tgi_cli.engine.messages import (
     Advance,
     Cancel,
@@ -70,7 +70,7 @@ class EngineCore:
     def __init__(
         self,
         worker: Worker,
-        limits: Limits,
+        limits: SchedulerConfig,
         depth: int = 0,
         on_statistics: Callable[[StepStatistics], None] | None = None,
         grammars: GrammarCompiler | None = None,
@@ -82,7 +82,7 @@ class EngineCore:
         self._looks = 0
         self._worker = worker
         self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
-        self._stepper = Stepper(self._scheduler, grammars)
+        self._stepper = ExternalStepScheduler(self._scheduler, grammars)
         self._depth = depth
         self._on_statistics = on_statistics
         self._clock = StepClock(on_times)
@@ -193,7 +193,7 @@ class EngineCore:
             self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
             try:
                 handle = self._worker.launch(step)
-                masks = self._masks() if self._scheduler.grammars.have_a_say else None
+                masks = self._masks() if self._scheduler.grammars.needs_mask else None
                 self._pending.append(self._worker.sample(handle, masks))
             except ShardError:  # nothing that was launched will arrive
                 raise
@@ -225,7 +225,7 @@ class EngineCore:
         self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
         try:
             handle = self._worker.launch(step)
-            masks = stepper.grammars.masks() if stepper.grammars.have_a_say else None
+            masks = stepper.grammars.masks() if stepper.grammars.needs_mask else None
             result = self._worker.sample(handle, masks).wait()
         except ShardError:
             raise

@@ -34,7 +34,7 @@ from tgi_cli.engine.messages import (
     FinishReason,
     StepOutputs,
 )
-from tgi_cli.engine.reserved_sequences import Holder
+from tgi_cli.engine.reserved_sequences import ReservedSequences
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Entry, Sequence, Status
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
@@ -59,7 +59,7 @@ class _Call:
     entered: bool = False
 
 
-class Stepper(Holder):
+class ExternalStepScheduler(ReservedSequences):
     """A scheduler whose steps are asked for. Owned, like the other, by the core loop's thread.
 
     Args:
@@ -199,7 +199,7 @@ class Stepper(Holder):
             if refused is not None:
                 raise AdvanceError(AdvanceFault.INVALID, refused.error, refused.request_id)
             sequence = self._live[request.request_id]
-            sequence.jumps = False  # one token a step, and each with its probability
+            sequence.skip_forced = False  # one token a step, and each with its probability
             call.new.append(sequence)
 
     def _held(self, request_id: int) -> Sequence:

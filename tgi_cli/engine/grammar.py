@@ -86,7 +86,7 @@ class Grammars:
             self._choosing = [(i, e) for i, e in enumerate(sampled) if e.sequence.matcher]
 
     @property
-    def have_a_say(self) -> bool:
+    def needs_mask(self) -> bool:
         """Whether the step scheduled last chooses a token of a request with a grammar."""
         return bool(self._choosing)
 
@@ -96,7 +96,7 @@ class Grammars:
         indices, matchers = [], []
         for index, entry in self._choosing:
             matcher = entry.sequence.matcher
-            if matcher is not None and entry.is_current and not entry.sequence.skips:
+            if matcher is not None and entry.is_current and not entry.sequence.stale_results:
                 indices.append(index)
                 matchers.append(matcher)
         return (indices, self._compiler.fill(matchers)) if indices else None
@@ -138,7 +138,7 @@ class Grammars:
                 return given + eos[:room], FinishReason.EOS_TOKEN, ""
             if not room:
                 return given, FinishReason.LENGTH, ""
-            if not ahead and sequence.jumps:
+            if not ahead and sequence.skip_forced:
                 ahead = matcher.forced()
             if not ahead:
                 return given, None, ""
@@ -155,7 +155,7 @@ class Grammars:
         """The stop id that the model would be made to choose once its grammar is complete."""
         assert self._compiler is not None
         ids = self._compiler.eos_token_ids
-        if token_id in ids or not sequence.jumps:
+        if token_id in ids or not sequence.skip_forced:
             return []
         return [i for i in ids if i in sequence.stop_ids][:1]
 

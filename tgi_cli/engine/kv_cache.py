@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from tgi_cli.engine.block_pool import BlockPool
-from tgi_cli.engine.config import CapacityPolicy, Limits
+from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.optional_outputs import wants_context
 from tgi_cli.engine.sequence import Sequence
 
@@ -21,7 +21,7 @@ from tgi_cli.engine.sequence import Sequence
 class KVCache:
     """Gives blocks to sequences by the capacity policy, and takes them back."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self.pool = BlockPool(limits.num_blocks)
         self.block_size = limits.block_size
         self._reuse = limits.prefix_caching
@@ -102,7 +102,7 @@ class KVCache:
             self.pool.index(sequence.block_ids[i], sequence.block_hashes[i])
         sequence.num_indexed = full
 
-    def leave_behind(self, sequence: Sequence, num_computed: int) -> None:
+    def free_out_of_window(self, sequence: Sequence, num_computed: int) -> None:
         """Give back the blocks that no later token of a sliding-window model can see.
 
         The next query stands at ``num_computed`` and sees ``window`` positions, its own included.
@@ -111,16 +111,16 @@ class KVCache:
         if self._window is None:
             return
         behind = max(0, num_computed - self._window + 1) // self.block_size
-        if behind > sequence.num_left:
-            self.pool.release(sequence.block_ids[sequence.num_left : behind])
-            sequence.num_left = behind
+        if behind > sequence.num_window_freed:
+            self.pool.release(sequence.block_ids[sequence.num_window_freed : behind])
+            sequence.num_window_freed = behind
 
     def release(self, sequence: Sequence) -> None:
         """Give all blocks of the sequence back."""
-        self.pool.release(sequence.block_ids[sequence.num_left :])
+        self.pool.release(sequence.block_ids[sequence.num_window_freed :])
         sequence.block_ids = []
         sequence.num_indexed = 0
-        sequence.num_left = 0
+        sequence.num_window_freed = 0
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
         """Hash the full blocks not hashed yet; each is hashed once in a sequence's life."""

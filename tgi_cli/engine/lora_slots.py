@@ -22,7 +22,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import AdapterAnswer, GenerationRequest, LoadAdapter
 from tgi_cli.engine.step import AdapterStore, Step
 from tgi_cli.errors import TgiError
@@ -74,7 +74,7 @@ class Adapters:
         answers: what became of loads and unloads, to be told.
     """
 
-    def __init__(self, limits: Limits, store: AdapterStore | None) -> None:
+    def __init__(self, limits: SchedulerConfig, store: AdapterStore | None) -> None:
         self._max_held = limits.max_cpu_loras
         self._store = store
         self._known: dict[int, _Adapter] = {}

@@ -7,7 +7,7 @@ The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -335,3 +335,8 @@ class EngineInfo:
     quantize: str = ""
     num_shard: int = 1
     step_seconds: float = 0.0
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:
+        """The inverse of :func:`dataclasses.asdict`, through JSON too, which has no tuples."""
+        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})

@@ -15,7 +15,7 @@ _SIZES = tuple(range(1, 1025))
 _ACCEPTED = (*range(9), 12, 16)
 
 
-class Totals(NamedTuple):
+class EngineCounters(NamedTuple):
     """Since the engine's start; ``cached_blocks`` as of its latest step.
 
     Fields as :class:`tgi_cli.rpc.interface.EngineLoad` has them.
@@ -28,7 +28,7 @@ class Totals(NamedTuple):
     context_tokens: int = 0
 
 
-class Tally:
+class EngineMetrics:
     """Give it to the core loop as ``on_statistics``, and its :meth:`timed` as ``on_times``.
 
     Attributes:
@@ -45,7 +45,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.now = Totals()
+        self.now = EngineCounters()
         self.seconds = {
             (stage, method): Distribution(SECONDS) for stage in STAGES for method in METHODS
         }
@@ -59,7 +59,7 @@ class Tally:
 
     def __call__(self, step: StepStatistics) -> None:
         """Take in one more step."""
-        self.now = Totals(
+        self.now = EngineCounters(
             reused_tokens=step.reused_tokens,
             prompt_tokens=step.prompt_tokens,
             cached_blocks=step.cached_blocks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tgi_cli.engine.messages import GenerationRequest, Logits, PromptLogprobs, StepOutputs
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.step import NO_EXTRAS, RowExtras, StepResult
+from tgi_cli.engine.step import NO_EXTRAS, OptionalOutputs, StepResult
 
 
 def wants_context(request: GenerationRequest) -> bool:
@@ -12,7 +12,7 @@ def wants_context(request: GenerationRequest) -> bool:
     return request.prompt_logprobs is not None or request.return_context_logits
 
 
-def extras_of(request: GenerationRequest) -> RowExtras:
+def extras_of(request: GenerationRequest) -> OptionalOutputs:
     """What the worker must know beyond the sampling parameters."""
     minimum = request.sampling.min_new_tokens > 0
     if not (
@@ -22,7 +22,7 @@ def extras_of(request: GenerationRequest) -> RowExtras:
         or wants_context(request)
     ):
         return NO_EXTRAS
-    return RowExtras(
+    return OptionalOutputs(
         stop_token_ids=request.stop_token_ids if minimum else frozenset(),
         prompt_logprobs=request.prompt_logprobs,
         logits_processors=request.logits_processors,

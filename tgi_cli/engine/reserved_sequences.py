@@ -26,7 +26,7 @@ IDLE_SECONDS = 2.0
 """A caller who drives a batch comes back within milliseconds; one who is gone never does."""
 
 
-class Holder(Scheduler):
+class ReservedSequences(Scheduler):
     """A scheduler that gives held sequences their places.
 
     Args:
@@ -121,7 +121,7 @@ class Holder(Scheduler):
     def _could_fit(self, rows: int, blocks: int, shared: set[int]) -> bool:
         """Whether it would if nobody else ran: otherwise nobody is made to wait in vain."""
         busy = [sequence for sequence in self.running if not self._is_idle(sequence)]
-        theirs = {block for s in busy for block in s.block_ids[s.num_left :]} | shared
+        theirs = {block for s in busy for block in s.block_ids[s.num_window_freed :]} | shared
         free_rows = self.limits.max_batch_size - len(busy)
         return rows <= free_rows and blocks <= self.pool.num_blocks - len(theirs)
 

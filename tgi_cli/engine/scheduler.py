@@ -22,7 +22,7 @@ from operator import attrgetter
 
 from tgi_cli.engine.admission import Admission
 from tgi_cli.engine.batching_policy import batching_rule
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.grammar import Grammars, failure
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import Adapters
@@ -44,7 +44,7 @@ from tgi_cli.engine.step import (
     TokenAppend,
 )
 from tgi_cli.engine.step_stats import StepStatistics
-from tgi_cli.engine.validation import refuse
+from tgi_cli.engine.validation import validate_request
 from tgi_cli.engine.waiting_queue import WaitingQueue
 
 
@@ -64,7 +64,7 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerConfig,
         store: AdapterStore | None = None,
         grammars: GrammarCompiler | None = None,
         beside: Scheduler | None = None,
@@ -101,7 +101,7 @@ class Scheduler:
         So is one whose id is live already: the answer then carries that id, and who submits
         from several places keeps ids apart (the wire's server does).
         """
-        refusal = refuse(
+        refusal = validate_request(
             request, self.limits, self._live, self.waiting, self.adapters, self.grammars
         )
         if refusal is not None:
@@ -194,15 +194,15 @@ class Scheduler:
             if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
                 continue  # ended or preempted meanwhile: the result is stale
             chosen = entry.sampled
-            if chosen and sequence.skips:
-                sequence.skips -= 1
+            if chosen and sequence.stale_results:
+                sequence.stale_results -= 1
                 chosen = False
             error = result.errors.get(index) if chosen else None
             if error is not None:
                 outputs.finished.append(self._finish(sequence, *failure(sequence, error)))
                 continue
             self.cache.index_computed(sequence, entry.end)
-            self.cache.leave_behind(sequence, entry.end)
+            self.cache.free_out_of_window(sequence, entry.end)
             if result.prompt_scores or result.context_logits:
                 report_context(sequence, place, entry.start, result, outputs)
             if chosen:
@@ -232,7 +232,7 @@ class Scheduler:
         block_size = self.limits.block_size
         for sequence in list(self.running):
             if sequence.num_tokens - sequence.num_computed != 1:
-                if sequence.unsent >= 0:
+                if sequence.first_unsent >= 0:
                     self._has_blocks(step, entries, sequence)  # in order of rank, here as well
                 continue
             if sequence.status is not Status.RUNNING or self._is_complete(sequence):
@@ -263,10 +263,10 @@ class Scheduler:
     def _compute(self, step: Step, entries: list[Entry], sequence: Sequence, count: int) -> None:
         start = sequence.num_computed
         end = start + count
-        if sequence.unsent >= 0:
-            given = sequence.token_ids[sequence.unsent :]
-            step.given.append(TokenAppend(sequence.row, sequence.unsent, given))
-            sequence.unsent = -1
+        if sequence.first_unsent >= 0:
+            given = sequence.token_ids[sequence.first_unsent :]
+            step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, given))
+            sequence.first_unsent = -1
         sampled = end == sequence.num_tokens
         if start < sequence.prompt_tokens <= end:
             sequence.prompt_step = step.step_id

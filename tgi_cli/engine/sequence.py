@@ -26,14 +26,14 @@ class Sequence:
         token_ids: prompt and generated tokens that the host knows.
         prompt_tokens: how many of them are the prompt.
         placeholders: tokens that steps in flight will add.
-        skips: results of steps in flight that say what is known already.
-        unsent: the first of its tokens that the worker's row lacks, -1: it has them all.
+        stale_results: results of steps in flight that say what is known already.
+        first_unsent: the first of its tokens that the worker's row lacks, -1: it has them all.
         matcher: where it stands in its grammar; None until that is compiled, and without one.
-        jumps: tokens that its grammar leaves no choice about need not be chosen by the model.
+        skip_forced: tokens that its grammar leaves no choice about need not be chosen by the model.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
-        num_left: leading blocks that a sliding window left behind and that were given back.
+        num_window_freed: leading blocks that a sliding window left behind and that were given back.
         num_indexed: leading blocks that were offered to the prefix cache.
         prompt_step: the step that computes the last of its prompt, -1 while none does.
         scored, context_reported: prompt positions whose log-probability, or whose raw logits,
@@ -50,12 +50,12 @@ class Sequence:
         "block_hashes",
         "block_ids",
         "context_reported",
-        "jumps",
+        "first_unsent",
         "matcher",
         "max_tokens",
         "num_computed",
         "num_indexed",
-        "num_left",
+        "num_window_freed",
         "placeholders",
         "prompt_step",
         "prompt_tokens",
@@ -63,13 +63,13 @@ class Sequence:
         "request",
         "row",
         "scored",
-        "skips",
+        "skip_forced",
+        "stale_results",
         "started",
         "status",
         "stop_ids",
         "ticket",
         "token_ids",
-        "unsent",
     )
 
     def __init__(self, request: GenerationRequest, order: int) -> None:
@@ -79,11 +79,11 @@ class Sequence:
         self.max_tokens = self.prompt_tokens + request.max_new_tokens
         self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
         self.placeholders = 0
-        self.skips = 0
-        self.unsent = -1
+        self.stale_results = 0
+        self.first_unsent = -1
         self.matcher: GrammarMatcher | None = None
         # Those that look at every token, or may forbid any, get to see every one.
-        self.jumps = not (
+        self.skip_forced = not (
             request.logits_processors
             or request.return_generation_logits
             or request.sampling.bad_words
@@ -93,7 +93,7 @@ class Sequence:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_indexed = 0
-        self.num_left = 0
+        self.num_window_freed = 0
         self.prompt_step = -1
         self.row = -1
         self.attempt = 0
@@ -115,16 +115,16 @@ class Sequence:
 
         What a step in flight will choose is the first of them, or comes too late.
         """
-        self.unsent = len(self.token_ids)
+        self.first_unsent = len(self.token_ids)
         self.token_ids.extend(token_ids)
-        self.skips += self.placeholders
+        self.stale_results += self.placeholders
         self.placeholders = 0
 
     def rewind(self) -> None:
         """Forget what was computed: it will be recomputed from the known tokens."""
         self.placeholders = 0
-        self.skips = 0
-        self.unsent = -1
+        self.stale_results = 0
+        self.first_unsent = -1
         self.num_computed = 0
         self.num_indexed = 0
         self.prompt_step = -1

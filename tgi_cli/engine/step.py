@@ -16,7 +16,7 @@ from tgi_cli.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class RowExtras:
+class OptionalOutputs:
     """What few requests ask for; see :class:`tgi_cli.engine.messages.GenerationRequest`."""
 
     stop_token_ids: frozenset[int] = frozenset()
@@ -28,7 +28,7 @@ class RowExtras:
     return_generation_logits: bool = False
 
 
-NO_EXTRAS = RowExtras()
+NO_EXTRAS = OptionalOutputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class NewRow:
     prompt_tokens: int
     block_ids: list[int]
     sampling: SamplingParams
-    extras: RowExtras = NO_EXTRAS
+    extras: OptionalOutputs = NO_EXTRAS
     adapter_slot: int = -1
 
 
@@ -82,7 +82,7 @@ class Step:
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
     destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
     (slot, adapter id) to be put on the device before it; whoever used such a slot has ended.
-    ``given`` tokens stand in their rows before it, too; where an earlier step chose a token for
+    ``forced_tokens`` stand in their rows before it, too; where an earlier step chose a token for
     the same position, theirs counts.
     """
 
@@ -90,7 +90,7 @@ class Step:
     freed: list[int] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
     appended: list[BlockAppend] = field(default_factory=list)
-    given: list[TokenAppend] = field(default_factory=list)
+    forced_tokens: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)

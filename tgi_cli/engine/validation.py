@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.lora_slots import Adapters
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest
@@ -12,9 +12,9 @@ from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.waiting_queue import WaitingQueue
 
 
-def refuse(
+def validate_request(
     request: GenerationRequest,
-    limits: Limits,
+    limits: SchedulerConfig,
     live: Mapping[int, Sequence],
     waiting: WaitingQueue,
     adapters: Adapters,
@@ -34,7 +34,9 @@ def refuse(
     return Finished(request.request_id, FinishReason.OVERLOADED, cause) if cause else None
 
 
-def _impossible(request: GenerationRequest, limits: Limits, live: Mapping[int, Sequence]) -> str:
+def _impossible(
+    request: GenerationRequest, limits: SchedulerConfig, live: Mapping[int, Sequence]
+) -> str:
     """Why a request can never run, or nothing."""
     if request.request_id in live:
         return f"request id {request.request_id} is in use"

@@ -84,8 +84,8 @@ def can_sample(logits: Tensor) -> bool:
 def sample(logits: Tensor, scores: Tensor, draw: Draw | None = None) -> Tokens:
     """The likeliest token of each row, the lowest id among equals, or one that is drawn.
 
-    Drawing is that of :mod:`tgi_cli.sampling.multinomial` and :mod:`tgi_cli.sampling.filters`, up to
-    the rounding of exponentials.
+    Equal to :mod:`tgi_cli.sampling.multinomial` and :mod:`tgi_cli.sampling.filters`, up to the
+    rounding of exponentials.
 
     Args:
         logits: float32 [N, V], V > 0: log-probabilities are theirs.

@@ -19,7 +19,7 @@ from tgi_cli.launcher.child_process import end_with_parent
 T = TypeVar("T")
 
 
-def apart(work: Callable[[], T]) -> T:
+def run_in_fork(work: Callable[[], T]) -> T:
     """What ``work`` returns, which has to be picklable, or the TgiError that it raises.
 
     The child is a fork: it has this process's log, terminal and signal handlers. Call it while

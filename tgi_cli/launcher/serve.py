@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from tgi_cli.config import ServeConfig
+from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import RouterError, ShardError
 from tgi_cli.hub import LocalModel
 from tgi_cli.launcher import commands
@@ -23,10 +24,10 @@ from tgi_cli.launcher.banner import announce
 from tgi_cli.launcher.child_process import TGI, Child, adopt_orphans
 from tgi_cli.launcher.commands import RouterOptions
 from tgi_cli.launcher.health_probe import Probe
-from tgi_cli.launcher.run_in_fork import apart
+from tgi_cli.launcher.run_in_fork import run_in_fork
 from tgi_cli.launcher.supervisor import Parts, Supervisor
 from tgi_cli.process import bind
-from tgi_cli.process.heartbeat import Pulse
+from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
 from tgi_cli.process.unix_socket import remove_stale
 
@@ -47,7 +48,7 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
     began = time.monotonic()
     with bind.bind(config.hostname, config.port) as sock:
         with _terminable():
-            model, config = apart(partial(_found, config))
+            model, config = run_in_fork(partial(_found, config))
         host, port = bind.local_address(sock)
         tls = options.ssl_certfile is not None
         supervisor = Supervisor(
@@ -70,11 +71,11 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             )
             roles = ("model-server", "router") if config.json_output else (None, None)
 
-            pulse: Pulse
+            pulse: SharedHeartbeat
 
-            def start_server() -> tuple[Child, Pulse]:
+            def start_server() -> tuple[Child, SharedHeartbeat]:
                 nonlocal pulse
-                pulse = Pulse.make()
+                pulse = SharedHeartbeat.make()
                 command = [*TGI, *server, f"--pulse-fd={pulse.fd}"]
                 fds = (lifeline, pulse.fd)
                 child = Child("model server", ShardError, command, fds, variables, roles[0])
@@ -90,8 +91,9 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
                 return child
 
             def on_ready() -> None:
-                info = pulse.told()
-                assert info is not None, "it is told before anything is served"
+                served = pulse.published()
+                assert served is not None, "published before the state is SERVING"
+                info = EngineInfo.from_dict(served)
                 url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
                 announce(config, info, url, seconds, key=options.api_key is not None)

@@ -21,7 +21,7 @@ from tgi_cli.launcher.backoff import WINDOW_SECONDS, Restarts
 from tgi_cli.launcher.child_process import Child
 from tgi_cli.launcher.health_probe import HEALTH, LIVE, Probe
 from tgi_cli.launcher.watchdog import Watchdog
-from tgi_cli.process.heartbeat import Pulse, State
+from tgi_cli.process.heartbeat import SharedHeartbeat, State
 from tgi_cli.process.signals import delivered
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Parts:
         on_ready: called once, then.
     """
 
-    start_server: Callable[[], tuple[Child, Pulse]]
+    start_server: Callable[[], tuple[Child, SharedHeartbeat]]
     start_router: Callable[[], Child]
     probe: Probe
     on_ready: Callable[[], None]
@@ -149,7 +149,7 @@ class Supervisor:
             target=self._await_health, args=(child, pulse, parts.probe), name="probe", daemon=True
         ).start()
 
-    def _await_health(self, server: Child, pulse: Pulse, probe: Probe) -> None:
+    def _await_health(self, server: Child, pulse: SharedHeartbeat, probe: Probe) -> None:
         """Ask for /health until it is well, or this model server is over.
 
         A router that is there already is asked when the model server can serve, not before: it

@@ -1,7 +1,7 @@
 """Finds processes that are there and do not move: stopped, deadlocked, or stuck on the device.
 
-Of a model server its pulse is watched (:mod:`tgi_cli.process.heartbeat`), of a router whether it answers.
-Who hangs is killed; what follows is what follows any other death.
+It watches the model server's heartbeat (:mod:`tgi_cli.process.heartbeat`) and whether the router
+answers. It kills a process that hangs; the supervisor then handles it like any other death.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ import time
 from collections.abc import Callable
 
 from tgi_cli.launcher.child_process import Child
-from tgi_cli.process.heartbeat import Pulse, Reading, State, Stillness, allowed_seconds
+from tgi_cli.process.heartbeat import (
+    Reading,
+    SharedHeartbeat,
+    StallDetector,
+    State,
+    allowed_seconds,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +45,8 @@ class ServerWatch:
 
     def __init__(self, timeout: float, interval: float) -> None:
         self._timeout = timeout
-        self._process = Stillness(_LATE * interval)
-        self._engine = Stillness(_LATE * interval)
+        self._process = StallDetector(_LATE * interval)
+        self._engine = StallDetector(_LATE * interval)
 
     def look(self, reading: Reading, now: float) -> str:
         """Why the model server counts as hung; empty: it does not."""
@@ -66,7 +72,7 @@ class Watchdog:
         self._timeout = timeout
         self._over = over
 
-    def watch_server(self, child: Child, pulse: Pulse) -> None:
+    def watch_server(self, child: Child, pulse: SharedHeartbeat) -> None:
         """Until its end, or that of all."""
         interval = min(_SERVER_LOOK, self._timeout / _LOOKS)
         watch = ServerWatch(self._timeout, interval)
@@ -75,7 +81,7 @@ class Watchdog:
     def watch_router(self, child: Child, answers: Callable[[], bool]) -> None:
         """Likewise, from the moment on at which it has answered."""
         interval = min(_ROUTER_LOOK, self._timeout / _LOOKS)
-        still = Stillness(_LATE * _ROUTER_LOOK)
+        still = StallDetector(_LATE * _ROUTER_LOOK)
         answered = 0
 
         def look(now: float) -> str:

@@ -12,7 +12,7 @@ from tgi_cli.device.memory import release_pages
 from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import _Linear
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 def _own_rows(build: Build, vocab_size: int) -> tuple[int, int, int]:
@@ -167,10 +167,10 @@ class LMHead(_Linear):
         if self.bias is not None:
             yield WeightSlot(f"{path}.bias", (self.vocab_size,), self._fill_bias)
 
-    def _fill_weight(self, weight: Tensor | Codes) -> None:
+    def _fill_weight(self, weight: Tensor | QuantizedWeight) -> None:
         own = weight[self.start : self.end]
         missing = self.out_features - (self.end - self.start)
-        if isinstance(own, Codes):
+        if isinstance(own, QuantizedWeight):
             own = own.padded(self.out_features)
         elif missing:
             own = nn.functional.pad(own, (0, 0, 0, missing))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraLayer
@@ -101,7 +101,7 @@ class ColumnParallelLinear(_Linear):
                 yield WeightSlot(f"{full}.bias", (part.size,), partial(self._fill_bias, place, own))
             start = place.stop
 
-    def _fill_weight(self, place: slice, own: slice, weight: Tensor | Codes) -> None:
+    def _fill_weight(self, place: slice, own: slice, weight: Tensor | QuantizedWeight) -> None:
         self.method.fill(self, place, weight[own])
 
     def _fill_bias(self, place: slice, own: slice, bias: Tensor) -> None:
@@ -138,7 +138,7 @@ class RowParallelLinear(_Linear):
         if self.bias is not None:
             yield WeightSlot(f"{path}.bias", (self.out_features,), self._fill_bias)
 
-    def _fill_weight(self, weight: Tensor | Codes) -> None:
+    def _fill_weight(self, weight: Tensor | QuantizedWeight) -> None:
         self.method.fill(self, slice(0, self.out_features), weight[:, self.own])
 
     def _fill_bias(self, tensor: Tensor) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import (
     Cancel,
@@ -79,7 +79,7 @@ class InProcessEngine:
     def __init__(
         self,
         worker: Worker,
-        limits: Limits,
+        limits: SchedulerConfig,
         depth: int,
         on_stats: Callable[[str], None] | None = None,
         model_id: str = "",
@@ -133,7 +133,11 @@ class InProcessEngine:
                 self._inbox.put(Cancel(request_id))
 
     def load_adapter(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
-        """As :meth:`tgi_cli.model_server.adapters.AdapterRegistry.load`, but raises EngineDeadError."""
+        """Load an adapter; see :meth:`~tgi_cli.model_server.adapters.AdapterRegistry.load`.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
         try:
             self.adapters.load(name, find, in_place)
         except EngineEndedError:

@@ -58,7 +58,7 @@ class LLM:
         capacity_policy: ``max_utilization`` or ``guaranteed_no_evict``; see
             :class:`tgi_cli.engine.config.CapacityPolicy`.
         waiting_served_ratio, max_waiting_tokens: TGI's dials of ``inflight``; see
-            :class:`tgi_cli.engine.config.Limits`.
+            :class:`tgi_cli.engine.config.SchedulerConfig`.
         prefix_caching: compute equal beginnings of prompts once.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
         quantize: how plain weights are quantized as they are loaded: ``int8``, ``fp8``,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.hub import (
     LocalModel,
@@ -89,7 +89,7 @@ def start_engine(
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()
     info = worker.info()
-    limits = Limits.of(capacity.config, capacity.num_blocks, capacity.kv_window)
+    limits = SchedulerConfig.of(capacity.config, capacity.num_blocks, capacity.kv_window)
     depth = 0 if info.device == "cpu" else 1
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",

@@ -34,16 +34,16 @@ from tgi_cli.engine.messages import (
     FinishReason,
     StepOutputs,
 )
-from tgi_cli.engine.metrics import Tally
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import AddressInUseError
+from tgi_cli.model_server.adapter_service import AdapterServicer
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
-from tgi_cli.model_server.grpc_service import Front
+from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.request_checks import problem_of
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
 from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, metrics_codec, step_socket
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.adapter_calls import AdapterServicer
 from tgi_cli.rpc.status_details import short
 
 log = logging.getLogger(__name__)
@@ -85,12 +85,16 @@ class EngineServer(AdapterServicer):
     """
 
     def __init__(
-        self, engine: Engine, info: EngineInfo, tally: Tally | None = None, max_loras: int = 0
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        tally: EngineMetrics | None = None,
+        max_loras: int = 0,
     ) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
-        self.fronts: list[Front] = []
+        self.fronts: list[GrpcService] = []
         self._engine = engine
-        self._tally = tally or Tally()
+        self._tally = tally or EngineMetrics()
         self._info = info
         self._instance = uuid.uuid4().hex
         self._engine_ids = itertools.count(1)

@@ -7,7 +7,7 @@ from typing import Protocol
 import grpc
 
 
-class Front(Protocol):
+class GrpcService(Protocol):
     """Other services of the same engine.
 
     Attributes:

@@ -11,24 +11,25 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Shutdown
-from tgi_cli.engine.metrics import Tally
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.model_server.load_progress import LoadProgress
-from tgi_cli.model_server.startup import Opening
-from tgi_cli.model_server.worker_failure import ended_by_loss
+from tgi_cli.model_server.startup import Startup
+from tgi_cli.model_server.worker_failure import stop_on_worker_failure
 from tgi_cli.process import unix_socket
-from tgi_cli.process.heartbeat import Heart, Pulse, State
+from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.signals import delivered
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run_model_server(
     uds_path: Path,
     generate: GenerateOptions | None = None,
     listen: TcpListen | None = None,
-    pulse: Pulse | None = None,
+    pulse: SharedHeartbeat | None = None,
 ) -> None:
     """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
 
@@ -64,7 +65,7 @@ def run_model_server(
     from tgi_cli.worker.worker import load_worker
 
     signal.signal(signal.SIGTERM, _leave)
-    with Heart(pulse).beating() as heart:
+    with HeartbeatWriter(pulse).beating() as heart:
         with LoadProgress(serve.json_output) as progress:
             worker, config = load_worker(serve, model_path, progress)
         try:
@@ -80,15 +81,15 @@ def _serve(
     context: int,
     generate: GenerateOptions | None,
     listen: TcpListen | None,
-    heart: Heart,
+    heart: HeartbeatWriter,
 ) -> None:
     """Warm up and serve; ``context`` is what a request may take if the memory allows."""
     heart.enter(State.WARMING_UP)
     capacity = worker.warmup()
     log_limits(serve, context, capacity)
     config = capacity.config
-    limits = Limits.of(config, capacity.num_blocks, capacity.kv_window)
-    tally = Tally()
+    limits = SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window)
+    tally = EngineMetrics()
     depth = 0 if config.device == "cpu" else 1
     engine = EngineCore(
         worker,
@@ -102,12 +103,12 @@ def _serve(
     gc.collect()
     gc.freeze()
     server = EngineServer(engine, worker.info(), tally, config.max_loras)
-    heart.tell(worker.info())
+    heart.publish(asdict(worker.info()))
     if generate is not None:
-        from tgi_cli.tgi_grpc.mount import GenerateFront  # which not every server has
+        from tgi_cli.tgi_grpc.mount import GenerateServices  # which not every server has
 
         server.fronts.append(
-            GenerateFront(engine.inbox, worker.info(), server.adapters, generate, uds_path)
+            GenerateServices(engine.inbox, worker.info(), server.adapters, generate, uds_path)
         )
     if listen is not None:
         server.fronts.append(listen)
@@ -133,12 +134,12 @@ def _serve(
 
     cause = ""
     with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
-        opening = Opening(
+        opening = Startup(
             server, serve.lora_adapters, uds_path, opened, lambda: engine.inbox.put(Shutdown())
         )
         try:
             heart.watch(engine, capacity.step_seconds)
-            with ended_by_loss(worker, engine, server):
+            with stop_on_worker_failure(worker, engine, server):
                 engine.run()
         except ShardError as error:
             cause = error.cause
@@ -174,7 +175,7 @@ def _shut_down(
     engine: EngineCore,
     server: EngineServer,
     grace: float,
-    heart: Heart,
+    heart: HeartbeatWriter,
 ) -> None:
     """After a signal: refuse what is new, let the rest finish in time, end the loop."""
     signals.get()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 
 from tgi_cli.engine.messages import StepOutputs
-from tgi_cli.engine.metrics import Totals
+from tgi_cli.engine.metrics import EngineCounters
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 
@@ -31,7 +31,7 @@ class ClientSession:
         self.closed = False
         self.steps: socket.socket | None = None
 
-    def messages(self, totals: Callable[[], Totals]) -> Iterator[pb.StepMessage]:
+    def messages(self, totals: Callable[[], EngineCounters]) -> Iterator[pb.StepMessage]:
         """A message for whatever has gathered, in order, until the end."""
         while (outputs := self.outgoing.get()) is not None:
             more: StepOutputs | None = outputs

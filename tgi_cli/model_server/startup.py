@@ -11,7 +11,7 @@ from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.grpc_server import EngineServer
 
 
-class Opening:
+class Startup:
     """Loads the adapters that were named, then serves, in a thread beside the engine's loop.
 
     Args:

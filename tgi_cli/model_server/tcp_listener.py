@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TcpListen:
-    """Implements :class:`tgi_cli.model_server.grpc_service.Front`: an address, and no service of its own.
+    """A TCP address for the gRPC server; a :class:`~tgi_cli.model_server.grpc_service.GrpcService`.
 
     Attributes:
         host, port: port 0 takes a free one.

@@ -30,7 +30,9 @@ class Watched(Protocol):
 
 
 @contextmanager
-def ended_by_loss(worker: Watched, engine: EngineCore, server: EngineServer) -> Iterator[None]:
+def stop_on_worker_failure(
+    worker: Watched, engine: EngineCore, server: EngineServer
+) -> Iterator[None]:
     """Around the engine's loop: end it when the worker is lost, whatever it waits for.
 
     A loop that cannot be ended ends with the process, after clients were told why.

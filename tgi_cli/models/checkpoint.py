@@ -16,7 +16,7 @@ from torch import Tensor
 from tgi_cli.errors import CheckpointError, CorruptFileError
 from tgi_cli.hub.local import weight_map
 from tgi_cli.quantization.formats import CheckpointFormat
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _PEEKED = 1 << 16
 """Elements of a tensor that says how others are kept."""
@@ -29,7 +29,7 @@ QUANTIZED = "quantized"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor of the checkpoint, known from its file's header.
 
     A quantized weight passes for one: it is read from its ``parts``. So do rows of one matrix of
@@ -40,19 +40,21 @@ class Stored:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    parts: tuple[Stored, ...] = ()
-    read: Callable[..., Codes] | None = None
+    parts: tuple[StoredTensor, ...] = ()
+    read: Callable[..., QuantizedWeight] | None = None
     about: str = ""
     """Of a quantized weight: how it is kept, for people."""
     part: tuple[int, int, int] | None = None
 
 
-def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Stored]:
+def merge_quantized(
+    stored: dict[str, StoredTensor], layout: CheckpointFormat
+) -> dict[str, StoredTensor]:
     """The checkpoint as it would be with one tensor per weight, whatever that is made of."""
     plain = dict(stored)
     for module, tensors in layout.modules(stored).items():
 
-        def peek(suffix: str, tensors: dict[str, Stored] = tensors) -> Tensor:
+        def peek(suffix: str, tensors: dict[str, StoredTensor] = tensors) -> Tensor:
             small = tensors[suffix]
             if math.prod(small.shape) > _PEEKED:
                 raise CheckpointError(f"{small.name} is {list(small.shape)}: too large for it")
@@ -69,27 +71,29 @@ def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Sto
             del plain[tensor.name]
         parts = tuple(tensors[suffix] for suffix in weight.names)
         name = f"{module}.weight"
-        plain[name] = Stored(
+        plain[name] = StoredTensor(
             name, parts[0].file, weight.shape, QUANTIZED, parts, weight.read, weight.about
         )
     return plain
 
 
-def read_headers(path: Path) -> dict[str, Stored]:
+def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint, by name. Reads no weights."""
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     for file, names in _files(path):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys() if names is None else names:
                     view = tensors.get_slice(name)
-                    stored[name] = Stored(name, file, tuple(view.get_shape()), view.get_dtype())
+                    stored[name] = StoredTensor(
+                        name, file, tuple(view.get_shape()), view.get_dtype()
+                    )
         except (SafetensorError, OSError) as error:
             raise unreadable(file, error) from error
     return stored
 
 
-def read_tensor(stored: Stored) -> Tensor:
+def read_tensor(stored: StoredTensor) -> Tensor:
     """A tensor that is stored as it is, or rows of one."""
     try:
         with safe_open(stored.file, framework="pt") as tensors:

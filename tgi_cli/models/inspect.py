@@ -10,11 +10,17 @@ from pathlib import Path
 import torch
 
 from tgi_cli.device import describe as device_facts
-from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, read_tensor
+from tgi_cli.models.checkpoint import (
+    QUANTIZED,
+    StoredTensor,
+    merge_quantized,
+    read_headers,
+    read_tensor,
+)
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
 from tgi_cli.quantization.matmul import make_product
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +102,9 @@ def describe(folder: Path, device: str | None = None) -> Report:
     layout = checkpoint_format(config)
     stored = read_headers(folder)
     if layout is not None:
-        stored = folded(stored, layout)
+        stored = merge_quantized(stored, layout)
     dtype = torch.bfloat16 if facts.native_bfloat16 else torch.float32
-    ways: dict[str, list[Stored]] = {}
+    ways: dict[str, list[StoredTensor]] = {}
     for tensor in stored.values():
         ways.setdefault(tensor.about if tensor.dtype == QUANTIZED else tensor.dtype, []).append(
             tensor
@@ -116,7 +122,7 @@ def describe(folder: Path, device: str | None = None) -> Report:
     )
 
 
-def _kept(how: str, tensors: list[Stored], dtype: torch.dtype, device: torch.device) -> Kept:
+def _kept(how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device) -> Kept:
     kernels: dict[str, None] = {}
     by_shape = {tensor.shape: tensor for tensor in tensors if tensor.dtype == QUANTIZED}
     for tensor in by_shape.values():
@@ -130,17 +136,17 @@ def _kept(how: str, tensors: list[Stored], dtype: torch.dtype, device: torch.dev
     )
 
 
-def _kernel(tensor: Stored, dtype: torch.dtype, device: torch.device) -> str:
+def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
     """What computes with a weight: it is made, to be sure."""
     assert tensor.read is not None
-    weight: Codes = tensor.read(*map(read_tensor, tensor.parts))
+    weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
     product = make_product(weight, dtype, device)
     if isinstance(product, str):
         return f"dense, as {product}"
     return product.kernel
 
 
-def _size(stored: Stored) -> int:
+def _size(stored: StoredTensor) -> int:
     bits = re.search(r"\d+", stored.dtype)  # BF16, I32, F8_E4M3; BOOL has a byte
     return torch.Size(stored.shape).numel() * (int(bits[0]) if bits else 8) // 8
 

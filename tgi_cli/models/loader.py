@@ -25,7 +25,14 @@ from tgi_cli.device.memory import available_memory, large_blocks_apart
 from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError
 from tgi_cli.layers import Build, Loadable, WeightSlot
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, some, unreadable
+from tgi_cli.models.checkpoint import (
+    QUANTIZED,
+    StoredTensor,
+    merge_quantized,
+    read_headers,
+    some,
+    unreadable,
+)
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
@@ -34,7 +41,7 @@ from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import notice, quantizer
 from tgi_cli.quantization.head import QuantizedHead
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
@@ -69,12 +76,12 @@ that is tied repeats the embedding (an untied one is wanted)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Filling:
+class SlotAssignment:
     """A slot, and the stored tensors that it is filled from."""
 
     slot: WeightSlot
     source: Source
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredTensor, ...]
 
     @property
     def takes_codes(self) -> bool:
@@ -146,7 +153,7 @@ def load_model(
         else:
             stored = read_headers(config.path)
             if layout is not None:
-                stored = folded(stored, layout)
+                stored = merge_quantized(stored, layout)
             wanted = [slot for _, slots in layers for slot in slots]
             fillings = _resolve(model, wanted, stored, () if layout is None else layout.ignored)
             _fill(layers, fillings, device, progress)
@@ -214,7 +221,7 @@ def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch
 
 def _fill(
     layers: list[tuple[Loadable, list[WeightSlot]]],
-    fillings: dict[str, _Filling],
+    fillings: dict[str, SlotAssignment],
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -243,12 +250,12 @@ class _MappedFiles:
         self._stack = ExitStack()
         self._read = 0
 
-    def fill(self, filling: _Filling) -> None:
+    def fill(self, filling: SlotAssignment) -> None:
         if self._read >= _MAPPED_BYTES:
             self.close()
         slot, source = filling.slot, filling.source
         read = [self._read_one(each) for each in filling.stored]
-        if filling.takes_codes and isinstance(read[0], Codes):
+        if filling.takes_codes and isinstance(read[0], QuantizedWeight):
             slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         else:
             tensor = source.view(*map(_dense, read))
@@ -257,12 +264,12 @@ class _MappedFiles:
                 slot.fill(tensor)
         self._read += filling.num_bytes
 
-    def _read_one(self, stored: Stored) -> torch.Tensor | Codes:
+    def _read_one(self, stored: StoredTensor) -> torch.Tensor | QuantizedWeight:
         if stored.read is None:
             return self._tensor(stored)
         return stored.read(*map(self._tensor, stored.parts))
 
-    def _tensor(self, stored: Stored) -> torch.Tensor:
+    def _tensor(self, stored: StoredTensor) -> torch.Tensor:
         try:
             if stored.file not in self._open:
                 tensors = safe_open(stored.file, framework="pt")
@@ -278,19 +285,19 @@ class _MappedFiles:
         self._read = 0
 
 
-def _dense(weight: torch.Tensor | Codes) -> torch.Tensor:
-    return weight.dequantize(torch.float32) if isinstance(weight, Codes) else weight
+def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
 
 
 def _resolve(
     model: CausalLM,
     wanted: list[WeightSlot],
-    stored: dict[str, Stored],
+    stored: dict[str, StoredTensor],
     in_vain: tuple[str, ...],
-) -> dict[str, _Filling]:
+) -> dict[str, SlotAssignment]:
     """What fills each slot, by its name; compared with the checkpoint before any of it is read."""
     names = _present(stored)
-    fillings: dict[str, _Filling] = {}
+    fillings: dict[str, SlotAssignment] = {}
     missing: dict[str, None] = {}  # an ordered set: parts of a packed tensor name it once each
     misshaped, foreign = [], []
     for slot in wanted:
@@ -302,7 +309,7 @@ def _resolve(
         found = tuple(names[name] for name in source.names)
         if found[0].dtype == QUANTIZED:
             source = replace(source, transposed=False)  # all of them are [out, in]
-        fillings[slot.name] = _Filling(slot, source, found)
+        fillings[slot.name] = SlotAssignment(slot, source, found)
         if source.join is None and found[0].dtype not in (*_ITEM_BYTES, QUANTIZED):
             foreign.append(f"{found[0].name} ({found[0].dtype})")
         elif not _fits(source, found, slot.shape):
@@ -329,7 +336,7 @@ def _resolve(
     return fillings
 
 
-def _present(stored: dict[str, Stored]) -> dict[str, Stored]:
+def _present(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """What is stored, by name; names with an older prefix, or without the model's own, count."""
     names = dict(stored)
     for older, newer in _SEEING.items():
@@ -344,7 +351,7 @@ def _present(stored: dict[str, Stored]) -> dict[str, Stored]:
     return names
 
 
-def _fits(source: Source, found: tuple[Stored, ...], shape: tuple[int, ...]) -> bool:
+def _fits(source: Source, found: tuple[StoredTensor, ...], shape: tuple[int, ...]) -> bool:
     """Whether the source's view of such tensors is of that shape."""
     if source.join is None and source.rows is None and not source.transposed:
         return found[0].shape == shape

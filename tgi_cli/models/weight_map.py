@@ -45,7 +45,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ModuleSource:
     """A module of the checkpoint that has what a module of the model wants."""
 
     name: str
@@ -65,7 +65,9 @@ class Names:
     """
 
     layers: str = "model.layers"
-    modules: Mapping[str, str | Stored | Callable[[int], Stored]] = field(default_factory=dict)
+    modules: Mapping[str, str | ModuleSource | Callable[[int], ModuleSource]] = field(
+        default_factory=dict
+    )
     top: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Source:
@@ -81,7 +83,7 @@ class Names:
             assert number is not None
             stored = stored(int(number[1]))
         if isinstance(stored, str):
-            stored = Stored(stored if number is None else stored.replace("*", number[1]))
+            stored = ModuleSource(stored if number is None else stored.replace("*", number[1]))
         path = f"{self.layers}.{inner[1]}.{stored.name}"
         return Source((_joined(path, parameter),), stored.rows, stored.transposed)
 
@@ -96,26 +98,29 @@ def _joined(module: str, parameter: str) -> str:
     return f"{module}.{parameter}" if parameter else module
 
 
-def stacked(sizes: Mapping[str, int], name: str, transposed: bool = False) -> dict[str, Stored]:
+def stacked(
+    sizes: Mapping[str, int], name: str, transposed: bool = False
+) -> dict[str, ModuleSource]:
     """Modules whose outputs stand one after the other in the checkpoint's module ``name``."""
-    table: dict[str, Stored] = {}
+    table: dict[str, ModuleSource] = {}
     start = 0
     for module, size in sizes.items():
-        table[module] = Stored(name, _slice(start, start + size), transposed)
+        table[module] = ModuleSource(name, _slice(start, start + size), transposed)
         start += size
     return table
 
 
 def interleaved(
     groups: int, members: Mapping[str, slice], head_dim: int, name: str
-) -> dict[str, Stored]:
+) -> dict[str, ModuleSource]:
     """Modules whose heads stand in turns in the checkpoint's module ``name``.
 
     The outputs there are [groups, heads of a group, head_dim]; ``members`` says which of a
     group's heads belong to which module.
     """
     return {
-        module: Stored(name, _heads(groups, which, head_dim)) for module, which in members.items()
+        module: ModuleSource(name, _heads(groups, which, head_dim))
+        for module, which in members.items()
     }
 
 

@@ -1,1 +1,1 @@
-"""Plumbing shared by all processes: spawning, parent death, heartbeats, signals, sockets, progress."""
+"""Plumbing of processes: spawning, parent death, heartbeats, signals, sockets."""

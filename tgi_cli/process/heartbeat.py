@@ -15,12 +15,11 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Hashable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
-from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import ConfigError
 
 BEAT_SECONDS = 0.25
@@ -76,7 +75,7 @@ class Reading:
     step_seconds: float
 
 
-class Pulse:
+class SharedHeartbeat:
     """One end. Writers are the thread of :func:`beating` and, before it, the main thread."""
 
     def __init__(self, fd: int) -> None:
@@ -84,7 +83,7 @@ class Pulse:
         self._memory = mmap.mmap(fd, _SIZE)
 
     @classmethod
-    def make(cls) -> Pulse:
+    def make(cls) -> SharedHeartbeat:
         """New memory, all zero. The descriptor is for a child to inherit."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("tgi-pulse")
@@ -95,7 +94,7 @@ class Pulse:
         return cls(fd)
 
     @classmethod
-    def of(cls, fd: int) -> Pulse:
+    def of(cls, fd: int) -> SharedHeartbeat:
         """The other end, from an inherited descriptor. Raises ConfigError if it is none."""
         try:
             pulse = cls(fd)
@@ -116,33 +115,33 @@ class Pulse:
         values = (reading.beats, reading.state, reading.progress, reading.live, step_us)
         _FIELDS.pack_into(self._memory, 0, *values)
 
-    def tell(self, info: EngineInfo) -> None:
-        """Write down what is served; once, before the state says that it is."""
-        text = json.dumps(asdict(info)).encode()
+    def publish(self, served: Mapping[str, Any]) -> None:
+        """Write what is served, as JSON. Call it once, before the state becomes SERVING."""
+        text = json.dumps(served).encode()
         self._memory[_INFO_START : _INFO_START + len(text)] = text
         _LENGTH.pack_into(self._memory, _FIELDS.size, len(text))
 
-    def told(self) -> EngineInfo | None:
-        """What is served; None: that has not been said yet."""
+    def published(self) -> dict[str, Any] | None:
+        """What is served, or None before :meth:`publish`."""
         (length,) = _LENGTH.unpack_from(self._memory, _FIELDS.size)
         if not length:
             return None
-        said = json.loads(self._memory[_INFO_START : _INFO_START + length])
-        return EngineInfo(**said | {"eos_token_ids": tuple(said["eos_token_ids"])})
+        served: dict[str, Any] = json.loads(self._memory[_INFO_START : _INFO_START + length])
+        return served
 
     def hand_over(self) -> None:
         """The child has inherited the descriptor: it is not needed here any more."""
         os.close(self.fd)
 
 
-class Heart:
+class HeartbeatWriter:
     """Writes a pulse, a few times a second, from a thread of its own.
 
     Args:
         pulse: where to; None: nobody watches, and nothing is done.
     """
 
-    def __init__(self, pulse: Pulse | None) -> None:
+    def __init__(self, pulse: SharedHeartbeat | None) -> None:
         self._pulse = pulse
         self._state = State.LOADING
         self._engine: Moving | None = None
@@ -152,7 +151,7 @@ class Heart:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def beating(self) -> Iterator[Heart]:
+    def beating(self) -> Iterator[HeartbeatWriter]:
         """Beat until the end of the block."""
         if self._pulse is None:
             yield self
@@ -170,10 +169,10 @@ class Heart:
         self._state = state
         self._write()
 
-    def tell(self, info: EngineInfo) -> None:
-        """Say what will be served."""
+    def publish(self, served: Mapping[str, Any]) -> None:
+        """Publish what will be served; see :meth:`SharedHeartbeat.publish`."""
         if self._pulse is not None:
-            self._pulse.tell(info)
+            self._pulse.publish(served)
 
     def watch(self, engine: Moving, step_seconds: float) -> None:
         """The engine serves: show its progress. ``step_seconds`` is of its worst step, or 0."""
@@ -195,7 +194,7 @@ class Heart:
             self._pulse.write(Reading(self._beats, self._state, progress, live, self._step_seconds))
 
 
-class Stillness:
+class StallDetector:
     """For how long something that ought to move has stood still: what "hung" is measured by.
 
     It counts the time in which somebody looked. While the one who looks was stopped itself, or

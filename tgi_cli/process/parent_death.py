@@ -23,7 +23,7 @@ LAST_SECONDS = 1.0
 """For those who wait to be told that it will not."""
 
 
-def hold(fd: int, cleanup: Callable[[], None] | None = None) -> None:
+def exit_with_parent(fd: int, cleanup: Callable[[], None] | None = None) -> None:
     """Watch the inherited lifeline ``fd`` in a thread; when it breaks, end this process.
 
     The process gets SIGTERM, ``GRACE_SECONDS`` later again, and is then ended the hard way.

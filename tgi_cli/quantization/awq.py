@@ -15,7 +15,7 @@ from torch import Tensor
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import Codes, contiguous_groups
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 _LAYOUTS = ("gemm", "exllama", "ipex")
 """Versions whose files are those of gemm."""
@@ -61,10 +61,10 @@ class AWQ(CheckpointFormat):
         return Folded((outputs, inputs), names, partial(_read, group), about)
 
 
-def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Codes:
+def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight:
     codes = _in_order(qweight).T.contiguous()
     groups = contiguous_groups(codes.shape[1], group)
-    return Codes(codes, scales.T.float(), _in_order(qzeros).T.float(), groups, 4)
+    return QuantizedWeight(codes, scales.T.float(), _in_order(qzeros).T.float(), groups, 4)
 
 
 def _in_order(words: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 class LinearWeights(Protocol):
@@ -34,13 +34,13 @@ class QuantizationMethod(ABC):
     ) -> None:
         """Register the parameters that a checkpoint fills, on the meta device."""
 
-    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | QuantizedWeight) -> None:
         """Take some outputs of this shard's weight, [outputs, in_features], into their place.
 
         ``weight`` may lie in a mapped file: what is kept of it is copied.
         """
         assert layer.weight is not None
-        if isinstance(weight, Codes):  # of a layer that is not to compute with them
+        if isinstance(weight, QuantizedWeight):  # of a layer that is not to compute with them
             weight = weight.dequantize(layer.weight.dtype)
         layer.weight[place].copy_(weight)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tgi_cli.errors import CheckpointError
 from tgi_cli.files import decode_json
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import Codes, contiguous_groups
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 BLOCK = 64
 """Elements that share a scale, where nothing else is said."""
@@ -81,32 +81,32 @@ class Bitsandbytes(CheckpointFormat):
         return Folded((outputs, inputs), tuple(names), read, about)
 
 
-def _read_int8(weight: Tensor, scb: Tensor) -> Codes:
+def _read_int8(weight: Tensor, scb: Tensor) -> QuantizedWeight:
     codes = weight.view(torch.uint8).bitwise_xor(0x80)  # plus 128
     groups = torch.zeros(weight.shape[1], dtype=torch.int64)
-    return Codes(codes, scb.float()[:, None] / 127, None, groups, 8)
+    return QuantizedWeight(codes, scb.float()[:, None] / 127, None, groups, 8)
 
 
 def _read_4bit(
     state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
-) -> Codes:
+) -> QuantizedWeight:
     outputs, inputs = state["shape"]
     scales = _scales(state, absmax, *nested).view(outputs, -1)
     groups = contiguous_groups(inputs, int(state["blocksize"]))
     codes = _nibbles(weight).view(outputs, inputs)
-    return Codes(codes, scales, None, groups, 4, quant_map.float())
+    return QuantizedWeight(codes, scales, None, groups, 4, quant_map.float())
 
 
 def _read_straddling(
     state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
-) -> Codes:
+) -> QuantizedWeight:
     """Where blocks go on from one row into the next: every element is given a scale of its own."""
     outputs, inputs = state["shape"]
     block = int(state["blocksize"])
     scales = _scales(state, absmax, *nested).repeat_interleave(block)[: outputs * inputs]
     codes = _nibbles(weight).view(outputs, inputs)
     every = torch.arange(inputs)
-    return Codes(codes, scales.view(outputs, inputs), None, every, 4, quant_map.float())
+    return QuantizedWeight(codes, scales.view(outputs, inputs), None, every, 4, quant_map.float())
 
 
 def _scales(
@@ -129,7 +129,7 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.stack((flat >> 4, flat & 15), dim=-1).flatten()
 
 
-def quantize(kind: str, weight: Tensor) -> Codes:
+def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
     """Round to the nearest of a table's values, in blocks of 64 inputs. ``kind``: nf4 or fp4."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK))
@@ -141,4 +141,4 @@ def quantize(kind: str, weight: Tensor) -> Codes:
     places = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
     codes = order.to(torch.uint8).index_select(0, places.flatten())
     codes = codes.view(outputs, -1)[:, :inputs].contiguous()
-    return Codes(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)
+    return QuantizedWeight(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)

@@ -18,7 +18,7 @@ from tgi_cli.patterns import Patterns
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 from tgi_cli.quantization.scales import spread, spreads
 
 _WIDTHS = (2, 3, 4, 8)
@@ -119,7 +119,7 @@ def _read(
     weight: Tensor,
     scales: Tensor,
     *others: Tensor,
-) -> Codes:
+) -> QuantizedWeight:
     more = dict(zip(extra, others, strict=True))
     offset = 2 ** (bits - 1)
     if weight.dtype == torch.int8:
@@ -138,7 +138,7 @@ def _read(
         else:
             zeros = zeros.float() + offset
         zeros = spread(zeros, shape, block)[0] if g_idx is None else zeros
-    return Codes(codes.contiguous(), spread_scales, zeros, groups, bits)
+    return QuantizedWeight(codes.contiguous(), spread_scales, zeros, groups, bits)
 
 
 def _widths(count: int, bits: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 class Header(Protocol):
@@ -43,7 +43,7 @@ class Folded:
 
     shape: tuple[int, int]
     names: tuple[str, ...]
-    read: Callable[..., Codes]
+    read: Callable[..., QuantizedWeight]
     about: str = field(default="", compare=False)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 from tgi_cli.quantization.scales import spread, spreads
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -56,12 +56,16 @@ def fold(
     return Folded((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
 
 
-def _read(block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor) -> Codes:
+def _read(
+    block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor
+) -> QuantizedWeight:
     own = scales.float()
     spread_scales, groups = spread(
         own.reciprocal() if inverse else own, (weight.shape[0], weight.shape[1]), block
     )
-    return Codes(weight.view(torch.uint8), spread_scales, None, groups, 8, table(weight.dtype))
+    return QuantizedWeight(
+        weight.view(torch.uint8), spread_scales, None, groups, 8, table(weight.dtype)
+    )
 
 
 @cache
@@ -70,11 +74,11 @@ def table(dtype: torch.dtype) -> Tensor:
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
-def quantize(weight: Tensor) -> Codes:
+def quantize(weight: Tensor) -> QuantizedWeight:
     """Round to e4m3 with a scale per output, so that its largest element is the largest number."""
     limit = torch.finfo(torch.float8_e4m3fn).max
     weight = weight.float()
     scales = weight.abs().amax(1, keepdim=True).div_(limit).clamp_(min=1e-12)
     codes = weight.div_(scales).to(torch.float8_e4m3fn).view(torch.uint8)
     groups = torch.zeros(weight.shape[1], dtype=torch.int64)
-    return Codes(codes, scales, None, groups, 8, table(torch.float8_e4m3fn))
+    return QuantizedWeight(codes, scales, None, groups, 8, table(torch.float8_e4m3fn))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tgi_cli.quantization.bits import unpack, unpack_less_one
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import Codes, contiguous_groups
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 
 class GPTQ(CheckpointFormat):
@@ -71,8 +71,8 @@ def _read(
     qzeros: Tensor,
     scales: Tensor,
     g_idx: Tensor | None = None,
-) -> Codes:
+) -> QuantizedWeight:
     codes = unpack(qweight.T, bits)
     zeros = (unpack_less_one if less_one else unpack)(qzeros, bits).T.float()
     groups = contiguous_groups(codes.shape[1], group) if g_idx is None else g_idx.long()
-    return Codes(codes, scales.T.float(), zeros, groups, bits)
+    return QuantizedWeight(codes, scales.T.float(), zeros, groups, bits)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tgi_cli.quantization import integer
 from tgi_cli.quantization.base import LinearWeights
 from tgi_cli.quantization.quantized import Quantized
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 class QuantizedHead(Quantized):
@@ -24,8 +24,8 @@ class QuantizedHead(Quantized):
         self.is_stored = False
         """Whether the checkpoint has it in codes."""
 
-    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
-        if isinstance(weight, Codes):
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | QuantizedWeight) -> None:
+        if isinstance(weight, QuantizedWeight):
             self.is_stored = True
         else:  # in one step, without a plain copy of what may be the largest weight of all
             weight = integer.quantize(weight)

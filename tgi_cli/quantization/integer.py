@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _NUMBERS = 1 << 20
 """That are rounded at a time: 4 MiB of float32."""
 
 
-def quantize(weight: Tensor) -> Codes:
+def quantize(weight: Tensor) -> QuantizedWeight:
     """Round to whole 127ths of an output's largest element: what EETQ and bitsandbytes do, too.
 
     A few outputs at a time: in float32 a large vocabulary's head takes a gigabyte.
@@ -25,4 +25,4 @@ def quantize(weight: Tensor) -> Codes:
         part = weight[place].to(torch.float32, copy=True)
         scales[place] = part.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
         codes[place] = part.div_(scales[place]).round_().add_(128)
-    return Codes(codes, scales, None, torch.zeros(inputs, dtype=torch.int64), 8)
+    return QuantizedWeight(codes, scales, None, torch.zeros(inputs, dtype=torch.int64), 8)

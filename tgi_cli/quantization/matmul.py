@@ -15,13 +15,13 @@ from torch import Tensor
 from tgi_cli.kernels import native
 from tgi_cli.kernels.linear import linear, pack_codes
 from tgi_cli.quantization import fp8
-from tgi_cli.quantization.quantized_weight import Arranged, Codes, arrange
+from tgi_cli.quantization.quantized_weight import Arranged, QuantizedWeight, arrange
 
 _TORCH_GROUPS = (256, 128, 64, 32)
 """Sizes of groups that torch's kernels for 4 bits know."""
 
 
-class Product(ABC):
+class QuantizedMatmul(ABC):
     """x [T, in] to [T, out]: a weight in the form a kernel takes."""
 
     kernel: str
@@ -41,7 +41,7 @@ class Product(ABC):
         return sum(each.nbytes for each in self.tensors)
 
 
-class Native(Product):
+class Native(QuantizedMatmul):
     """Our kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
 
     Exact but for the sums, and for what :func:`in_bfloat16` makes of a table.
@@ -70,7 +70,7 @@ class Native(Product):
         return [each for each in kept if each is not None]
 
 
-class TorchInt4(Product):
+class TorchInt4(QuantizedMatmul):
     """torch's kernels for 4 bits: on a CPU and (tinygemm) on CUDA, fed bfloat16.
 
     Scales are rounded to bfloat16, so that a weight is off by up to 2 ** -8 of its size.
@@ -113,7 +113,7 @@ class TorchInt4(Product):
         return [self.codes, self.scales, *([] if self.order is None else [self.order])]
 
 
-class TorchInt8(Product):
+class TorchInt8(QuantizedMatmul):
     """torch's kernels for 8 bits with a scale per output, on a CPU and on CUDA."""
 
     kernel = "torch's int8"
@@ -135,10 +135,10 @@ class TorchInt8(Product):
         return [self.codes, self.scales, *([] if self.order is None else [self.order])]
 
 
-class Several(Product):
+class ConcatMatmul(QuantizedMatmul):
     """Products over one input whose outputs stand side by side."""
 
-    def __init__(self, products: Sequence[tuple[slice, Product]]) -> None:
+    def __init__(self, products: Sequence[tuple[slice, QuantizedMatmul]]) -> None:
         self.products = list(products)
         self.kernel = " and ".join(dict.fromkeys(each.kernel for _, each in products))
 
@@ -166,17 +166,17 @@ def in_bfloat16(table: Tensor) -> tuple[Tensor, float]:
     return tables[best].bfloat16(), float(factors[best])
 
 
-def widened(weight: Codes) -> Codes:
+def widened(weight: QuantizedWeight) -> QuantizedWeight:
     """Codes of 2 and 3 bits as codes of 4, which stand for the same numbers."""
     if weight.bits not in (2, 3) or weight.table is not None:
         return weight
     codes = weight.codes
     if weight.zeros is None:
         codes = codes + (8 - 2 ** (weight.bits - 1))
-    return Codes(codes, weight.scales, weight.zeros, weight.groups, 4)
+    return QuantizedWeight(codes, weight.scales, weight.zeros, weight.groups, 4)
 
 
-def _known(weight: Codes) -> bool:
+def _known(weight: QuantizedWeight) -> bool:
     """Whether our kernels know what the codes stand for; NaN they do not."""
     if weight.bits == 4:
         return True
@@ -189,8 +189,8 @@ def _known(weight: Codes) -> bool:
 
 
 def make_product(
-    weight: Codes, dtype: torch.dtype, device: torch.device, paired: bool = False
-) -> Product | str:
+    weight: QuantizedWeight, dtype: torch.dtype, device: torch.device, paired: bool = False
+) -> QuantizedMatmul | str:
     """What multiplies by ``weight`` on ``device``; else, in a few words, why nothing does.
 
     ``paired``: the outputs are a gate's and then as many that it gates.
@@ -222,7 +222,9 @@ def make_product(
     return _tried(lambda: TorchInt8(arranged, dtype, device), inputs, device)
 
 
-def _tried(make: Callable[[], Product], inputs: int, device: torch.device) -> Product | str:
+def _tried(
+    make: Callable[[], QuantizedMatmul], inputs: int, device: torch.device
+) -> QuantizedMatmul | str:
     """A product of torch's kernels, which not every build and device has, if it can be had."""
     try:
         product = make()

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix, linear
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
-from tgi_cli.quantization.matmul import Native, Product, Several, make_product
-from tgi_cli.quantization.quantized_weight import Codes, join
+from tgi_cli.quantization.matmul import ConcatMatmul, Native, QuantizedMatmul, make_product
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, join
 from tgi_cli.quantization.unquantized import Unquantized
 
-Quantizer = Callable[[Tensor], Codes]
+Quantizer = Callable[[Tensor], QuantizedWeight]
 """From a weight [out, in] to its codes."""
 
 
@@ -24,7 +24,7 @@ class _Pieces(Protocol):
 
     weight: nn.Parameter | None
     packed: object
-    pieces: list[tuple[slice, Tensor | Codes]]
+    pieces: list[tuple[slice, Tensor | QuantizedWeight]]
     exempt: bool
     paired: bool
 
@@ -65,7 +65,7 @@ class Quantized(QuantizationMethod):
         layer.packed = None
         cast(_Pieces, layer).pieces = []
 
-    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | QuantizedWeight) -> None:
         kept = cast(_Pieces, layer)
         if isinstance(weight, Tensor):
             weight = weight.to(self.dtype, copy=True)
@@ -90,14 +90,19 @@ class Quantized(QuantizationMethod):
             self.plain.process_after_loading(layer)
             return
         made = [
-            (place, piece if isinstance(piece, Product) else _Plain(self.plain, piece, self.device))
+            (
+                place,
+                piece
+                if isinstance(piece, QuantizedMatmul)
+                else _Plain(self.plain, piece, self.device),
+            )
             for place, piece in products
         ]
-        only = made[0][1] if len(made) == 1 else Several(made)
+        only = made[0][1] if len(made) == 1 else ConcatMatmul(made)
         # A plain matrix is what a whole model can be lowered to.
         kept.packed = only.matrix if isinstance(only, Native) and only.order is None else only
 
-    def _product(self, weight: Codes, paired: bool) -> Product | Tensor:
+    def _product(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
         product = make_product(weight, self.dtype, self.device, paired)
         if isinstance(product, str):
             self.dequantized[product] += 1
@@ -115,14 +120,14 @@ class Quantized(QuantizationMethod):
 
     def apply(self, layer: LinearWeights, x: Tensor, bias: Tensor | None) -> Tensor:
         packed: object = layer.packed
-        if isinstance(packed, Product):
+        if isinstance(packed, QuantizedMatmul):
             return packed(x, bias)
         if isinstance(packed, PackedMatrix):
             return linear(x, packed, bias)
         return self.plain.apply(layer, x, bias)
 
 
-class _Plain(Product):
+class _Plain(QuantizedMatmul):
     """A part that is not quantized beside one that is."""
 
     kernel = "plain"
@@ -144,10 +149,10 @@ class _Plain(Product):
 
 
 def _joined(
-    pieces: list[tuple[slice, Tensor | Codes]],
-) -> list[tuple[slice, Tensor | Codes]]:
+    pieces: list[tuple[slice, Tensor | QuantizedWeight]],
+) -> list[tuple[slice, Tensor | QuantizedWeight]]:
     """Neighbours in one, where they can be."""
-    runs: list[list[tuple[slice, Tensor | Codes]]] = []
+    runs: list[list[tuple[slice, Tensor | QuantizedWeight]]] = []
     for place, piece in sorted(pieces, key=lambda each: each[0].start):
         last = runs[-1][-1][1] if runs else None
         if last is not None and _alike(last, piece):
@@ -157,14 +162,14 @@ def _joined(
     return [(slice(run[0][0].start, run[-1][0].stop), _one([p for _, p in run])) for run in runs]
 
 
-def _alike(a: Tensor | Codes, b: Tensor | Codes) -> bool:
-    if isinstance(a, Codes) and isinstance(b, Codes):
+def _alike(a: Tensor | QuantizedWeight, b: Tensor | QuantizedWeight) -> bool:
+    if isinstance(a, QuantizedWeight) and isinstance(b, QuantizedWeight):
         return a.like(b)
     return isinstance(a, Tensor) and isinstance(b, Tensor)
 
 
-def _one(pieces: list[Tensor | Codes]) -> Tensor | Codes:
-    coded = [piece for piece in pieces if isinstance(piece, Codes)]
+def _one(pieces: list[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
+    coded = [piece for piece in pieces if isinstance(piece, QuantizedWeight)]
     if coded:
         return join(coded)
     dense = [piece for piece in pieces if isinstance(piece, Tensor)]

@@ -16,7 +16,7 @@ _ROWS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class QuantizedWeight:
     """A weight [out, in] of which element (o, i) is ``(value(code) - zero) * scale``.
 
     A code's value is itself, or its entry in ``table``; scale and zero are those of output o and
@@ -43,21 +43,21 @@ class Codes:
         """Of the weight: outputs, inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    def __getitem__(self, key: Any) -> Codes:
+    def __getitem__(self, key: Any) -> QuantizedWeight:
         """Some outputs (a slice), or of these some inputs (two slices), as of a tensor."""
         rows, columns = key if isinstance(key, tuple) else (key, slice(None))
         zeros = None if self.zeros is None else self.zeros[rows]
         groups = self.groups[columns]
         codes = self.codes[rows, columns]
-        return Codes(codes, self.scales[rows], zeros, groups, self.bits, self.table)
+        return QuantizedWeight(codes, self.scales[rows], zeros, groups, self.bits, self.table)
 
-    def rows(self, pick: Callable[[Tensor], Tensor]) -> Codes:
+    def rows(self, pick: Callable[[Tensor], Tensor]) -> QuantizedWeight:
         """Of the outputs those that ``pick`` takes out of any tensor [out, ...]."""
         zeros = None if self.zeros is None else pick(self.zeros)
         codes, scales = pick(self.codes), pick(self.scales)
-        return Codes(codes, scales, zeros, self.groups, self.bits, self.table)
+        return QuantizedWeight(codes, scales, zeros, self.groups, self.bits, self.table)
 
-    def padded(self, rows: int) -> Codes:
+    def padded(self, rows: int) -> QuantizedWeight:
         """With outputs behind that are 0, up to ``rows``."""
 
         def pad(tensor: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Codes:
             out[start : start + step].copy_(values)
         return out
 
-    def like(self, other: Codes) -> bool:
+    def like(self, other: QuantizedWeight) -> bool:
         """Whether the outputs of both can be kept in one weight."""
         return (
             self.bits == other.bits
@@ -101,7 +101,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def join(parts: Sequence[Codes]) -> Codes:
+def join(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight with the outputs of all ``parts``, which are alike."""
     first = parts[0]
     if len(parts) == 1:
@@ -117,7 +117,7 @@ def join(parts: Sequence[Codes]) -> Codes:
         )
     codes = torch.cat([part.codes for part in parts])
     scales = torch.cat([part.scales for part in parts])
-    return Codes(codes, scales, zeros, first.groups, first.bits, first.table)
+    return QuantizedWeight(codes, scales, zeros, first.groups, first.bits, first.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ class Arranged:
     Attributes:
         codes: uint8 [out, in].
         scales: float32 [out, in / group].
-        zeros: likewise; None as in :class:`Codes`.
+        zeros: likewise; None as in :class:`QuantizedWeight`.
         group: inputs that share a scale.
         order: int32 [in], which input of the layer stands where; None: as they are.
-        table: as in :class:`Codes`.
+        table: as in :class:`QuantizedWeight`.
     """
 
     codes: Tensor
@@ -141,7 +141,7 @@ class Arranged:
     table: Tensor | None
 
 
-def arrange(weight: Codes) -> Arranged:
+def arrange(weight: QuantizedWeight) -> Arranged:
     """Bring the inputs of each group together (they are apart after activation ordering).
 
     Where groups are of several sizes, as a shard's or the last can be, they are cut into pieces

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tgi_cli.models.checkpoint import Stored
+from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.weight_map import Source
 
 Place = tuple[int | slice, ...]
@@ -21,7 +21,7 @@ _ROWS, _COLUMNS = 2, 3
 
 
 def locate(
-    source: Source, stored: Mapping[str, Stored], shape: tuple[int, ...]
+    source: Source, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]
 ) -> list[tuple[str, Place]] | None:
     """The stored tensors with their places in a parameter of that shape.
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tgi_cli.models.checkpoint import Stored
+from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.quantization.algorithms.layout import quantization_config, quantize_config
 from tgi_cli.quantization.algorithms.recipe import Recipe
@@ -29,7 +29,7 @@ _REPLACED = (
 def write_checkpoint(
     folder: Path,
     config: ModelConfig,
-    stored: dict[str, Stored],
+    stored: dict[str, StoredTensor],
     blocks: Sequence[Path],
     quantized: Collection[str],
     recipe: Recipe,
@@ -74,7 +74,7 @@ def copy_rest(source: Path, folder: Path) -> None:
 
 
 def _merged(
-    stored: dict[str, Stored], blocks: Sequence[Path], quantized: Collection[str]
+    stored: dict[str, StoredTensor], blocks: Sequence[Path], quantized: Collection[str]
 ) -> dict[str, Bytes]:
     """Where each tensor of the output is now, in the order of the original."""
     originals = {
@@ -97,7 +97,7 @@ def _merged(
     return merged
 
 
-def _part(whole: Bytes, name: str, entry: Stored) -> Bytes:
+def _part(whole: Bytes, name: str, entry: StoredTensor) -> Bytes:
     """What is ``entry`` of a tensor, under its name in the output."""
     if entry.part is None:
         return replace(whole, name=name)

@@ -20,13 +20,20 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, read_tensor, some
+from tgi_cli.models.checkpoint import (
+    QUANTIZED,
+    StoredTensor,
+    merge_quantized,
+    read_headers,
+    read_tensor,
+    some,
+)
 from tgi_cli.models.config import ModelConfig, read_config
 from tgi_cli.models.declared import check_declared
 from tgi_cli.models.hf.names import sources
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.weight_map import Source
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 from tgi_cli.quantize.checkpoint_map import Place, locate
 from tgi_cli.quantize.unstack import unstacked
 
@@ -100,7 +107,7 @@ class Skeleton:
             **dict(self.whole.named_parameters()),
             **dict(self.whole.named_buffers()),
         }
-        stored = headers if layout is None else folded(headers, layout)
+        stored = headers if layout is None else merge_quantized(headers, layout)
         self.stored = unstacked(self.whole, self._weights, stored)
         self._tied: dict[str, str] = dict(self.whole.all_tied_weights_keys)
         self._sources = sources(self.whole, self._weights, self.stored)
@@ -155,7 +162,7 @@ class Skeleton:
         entry = self.stored[stored]
         if entry.read is None:
             return read_tensor(entry)
-        weight: Codes = entry.read(*map(read_tensor, entry.parts))
+        weight: QuantizedWeight = entry.read(*map(read_tensor, entry.parts))
         return weight.dequantize(torch.float32)
 
     def materialize(self, path: str, recurse: bool = True) -> None:
@@ -354,7 +361,7 @@ def _blocks(whole: nn.Module, decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     return at, outermost[at]
 
 
-def stored_size(stored: Stored) -> int:
+def stored_size(stored: StoredTensor) -> int:
     """Bytes of a tensor on disk; of a quantized weight those of its parts."""
     if stored.parts:
         return sum(map(stored_size, stored.parts))

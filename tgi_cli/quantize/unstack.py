@@ -27,7 +27,7 @@ from transformers.core_model_loading import (
     apply_renamings,
 )
 
-from tgi_cli.models.checkpoint import Stored
+from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.hf.names import sources
 
 _ROWS, _COLUMNS = 4, 3
@@ -36,8 +36,8 @@ and another number of columns, so that it shows if they are transposed."""
 
 
 def unstacked(
-    model: PreTrainedModel, weights: Mapping[str, Tensor], stored: dict[str, Stored]
-) -> dict[str, Stored]:
+    model: PreTrainedModel, weights: Mapping[str, Tensor], stored: dict[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     """The checkpoint as it would be with a tensor for each matrix of each expert.
 
     Args:
@@ -51,7 +51,7 @@ def unstacked(
     if not stacks:
         return stored
     renamings, converters = _reversed(model)
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     taken = []
     for name, entry in stored.items():
         parts = _parts(name, entry, converters) if name in stacks else {}
@@ -67,7 +67,7 @@ def unstacked(
     return dict(sorted(found.items()))  # as files of published checkpoints mostly have them
 
 
-def is_stack(name: str, entry: Stored) -> bool:
+def is_stack(name: str, entry: StoredTensor) -> bool:
     """Whether it holds a matrix of each of a layer's experts, as far as names tell."""
     return len(entry.shape) == 3 and ("expert" in name or "moe" in name)
 
@@ -90,7 +90,9 @@ def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[Weight
     return renamings, converters
 
 
-def _parts(name: str, entry: Stored, converters: list[WeightConverter]) -> dict[str, Stored]:
+def _parts(
+    name: str, entry: StoredTensor, converters: list[WeightConverter]
+) -> dict[str, StoredTensor]:
     """What a stack becomes, by names that the renamings are still to see; empty: cannot be told."""
     renamed, pattern = apply_converters(name, converters)
     if pattern is None:
@@ -104,7 +106,7 @@ def _parts(name: str, entry: Stored, converters: list[WeightConverter]) -> dict[
     except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AttributeError):
         return {}  # rules that ask for the model's sizes, or for other tensors beside this one
     flat = tiny.flatten(0, 1)
-    parts: dict[str, Stored] = {}
+    parts: dict[str, StoredTensor] = {}
     for part, tensor in made.items():
         first = int(tensor.flatten()[0]) // _COLUMNS
         if not torch.equal(tensor, flat[first : first + len(tensor)]):
@@ -119,8 +121,8 @@ def _parts(name: str, entry: Stored, converters: list[WeightConverter]) -> dict[
 def _same(
     model: PreTrainedModel,
     weights: Mapping[str, Tensor],
-    stored: Mapping[str, Stored],
-    found: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
+    found: Mapping[str, StoredTensor],
 ) -> bool:
     """Whether transformers finds in the one what it finds in the other."""
     return sources(model, weights, found).keys() == sources(model, weights, stored).keys()

@@ -19,7 +19,7 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
-from tgi_cli.engine.metrics import Totals
+from tgi_cli.engine.metrics import EngineCounters
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
 from tgi_cli.sampling.params import SamplingParams
@@ -43,7 +43,7 @@ _SAMPLING_SCALARS = (
     "watermark_gamma",
     "watermark_delta",
 )
-NO_TOTALS = Totals()
+NO_TOTALS = EngineCounters()
 NO_ADAPTERS = Adapters()
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
@@ -135,7 +135,7 @@ def encode_cancel(request_id: int) -> pb.ClientMessage:
     return pb.ClientMessage(cancel=request_id)
 
 
-def encode_step(outputs: StepOutputs, totals: Totals = NO_TOTALS) -> pb.StepMessage:
+def encode_step(outputs: StepOutputs, totals: EngineCounters = NO_TOTALS) -> pb.StepMessage:
     """A step's outputs, and the engine's totals, as one message of packed arrays."""
     message = pb.StepMessage(
         queued=outputs.queued,

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from tgi_cli.process.heartbeat import Stillness, allowed_seconds
+from tgi_cli.process.heartbeat import StallDetector, allowed_seconds
 from tgi_cli.rpc import engine_pb2 as pb
 
 _ANSWER_SECONDS = 2.0
@@ -56,7 +56,7 @@ class EngineWatch:
             await asyncio.Event().wait()
         allowed = allowed_seconds(self._timeout, step_seconds)
         interval = min(_LOOK_SECONDS, self._timeout / _LOOKS)
-        stillness = Stillness(_LATE * interval + _ANSWER_SECONDS)
+        stillness = StallDetector(_LATE * interval + _ANSWER_SECONDS)
         self._mark = None
         while True:
             await asyncio.sleep(interval)

@@ -121,7 +121,7 @@ class EngineStatistics:
 
     Attributes:
         distributions: of seconds, by stage and method, and ``("schedule", "join")``; ``sizes``
-            and ``accepted`` without label. See :class:`tgi_cli.engine.metrics.Tally`.
+            and ``accepted`` without label. See :class:`tgi_cli.engine.metrics.EngineMetrics`.
         counts: ``launched`` and ``failed`` steps by method, ``joined`` by reason.
         queue_age: seconds that the longest waiting request has waited; 0: none waits.
     """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tgi_cli.engine.distribution import Distribution
-from tgi_cli.engine.metrics import Tally
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import EngineStatistics
 
 
-def statistics_of(tally: Tally, queued: int) -> EngineStatistics:
+def statistics_of(tally: EngineMetrics, queued: int) -> EngineStatistics:
     """A tally's counts, as of now; ``queued`` requests wait."""
     distributions = dict(tally.seconds)
     distributions["sizes", ""] = tally.sizes

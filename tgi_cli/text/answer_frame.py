@@ -22,7 +22,9 @@ class Frame:
     then: str = ""
 
     def before(self, inside: bool) -> dict[str, Any] | None:
-        """As :meth:`tgi_cli.text.grammar.grammar.Grammar.behind` wants it; ``inside``: it is reasoning.
+        """The frame for :meth:`~tgi_cli.text.grammar.grammar.Grammar.behind`.
+
+        ``inside``: generation starts within reasoning.
 
         None where there is nothing but content.
         """

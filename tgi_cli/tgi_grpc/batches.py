@@ -16,7 +16,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.tgi_grpc.text_interface import Texts
 
 
-class Driven:
+class BatchRequest:
     """One request, from its prefill to its end.
 
     Attributes:
@@ -106,12 +106,12 @@ class Driven:
 class StepFailure(Exception):
     """One request of a batch failed in its step: the batch is lost, as the wire cannot say less."""
 
-    def __init__(self, driven: Driven, cause: str) -> None:
+    def __init__(self, driven: BatchRequest, cause: str) -> None:
         super().__init__(cause)
         self.driven = driven
 
 
-def write_step(response: Any, batch: Iterable[Driven], step: Advanced) -> list[int]:
+def write_step(response: Any, batch: Iterable[BatchRequest], step: Advanced) -> list[int]:
     """Write the Generations of a step; returns the engine's ids of what it need not go on with.
 
     Raises:
@@ -153,7 +153,7 @@ def write_step(response: Any, batch: Iterable[Driven], step: Advanced) -> list[i
     return [engine_id for engine_id in reasons if engine_id not in ends]
 
 
-def write_batch(cached: Any, batch_id: int, batch: list[Driven], chunk: int) -> None:
+def write_batch(cached: Any, batch_id: int, batch: list[BatchRequest], chunk: int) -> None:
     """Describe what is left of a batch; ``chunk``: see :func:`chunk_of`."""
     cached.id = batch_id
     cached.request_ids.extend(driven.request_id for driven in batch)
@@ -164,6 +164,6 @@ def write_batch(cached: Any, batch_id: int, batch: list[Driven], chunk: int) -> 
         cached.current_tokens = len(batch) - len(prompts) + min(sum(prompts), chunk)
 
 
-def chunk_of(batch: Iterable[Driven], max_prefill_tokens: int) -> int:
+def chunk_of(batch: Iterable[BatchRequest], max_prefill_tokens: int) -> int:
     """How many tokens of unfinished prompts the next step of a batch computes at most."""
     return max(1, max_prefill_tokens - sum(not driven.pending for driven in batch))

@@ -26,7 +26,7 @@ from tgi_cli.tgi_grpc import (
 )
 from tgi_cli.tgi_grpc.requests import RequestReader, Watermark
 from tgi_cli.tgi_grpc.service import GenerateService
-from tgi_cli.tgi_grpc.step_client import Driver, Inbox
+from tgi_cli.tgi_grpc.step_client import Inbox, StepClient
 from tgi_cli.tgi_grpc.text_interface import Texts
 
 _VERSIONS: tuple[tuple[ModuleType, Callable[..., None]], ...] = (
@@ -59,7 +59,7 @@ class GenerateOptions:
         return self.uds_path.with_name(f"{self.uds_path.name}-0")
 
 
-class GenerateFront:
+class GenerateServices:
     """generate.v2 and generate.v3 over one engine, and the reflection of all services.
 
     The model's texts are made before anybody calls where the services have a socket of their own,
@@ -83,7 +83,7 @@ class GenerateFront:
         options: GenerateOptions,
         path: Path,
     ) -> None:
-        self._driver = Driver(inbox)
+        self._driver = StepClient(inbox)
         self._socket = options.socket
         self._make_texts = partial(options.texts, info)
         self._texts: Texts | None = None

@@ -43,9 +43,9 @@ import grpc
 from tgi_cli.engine.messages import AdvanceError, AdvanceFault, EngineInfo, GenerationRequest
 from tgi_cli.errors import TgiError
 from tgi_cli.rpc.status_details import short
-from tgi_cli.tgi_grpc.batches import Driven, StepFailure, chunk_of, write_batch, write_step
+from tgi_cli.tgi_grpc.batches import BatchRequest, StepFailure, chunk_of, write_batch, write_step
 from tgi_cli.tgi_grpc.requests import Bounds, RequestReader
-from tgi_cli.tgi_grpc.step_client import CallError, Code, Driver
+from tgi_cli.tgi_grpc.step_client import CallError, Code, StepClient
 
 _CODES = {
     AdvanceFault.INVALID: Code.INVALID_ARGUMENT,
@@ -87,7 +87,7 @@ class GenerateService:
     def __init__(
         self,
         messages: ModuleType,
-        driver: Driver,
+        driver: StepClient,
         info: EngineInfo,
         reader: RequestReader,
         url: str,
@@ -98,7 +98,7 @@ class GenerateService:
         self._reader = reader
         self._url = url
         self._bounds = Bounds.of(info)
-        self._batches: dict[int, list[Driven]] = {}
+        self._batches: dict[int, list[BatchRequest]] = {}
         self._chunks = hasattr(messages, "InputChunk")
         """Whether this is version 3."""
 
@@ -171,7 +171,7 @@ class GenerateService:
         if not request.batch.requests:
             raise CallError(Code.INVALID_ARGUMENT, f"batch {batch_id} has no requests")
         known = {driven.request_id for driven in cached}
-        asked: list[tuple[Driven, GenerationRequest]] = []
+        asked: list[tuple[BatchRequest, GenerationRequest]] = []
         upto = []
         for each in request.batch.requests:
             if each.id in known:
@@ -244,11 +244,11 @@ class GenerateService:
         self,
         response: Any,
         ids: Sequence[int],
-        batch: list[Driven],
+        batch: list[BatchRequest],
         began: int,
         new: Iterable[GenerationRequest] = (),
         upto: Iterable[int] = (),
-        held: Sequence[Driven] = (),
+        held: Sequence[BatchRequest] = (),
     ) -> None:
         """Run one, write what it gave, and keep what is left of it as the first of the batches."""
         chunk = chunk_of(held, self._bounds.max_prefill_tokens)
@@ -278,26 +278,26 @@ class GenerateService:
         response.total_ns = now - began
 
     @staticmethod
-    def _status(error: AdvanceError, batch_id: int, batch: Iterable[Driven]) -> CallError:
+    def _status(error: AdvanceError, batch_id: int, batch: Iterable[BatchRequest]) -> CallError:
         blamed = [d.request_id for d in batch if d.engine_id == error.request_id]
         about = f"request {blamed[0]}" if blamed else f"batch {batch_id}"
         if error.fault is AdvanceFault.FAILED:
             about = f"requests {', '.join(str(driven.request_id) for driven in batch)}"
         return CallError(_CODES[error.fault], f"{about}: {error.cause}")
 
-    def _read(self, request: Any) -> tuple[Driven, GenerationRequest]:
+    def _read(self, request: Any) -> tuple[BatchRequest, GenerationRequest]:
         stops = request.stopping_parameters.stop_sequences
         try:
             read = self._reader.read(request, self._driver.next_id(), self._bounds)
             texts = self._reader.texts()
-            return Driven(request.id, read, texts, stops, self._info.block_size), read
+            return BatchRequest(request.id, read, texts, stops, self._info.block_size), read
         except ValueError as error:
             raise CallError(Code.INVALID_ARGUMENT, f"request {request.id}: {error}") from error
         except TgiError as error:  # no tokenizer, or no process that checks grammars
             cause = f"request {request.id}: {error.cause}"
             raise CallError(Code.FAILED_PRECONDITION, cause) from error
 
-    def _batch(self, batch_id: int) -> list[Driven]:
+    def _batch(self, batch_id: int) -> list[BatchRequest]:
         batch = self._batches.get(batch_id)
         if batch is None:
             cause = f"batch {batch_id} is not here: it has ended or was cleared, or never was"

@@ -41,7 +41,7 @@ class CallError(Exception):
         self.code = code
 
 
-class Driver:
+class StepClient:
     """The way of all step-driven services to one engine: one call at a time.
 
     Args:

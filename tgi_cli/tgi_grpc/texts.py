@@ -1,4 +1,4 @@
-"""Text for callers of the step-driven services: implements :mod:`tgi_cli.tgi_grpc.text_interface`."""
+"""Text for callers of the step-driven services."""
 
 from __future__ import annotations
 

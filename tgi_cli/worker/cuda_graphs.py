@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.device import available_memory
-from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import AdapterShelf
 from tgi_cli.worker.sizing.memory import give_back
 
@@ -141,7 +141,7 @@ class DecodeGraphs:
         self,
         model: Model,
         attention: PagedAttention,
-        rows: Rows,
+        rows: InputBatch,
         vocab_size: int,
         sizes: Sequence[int],
         make: Callable[[], Callable[[], Graph]] = cuda_graphs,

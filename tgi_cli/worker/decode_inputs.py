@@ -17,7 +17,7 @@ from torch import Tensor
 from tgi_cli.attention import AttentionMetadata
 from tgi_cli.engine.step import Step
 from tgi_cli.sampling.table import MIN_TOKENS, SamplingBatch
-from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.input_batch import InputBatch
 
 _Ints = NDArray[np.int32]
 
@@ -48,7 +48,7 @@ class DecodeInputs:
         rows: the persistent batch, which has taken in a step's changes before it is prepared.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: InputBatch) -> None:
         self._table = rows
         self._tokens = rows.tokens.view(-1).numpy()
         self._blocks = rows.host_blocks.reshape(-1)
@@ -80,7 +80,7 @@ class DecodeInputs:
 class _Arrays:
     """The state of one set of rows, as long as they decode together."""
 
-    def __init__(self, table: Rows, step: Step) -> None:
+    def __init__(self, table: InputBatch, step: Step) -> None:
         count = len(step.rows)
         rows = np.array(step.rows, np.int64)
         self._table = table

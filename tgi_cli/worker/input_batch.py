@@ -25,21 +25,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.engine.step import NewRow, RowExtras, Step
+from tgi_cli.engine.step import NewRow, OptionalOutputs, Step
 from tgi_cli.sampling.table import SamplingTable
 from tgi_cli.worker.upload import Uploader
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RowOptions:
     """A row that wants logits processed or reported, and what that takes."""
 
     request_id: int
     prompt_tokens: int
-    extras: RowExtras
+    extras: OptionalOutputs
 
 
-class Rows:
+class InputBatch:
     """Token ids, block tables and sampling state of all rows.
 
     Args:
@@ -71,7 +71,7 @@ class Rows:
         self.blocks = table if self._shared else table.to(device, copy=True)
         self.sampling = SamplingTable(max_rows)
         self.adapter_slots: NDArray[np.int32] = np.full(max_rows, -1, np.int32)
-        self.asking: dict[int, Asking] = {}
+        self.asking: dict[int, RowOptions] = {}
         self._upload = upload
 
     def apply(self, step: Step) -> None:
@@ -79,7 +79,7 @@ class Rows:
         if self.asking:
             for row in step.freed:
                 self.asking.pop(row, None)
-        if step.new or step.given:
+        if step.new or step.forced_tokens:
             self._write_tokens(step)
             for new in step.new:
                 self._write_wishes(new)
@@ -101,7 +101,7 @@ class Rows:
 
     def _write_tokens(self, step: Step) -> None:
         writes = [(new.row, 0, new.token_ids) for new in step.new]
-        writes += [(given.row, given.start, given.token_ids) for given in step.given]
+        writes += [(given.row, given.start, given.token_ids) for given in step.forced_tokens]
         spans = [
             np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
             for row, start, token_ids in writes
@@ -121,7 +121,7 @@ class Rows:
             or extras.return_context_logits
             or extras.return_generation_logits
         ):
-            self.asking[new.row] = Asking(new.request_id, new.prompt_tokens, extras)
+            self.asking[new.row] = RowOptions(new.request_id, new.prompt_tokens, extras)
 
     def _write_blocks(self, writes: Sequence[tuple[int, int, list[int]]]) -> None:
         for row, start, block_ids in writes:

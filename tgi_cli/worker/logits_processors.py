@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tgi_cli.worker.input_batch import Asking
+from tgi_cli.worker.input_batch import RowOptions
 
 
-def run_processors(asking: Asking, scores: Tensor, token_ids: Sequence[int]) -> str | None:
+def run_processors(asking: RowOptions, scores: Tensor, token_ids: Sequence[int]) -> str | None:
     """Let a request's processors change its ``scores`` in place, one after the other.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tgi_cli.engine.step import PromptScores, Step
 from tgi_cli.sampling.top_tokens import likeliest
-from tgi_cli.worker.input_batch import Asking
+from tgi_cli.worker.input_batch import RowOptions
 from tgi_cli.worker.upload import to_host
 
 
@@ -43,7 +43,7 @@ class Chunk:
     top: int
 
 
-def chunks_of(step: Step, asking: Mapping[int, Asking]) -> list[Chunk]:
+def chunks_of(step: Step, asking: Mapping[int, RowOptions]) -> list[Chunk]:
     """The chunks of a step whose requests ask for something about their prompts."""
     chunks = []
     first = 0

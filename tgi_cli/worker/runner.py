@@ -24,7 +24,7 @@ from tgi_cli.sampling.sampler import Sampler
 from tgi_cli.sampling.table import SamplingBatch
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
 from tgi_cli.worker.decode_inputs import DecodeInputs
-from tgi_cli.worker.input_batch import Asking, Rows
+from tgi_cli.worker.input_batch import InputBatch, RowOptions
 from tgi_cli.worker.logits_processors import run_processors
 from tgi_cli.worker.lora_cache import AdapterShelf
 from tgi_cli.worker.prompt_logprobs import Chunk, ScoredChunk, chunks_of
@@ -70,7 +70,7 @@ class Launched:
     hidden: Tensor
     batch: SamplingBatch
     targets: Tensor
-    asking: dict[int, Asking]
+    asking: dict[int, RowOptions]
     context: Tensor | None
     chunks: list[Chunk]
     headed: bool = False
@@ -112,7 +112,7 @@ class ModelRunner:
         self,
         model: Model,
         attention: PagedAttention,
-        rows: Rows,
+        rows: InputBatch,
         vocab_size: int,
         device: torch.device,
         upload: Uploader,
@@ -193,7 +193,7 @@ class ModelRunner:
             self._adapters.plan(slots, None)
         return True
 
-    def _asking(self, rows: NDArray[np.int64]) -> dict[int, Asking]:
+    def _asking(self, rows: NDArray[np.int64]) -> dict[int, RowOptions]:
         """Of sampled rows, by their index, those that want more than a token."""
         if not self.rows.asking:
             return {}

@@ -23,7 +23,7 @@ from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes
-from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import AdapterShelf
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.capacity import Capacity
@@ -81,7 +81,7 @@ class ModelWorker:
         self._device = attention.device
         self._capacity: Capacity | None = None
         upload = Uploader(self._device)
-        rows = Rows(
+        rows = InputBatch(
             config.max_batch_size, config.max_total_tokens, config.block_size, self._device, upload
         )
         self._adapters = adapters
@@ -216,7 +216,7 @@ class ModelWorker:
         graphs.drop()
 
     def read_bytes(self, rows: int) -> int:
-        """Of weights, by a decode of so many sequences; see :func:`tgi_cli.worker.sizing.step_timing`."""
+        """Bytes of weights that a decode of ``rows`` sequences reads, over all shards."""
         return read_bytes(self._model, rows) * self._shard.size
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:

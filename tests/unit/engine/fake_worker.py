@@ -135,7 +135,7 @@ class FakeWorker:
         for slot, adapter_id in step.adapters:
             assert adapter_id in self.held, "an adapter is used that the host has given up"
             self.slots[slot] = adapter_id
-        for given in step.given:
+        for given in step.forced_tokens:
             known = self.rows[given.row].tokens
             assert given.start > 0
             assert given.start - 1 in known, "a hole in a row's tokens"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
-from tgi_cli.engine.config import Batching, CapacityPolicy, Limits
+from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
@@ -44,7 +44,10 @@ class Client:
 
 @contextmanager
 def running(
-    worker: FakeWorker, limits: Limits, depth: int = 0, grammars: GrammarCompiler | None = None
+    worker: FakeWorker,
+    limits: SchedulerConfig,
+    depth: int = 0,
+    grammars: GrammarCompiler | None = None,
 ) -> Iterator[Client]:
     core = EngineCore(worker, limits, depth, grammars=grammars)
     thread = threading.Thread(target=core.run, daemon=True)

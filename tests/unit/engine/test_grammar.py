@@ -37,7 +37,7 @@ class Constrained(Harness):
         if step is None:
             return None
         handle = self.worker.launch(step)
-        masks = self.scheduler.grammars.masks() if self.scheduler.grammars.have_a_say else None
+        masks = self.scheduler.grammars.masks() if self.scheduler.grammars.needs_mask else None
         outputs = self.scheduler.update(self.worker.sample(handle, masks).wait())
         self.take(outputs)
         return outputs
@@ -91,7 +91,7 @@ def test_tokens_without_a_choice_are_told_at_once_with_no_logprob_of_their_own()
     step = harness.scheduler.schedule()
     assert step is not None
     assert (step.counts, step.starts, step.samples) == ([4], [9], [True])
-    assert [(given.start, given.token_ids) for given in step.given] == [(10, [11, 12, 13])]
+    assert [(given.start, given.token_ids) for given in step.forced_tokens] == [(10, [11, 12, 13])]
 
 
 def test_what_nothing_may_follow_ends_without_another_step() -> None:
@@ -153,7 +153,7 @@ def test_who_looks_at_every_token_gets_every_token(more: dict[str, Any]) -> None
     harness.run()
     assert harness.tokens[1] == constrained(range(9), 30, RECORD)[:-1]
     assert len(harness.worker.steps) == 7
-    assert not any(step.given for step in harness.worker.steps)
+    assert not any(step.forced_tokens for step in harness.worker.steps)
 
 
 def test_a_dead_end_fails_its_request_alone() -> None:

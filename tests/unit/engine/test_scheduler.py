@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.fake_worker import FakeWorker, continuation
-from tgi_cli.engine.config import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.waiting_queue import MAX_OVERTAKEN
@@ -16,7 +16,7 @@ from tgi_cli.sampling.params import SamplingParams
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def limits(**changes: Any) -> Limits:
+def limits(**changes: Any) -> SchedulerConfig:
     values: dict[str, Any] = {
         "max_total_tokens": 256,
         "max_batch_prefill_tokens": 64,
@@ -24,7 +24,7 @@ def limits(**changes: Any) -> Limits:
         "block_size": 4,
         "num_blocks": 128,
     }
-    return Limits(**(values | changes))
+    return SchedulerConfig(**(values | changes))
 
 
 def request(request_id: int, prompt: range | list[int], new: int, **more: Any) -> GenerationRequest:
@@ -40,7 +40,7 @@ def request(request_id: int, prompt: range | list[int], new: int, **more: Any) -
 class Harness:
     """A scheduler and a fake worker, stepped by hand."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         self.worker = FakeWorker(limits.block_size)
         self.tokens: dict[int, list[int]] = {}

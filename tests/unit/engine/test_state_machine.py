@@ -167,7 +167,7 @@ class Engine(RuleBasedStateMachine):
         try:
             handle = self.worker.launch(step)
             masks = None
-            if self.scheduler.grammars.have_a_say:
+            if self.scheduler.grammars.needs_mask:
                 while self.pending:
                     self.collect()
                 masks = self.scheduler.grammars.masks()
@@ -212,7 +212,9 @@ class Engine(RuleBasedStateMachine):
     def blocks_add_up(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        held = [block for s in self.scheduler.running for block in s.block_ids[s.num_left :]]
+        held = [
+            block for s in self.scheduler.running for block in s.block_ids[s.num_window_freed :]
+        ]
         assert self.scheduler.pool.num_used == len(set(held))
         for sequence in self.scheduler.running:
             self._check(sequence)

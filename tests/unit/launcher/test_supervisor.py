@@ -23,7 +23,7 @@ from tgi_cli.launcher.health_probe import Probe
 from tgi_cli.launcher.oom import Kills
 from tgi_cli.launcher.supervisor import Parts, Supervisor
 from tgi_cli.process import bind
-from tgi_cli.process.heartbeat import Pulse
+from tgi_cli.process.heartbeat import SharedHeartbeat
 
 WAITS = """
     import signal, sys, time
@@ -59,12 +59,12 @@ ANSWERS = """
 LIVES = """
     import os, signal, sys, time
     from pathlib import Path
-    from tgi_cli.process.heartbeat import Heart, Pulse
+    from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat
     class Engine:
         progress = live_requests = 0
     open(UP, "a").write(NAME + "\\n")
     life = len(open(UP).read().split())
-    with Heart(Pulse.of(FD)).beating() as heart:
+    with HeartbeatWriter(SharedHeartbeat.of(FD)).beating() as heart:
         heart.watch(Engine, 0.0)
         if life == 2 and (code := False):
             sys.exit(code)
@@ -117,8 +117,8 @@ class Stage:
         most: int = 0,
         timeout: float = 0.0,
     ) -> int:
-        def start_server() -> tuple[Child, Pulse]:
-            pulse = Pulse.make()
+        def start_server() -> tuple[Child, SharedHeartbeat]:
+            pulse = SharedHeartbeat.make()
             child = self.child("server", ShardError, server, pulse.fd)
             pulse.hand_over()
             return child, pulse

@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.tools import quantized
 from tests.tools.quantized import Layout
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
-from tgi_cli.models.checkpoint import Stored
+from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.quantization.bitsandbytes import TABLES
 from tgi_cli.quantization.detect import recognise
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 SAFETENSORS = {
     torch.int32: "I32",
@@ -72,11 +72,13 @@ def random_weight(outputs: int, inputs: int) -> Tensor:
     return weight
 
 
-def read(config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str = "a.b") -> Codes:
+def read(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str = "a.b"
+) -> QuantizedWeight:
     """The weight of a module as our readers see it."""
     layout = recognise(config)
     stored = {
-        f"{module}.{suffix}": Stored(suffix, None, tuple(each.shape), SAFETENSORS[each.dtype])  # type: ignore[arg-type]
+        f"{module}.{suffix}": StoredTensor(suffix, None, tuple(each.shape), SAFETENSORS[each.dtype])  # type: ignore[arg-type]
         for suffix, each in tensors.items()
     }
     assert list(layout.plain_names(stored)) == [f"{module}.weight"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rpc.fakes import INFO, request
+from tests.unit.model_server.fakes import INFO, request
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
@@ -17,7 +17,7 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
-from tgi_cli.engine.metrics import Totals
+from tgi_cli.engine.metrics import EngineCounters
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
@@ -163,11 +163,11 @@ def test_a_step_survives_the_wire(outputs: StepOutputs) -> None:
     assert codec.decode_step(pb.StepMessage.FromString(data)) == outputs
 
 
-totals = st.builds(Totals, *[uint64] * len(Totals._fields))
+totals = st.builds(EngineCounters, *[uint64] * len(EngineCounters._fields))
 
 
 @given(steps(), totals)
-def test_the_engines_load_survives_the_wire(outputs: StepOutputs, totals: Totals) -> None:
+def test_the_engines_load_survives_the_wire(outputs: StepOutputs, totals: EngineCounters) -> None:
     data = codec.encode_step(outputs, totals).SerializeToString()
     gauges = {name: getattr(outputs, name) for name in GAUGES}
     sent = EngineLoad(**gauges, **totals._asdict())
@@ -175,7 +175,7 @@ def test_the_engines_load_survives_the_wire(outputs: StepOutputs, totals: Totals
 
 
 def test_every_field_of_the_load_is_carried() -> None:
-    assert set(EngineLoad.__dataclass_fields__) == {*GAUGES, *Totals._fields}
+    assert set(EngineLoad.__dataclass_fields__) == {*GAUGES, *EngineCounters._fields}
 
 
 @given(steps(), steps())

@@ -33,13 +33,13 @@ def bomb(patterns: int, name: str = "a") -> Grammar:
     return json_grammar(schema)
 
 
-def checker(**limits: Any) -> GrammarChecker:
+def make_checker(**limits: Any) -> GrammarChecker:
     return GrammarChecker(TOKENIZER, [1], Limits(**limits))
 
 
 @pytest.fixture
 async def ordinary() -> AsyncIterator[GrammarChecker]:
-    found = checker(processes=1, seconds=30)
+    found = make_checker(processes=1, seconds=30)
     yield found
     found.close()
 
@@ -94,7 +94,7 @@ async def test_the_models_special_tokens_are_known(ordinary: GrammarChecker) -> 
 
 
 async def test_what_takes_too_long_is_ended() -> None:
-    found = checker(seconds=0.5, megabytes=100_000)
+    found = make_checker(seconds=0.5, megabytes=100_000)
     try:
         slow = asyncio.ensure_future(found.compile(bomb(20)))
         pid = await started(found)
@@ -111,7 +111,7 @@ async def test_what_takes_too_long_is_ended() -> None:
 
 
 async def test_others_go_on_meanwhile() -> None:
-    found = checker(processes=2, seconds=60, megabytes=100_000)
+    found = make_checker(processes=2, seconds=60, megabytes=100_000)
     try:
         await found.compile(json_grammar({}))
         slow = asyncio.ensure_future(found.compile(bomb(20)))
@@ -125,7 +125,7 @@ async def test_others_go_on_meanwhile() -> None:
 
 
 async def test_what_takes_too_much_memory_is_ended_by_itself() -> None:
-    found = checker(processes=1, seconds=60, megabytes=64)
+    found = make_checker(processes=1, seconds=60, megabytes=64)
     try:
         with pytest.raises(GrammarError, match="it takes more than 64 MB of memory to compile"):
             await found.compile(bomb(30))
@@ -168,7 +168,7 @@ async def test_one_that_is_killed_is_not_the_grammars_fault(ordinary: GrammarChe
 
 
 async def test_whoever_waits_too_long_is_told() -> None:
-    found = checker(processes=1, seconds=0.6, megabytes=100_000, wait_seconds=0.2)
+    found = make_checker(processes=1, seconds=0.6, megabytes=100_000, wait_seconds=0.2)
     try:
         asked = [bomb(20), *(json_grammar({"const": number}) for number in range(3))]
         told = await asyncio.gather(*map(found.compile, asked), return_exceptions=True)
@@ -204,7 +204,7 @@ async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_pa
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(program))
-    found = checker()
+    found = make_checker()
     try:
         with pytest.raises(RouterError, match="no grammar compiler process can be started"):
             await found.compile(json_grammar({}))
@@ -213,7 +213,7 @@ async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 async def test_closing_ends_what_is_at_work() -> None:
-    found = checker(seconds=60, megabytes=100_000)
+    found = make_checker(seconds=60, megabytes=100_000)
     slow = asyncio.ensure_future(found.compile(bomb(20)))
     pid = await started(found)
     found.close()

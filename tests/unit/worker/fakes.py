@@ -15,7 +15,7 @@ from torch import Tensor
 from tgi_cli.attention import AttentionMetadata
 from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.upload import Uploader
 
@@ -109,7 +109,7 @@ def make_runner(
 ) -> tuple[ModelRunner, FakeModel, FakeAttention]:
     """``like_a_device``: arrays are packed and copied, the block table is a second memory."""
     upload = Uploader(CPU, packed=like_a_device)
-    rows = Rows(max_rows, max_tokens, block_size, CPU, upload, shared=not like_a_device)
+    rows = InputBatch(max_rows, max_tokens, block_size, CPU, upload, shared=not like_a_device)
     model, attention = FakeModel(), FakeAttention(num_blocks, block_size)
     runner = ModelRunner(model, attention, rows, VOCAB, CPU, upload)  # type: ignore[arg-type]
     return runner, model, attention

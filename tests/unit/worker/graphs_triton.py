@@ -18,7 +18,7 @@ from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
-from tgi_cli.worker.input_batch import Rows
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.upload import Uploader
 
@@ -47,7 +47,7 @@ class Again:
 
 def tokens_of(kind: type[PagedAttention], graphs: bool) -> list[list[int]]:
     upload = Uploader(CPU, packed=True)
-    rows = Rows(4, 64, BLOCK, CPU, upload, shared=False)
+    rows = InputBatch(4, 64, BLOCK, CPU, upload, shared=False)
     specs = [KVSpec(Model.KV_HEADS, Model.DIM), KVSpec(Model.KV_HEADS, Model.DIM, window=9)]
     attention = kind(specs, BLOCK, torch.float32, CPU)
     attention.allocate(12)

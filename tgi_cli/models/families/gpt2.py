@@ -12,7 +12,7 @@ from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names, Stored, interleaved, stacked
+from tgi_cli.models.weight_map import ModuleSource, Names, interleaved, stacked
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -73,7 +73,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _names(hidden: int, heads: int, head_dim: int, multi_query: bool, transposed: bool) -> Names:
-    packed: Mapping[str, Stored]
+    packed: Mapping[str, ModuleSource]
     if multi_query or transposed:
         kv = head_dim if multi_query else hidden
         sizes = {"self_attn.q_proj": hidden, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
@@ -85,9 +85,9 @@ def _names(hidden: int, heads: int, head_dim: int, multi_query: bool, transposed
         layers="transformer.h",
         modules={
             **packed,
-            "self_attn.o_proj": Stored("attn.c_proj", transposed=transposed),
-            "mlp.up_proj": Stored("mlp.c_fc", transposed=transposed),
-            "mlp.down_proj": Stored("mlp.c_proj", transposed=transposed),
+            "self_attn.o_proj": ModuleSource("attn.c_proj", transposed=transposed),
+            "mlp.up_proj": ModuleSource("mlp.c_fc", transposed=transposed),
+            "mlp.down_proj": ModuleSource("mlp.c_proj", transposed=transposed),
             "input_norm": "ln_1",
             "mlp_norm": "ln_2",
         },

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.quantized_weight import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _SHRINKING = tuple(1 - step / 50 for step in range(1, 31))
 """Shares of the range that a search for the least squared error tries besides all of it."""
@@ -126,5 +126,5 @@ def dequantize(result: Result) -> Tensor:
         codes = codes.view(torch.uint8)
     zeros = None if result.zeros is None else result.zeros.T.float()
     # Where there are no zeros, codes have 8 bits.
-    kept = Codes(codes, result.scales.T, zeros, result.groups.long(), 8, table)
+    kept = QuantizedWeight(codes, result.scales.T, zeros, result.groups.long(), 8, table)
     return kept.dequantize(torch.float32)

@@ -53,7 +53,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     environment.filters["kind"] = kind
-    source = files("tgi_cli.router").joinpath("docs.html").read_text(encoding="utf-8")
+    source = files("tgi_cli.router.api").joinpath("docs.html").read_text(encoding="utf-8")
     return environment.from_string(source)
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from tgi_cli.config import EngineConfig
-from tgi_cli.engine.step import NO_EXTRAS, NewRow, RowExtras, Step
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, Step
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
 from tgi_cli.worker.runner import ModelRunner
@@ -50,7 +50,7 @@ _EVERYTHING = SamplingParams(
 )
 """Every stage of the sampler that takes memory, so that its temporaries are counted."""
 
-_PROMPT = RowExtras(prompt_logprobs=5)
+_PROMPT = OptionalOutputs(prompt_logprobs=5)
 
 
 CHECKED_LENGTHS = (5, 18, 33)

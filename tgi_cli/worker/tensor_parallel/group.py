@@ -63,7 +63,7 @@ FOLDER_VARIABLE = "TGI_RUNTIME_FOLDER"
 """Where the folder is made in which the shards meet; not set: where temporary files go."""
 
 
-class Followers:
+class WorkerGroup:
     """The other shards. To be used from one thread, but for :meth:`watch` and :meth:`close`.
 
     Args:

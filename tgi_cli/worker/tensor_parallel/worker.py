@@ -13,7 +13,7 @@ from tgi_cli.engine.step import PendingResult, Step, StepResult
 from tgi_cli.errors import TgiError
 from tgi_cli.worker.grammar import LLGuidance
 from tgi_cli.worker.sizing.capacity import Capacity
-from tgi_cli.worker.tensor_parallel.group import Followers
+from tgi_cli.worker.tensor_parallel.group import WorkerGroup
 from tgi_cli.worker.tensor_parallel.messages import ForgetAdapter, RunStep
 from tgi_cli.worker.worker import ModelWorker, make_worker
 
@@ -27,7 +27,7 @@ def load_sharded(
 ) -> ShardedWorker:
     """Load a model's shards, side by side; see :func:`tgi_cli.worker.worker.load_worker`."""
     log.info("starting %d shards", config.num_shard)
-    followers = Followers(serve, config)
+    followers = WorkerGroup(serve, config)
     try:
         own = make_worker(serve, config, followers.shard, progress)
         followers.connect()
@@ -47,7 +47,7 @@ class ShardedWorker:
         followers: the others, connected.
     """
 
-    def __init__(self, own: ModelWorker, followers: Followers) -> None:
+    def __init__(self, own: ModelWorker, followers: WorkerGroup) -> None:
         self._own = own
         self._followers = followers
 
@@ -108,7 +108,7 @@ class ShardedWorker:
 class _Pending:
     """A result that does not come if a shard is lost."""
 
-    def __init__(self, pending: PendingResult, followers: Followers) -> None:
+    def __init__(self, pending: PendingResult, followers: WorkerGroup) -> None:
         self._pending = pending
         self._followers = followers
 

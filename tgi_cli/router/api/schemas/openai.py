@@ -1,9 +1,8 @@
 """OpenAI's bodies, as its clients send and check them.
 
 https://platform.openai.com/docs/api-reference/chat and .../completions. Every optional field may
-be null. Beyond OpenAI's own fields stand those of other servers, by their names and with their
-meanings; what cannot be honoured is in :mod:`tgi_cli.router.api.schemas.refused`. Other unknown keys
-are ignored.
+be null. Fields of other servers keep their names and meanings; those that cannot be honoured
+are in :mod:`tgi_cli.router.api.schemas.refused`. Other unknown keys are ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """TGI's own bodies: ``/``, ``/generate``, ``/generate_stream``, ``/tokenize``, ``/info`` ...
 
 Unknown keys are ignored and null is accepted where TGI accepts it: for optional numbers and
-objects, not for the booleans, ``stop`` or ``parameters`` itself. Ranges that TGI answers with a
-text of its own are only told here (``extra_json_schema``); :mod:`tgi_cli.router.generation.validation`
-checks them.
+objects, not for the booleans, ``stop`` or ``parameters`` itself. Ranges for which TGI has
+an error message of its own are only declared here (``extra_json_schema``);
+:mod:`tgi_cli.router.generation.validation` checks them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""What a model server shows of itself reaches who watches, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from tests.unit.model_server.fakes import INFO
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.errors import ConfigError
+from tgi_cli.process.heartbeat import (
+    HeartbeatWriter,
+    Reading,
+    SharedHeartbeat,
+    StallDetector,
+    State,
+    allowed_seconds,
+)
+
+CHILD = """
+import sys, time
+from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
+class Engine:
+    progress, live_requests = 41, 7
+with HeartbeatWriter(SharedHeartbeat.of(int(sys.argv[1]))).beating() as heart:
+    heart.enter(State.WARMING_UP)
+    heart.watch(Engine, 1.5)
+    sys.stdin.read()
+    heart.enter(State.DRAINING)
+"""
+
+
+def read_until(pulse: SharedHeartbeat, state: State) -> Reading:
+    end = time.monotonic() + 20
+    while (reading := pulse.read()).state is not state:
+        assert time.monotonic() < end, reading
+        time.sleep(0.01)
+    return reading
+
+
+def test_another_process_shows_its_pulse() -> None:
+    pulse = SharedHeartbeat.make()
+    assert pulse.read() == Reading(0, State.STARTING, 0, 0, 0.0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(pulse.fd)], pass_fds=[pulse.fd], stdin=subprocess.PIPE
+    )
+    try:
+        first = read_until(pulse, State.SERVING)
+        assert (first.progress, first.live, first.step_seconds) == (41, 7, 1.5)
+        end = time.monotonic() + 20
+        while pulse.read().beats < first.beats + 2:
+            assert time.monotonic() < end, "it beats by itself"
+            time.sleep(0.01)
+        child.communicate(timeout=20)
+        assert pulse.read().state is State.DRAINING
+    finally:
+        child.kill()
+        child.wait()
+        pulse.hand_over()
+
+
+def test_what_is_served_is_told() -> None:
+    pulse = SharedHeartbeat.make()
+    assert pulse.published() is None
+    info = replace(INFO, model_id="org/m\u00f6del " + 4096 * "x", revision="")
+    with HeartbeatWriter(SharedHeartbeat.of(os.dup(pulse.fd))).beating() as heart:
+        heart.publish(asdict(info))
+    assert EngineInfo.from_dict(pulse.published() or {}) == info
+    assert pulse.read().state is State.LOADING
+    pulse.hand_over()
+
+
+def test_without_a_watcher_nothing_is_done() -> None:
+    with HeartbeatWriter(None).beating() as heart:
+        heart.tell(INFO)
+        heart.enter(State.SERVING)
+
+
+def test_what_is_no_pulse_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--pulse-fd 10000"):
+        SharedHeartbeat.of(10_000)
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(ConfigError, match="--pulse-fd"):
+            SharedHeartbeat.of(reading)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_stillness_counts_while_somebody_looks() -> None:
+    still = StallDetector(longest=2.0)
+    assert [still.look(1, now) for now in (0.0, 1.0, 2.0)] == [0.0, 1.0, 2.0]
+    assert still.look(1, 1000.0) == 4.0, "nobody looked for long"
+    assert still.look(2, 1001.0) == 0.0
+    assert still.look(2, 1002.0) == 1.0
+    assert still.look(None, 1003.0) == 0.0, "it need not move"
+    assert still.look(None, 1005.0) == 0.0
+    assert still.look(2, 1006.0) == 0.0
+
+
+def test_a_slow_engine_is_allowed_more() -> None:
+    assert allowed_seconds(60.0, 0.0) == 60.0
+    assert allowed_seconds(60.0, 30.0) == 120.0

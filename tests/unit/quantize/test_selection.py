@@ -1,0 +1,141 @@
+"""Which layers are chosen, where tensors stand in parameters, and in which order they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity.cases import CASES
+from tests.parity.families import make_checkpoint
+from tests.tools.checkpoints import make_llama
+from tests.tools.paged import CPU, random_ids
+from tgi_cli.errors import ConfigError
+from tgi_cli.models.checkpoint import StoredTensor
+from tgi_cli.models.weight_map import Source
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize.checkpoint_map import locate
+from tgi_cli.quantize.selection import select
+from tgi_cli.quantize.skeleton import Skeleton
+from tgi_cli.quantize.stages import sites_of, trace
+from tgi_cli.quantize.stream import Stream
+
+RECIPE = Recipe(method="gptq", group_size=32)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Skeleton:
+    path = make_llama(tmp_path_factory.mktemp("llama"), tie_word_embeddings=False)
+    return Skeleton(path, CPU)
+
+
+def _stored(*sizes: tuple[int, int]) -> dict[str, StoredTensor]:
+    return {str(i): StoredTensor(str(i), Path(), size, "F32") for i, size in enumerate(sizes)}
+
+
+def test_stacked_tensors_are_found_where_they_are() -> None:
+    stored = _stored((4, 6), (4, 6), (2, 6), (2, 6))
+
+    def join(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.cat([a, c]), torch.cat([b, d])])
+
+    source = Source(tuple(stored), join=join)
+    assert locate(source, stored, (2, 6, 6)) == [
+        ("0", (0, slice(0, 4))),
+        ("2", (0, slice(4, 6))),
+        ("1", (1, slice(0, 4))),
+        ("3", (1, slice(4, 6))),
+    ]
+    assert locate(source, stored, (2, 7, 6)) is None, "of another size"
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a, b: torch.stack([a, b]).transpose(1, 2),
+        lambda a, b: torch.cat([a, b], 1),
+        lambda a, b: torch.cat([a, b]) * 2,
+        lambda a, b: torch.stack([a, b], 1).flatten(0, 1),  # rows in turns
+    ],
+)
+def test_what_does_not_stand_side_by_side_is_not_found(join: object) -> None:
+    stored = _stored((4, 6), (4, 6))
+    assert locate(Source(("0", "1"), join=join), stored, (8, 6)) is None  # type: ignore[arg-type]
+
+
+def test_layers_of_blocks_are_chosen_and_the_head_is_not(llama: Skeleton) -> None:
+    found = select(llama, RECIPE)
+    assert [len(block) for block in found.blocks] == [7, 7, 7]
+    assert found.ignored == ("lm_head",)
+    assert {slot.name for slot in found.blocks[1]} == {
+        f"model.layers.1.{name}"
+        for name in (
+            *(f"self_attn.{each}_proj" for each in "qkvo"),
+            *(f"mlp.{each}_proj" for each in ("gate", "up", "down")),
+        )
+    }
+    assert found.blocks[0][0].shape == (128, 64)
+
+
+def test_patterns(llama: Skeleton) -> None:
+    found = select(llama, RECIPE, ["*.mlp.*", "*.q_proj"], ["*.2.*"])
+    names = [slot.name for block in found.blocks for slot in block]
+    assert len(names) == 8
+    assert all("mlp" in name or "q_proj" in name for name in names)
+    assert "model.layers.2.mlp.up_proj" in found.ignored
+    with pytest.raises(ConfigError, match="matches no layer"):
+        select(llama, RECIPE, ["up_proj"])
+    with pytest.raises(ConfigError, match="no layer left"):
+        select(llama, RECIPE, ["*.q_proj"], ["*.q_proj"])
+
+
+def test_layers_that_the_format_cannot_keep_stay_as_they_are(tmp_path: Path) -> None:
+    model = Skeleton(make_llama(tmp_path, intermediate_size=100), CPU)
+    found = select(model, RECIPE)
+    names = {slot.name.rpartition(".")[2] for block in found.blocks for slot in block}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert "multiple of 8" in found.unfit["model.layers.0.mlp.down_proj"]
+    assert "model.layers.0.mlp.down_proj" in found.ignored
+
+
+def _stages(path: Path, tmp_path: Path, block: int = 0) -> list[list[set[str]]]:
+    with torch.no_grad():
+        model = Skeleton(path, CPU)
+        stream = Stream(model, torch.tensor([random_ids(40, seed=1)]))
+        hidden = stream.begin(tmp_path / "inputs")
+        assert hidden is not None
+        at = model.block_paths[block]
+        model.materialize(at)
+        sites = sites_of(at, model.blocks[block], model.slots(block))
+        traced = trace(model.blocks[block], sites, lambda: stream.run(block, 0, hidden.read(0, 1)))
+    assert not traced.uncalled
+    return [
+        [{site.path.rpartition(".")[2] for site in group} for group in stage.groups]
+        for stage in traced.stages
+    ]
+
+
+def test_layers_come_in_the_order_of_their_calls(llama: Skeleton, tmp_path: Path) -> None:
+    assert _stages(llama.config.path, tmp_path) == [
+        [{"q_proj", "k_proj", "v_proj"}],
+        [{"o_proj"}],
+        [{"gate_proj", "up_proj"}],
+        [{"down_proj"}],
+    ]
+
+
+def test_experts_are_a_stage_with_those_that_see_what_they_see(tmp_path: Path) -> None:
+    path = make_checkpoint(CASES["Qwen 2 MoE"], tmp_path / "model")
+    stages = _stages(path, tmp_path)
+    assert stages[0] == [{"q_proj", "k_proj", "v_proj"}]
+    [together] = [group for stage in stages for group in stage if "experts" in group]
+    assert {"experts", "gate_proj", "up_proj"} <= together
+    assert [{"down_proj"}] in stages
+
+
+def test_parallel_blocks_share_one_input(tmp_path: Path) -> None:
+    from tests.parity.test_fallback import CASES as FALLBACK
+
+    path = make_checkpoint(FALLBACK["Cohere"], tmp_path / "model")
+    assert _stages(path, tmp_path)[0] == [{"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}]

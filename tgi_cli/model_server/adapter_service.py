@@ -1,0 +1,88 @@
+"""Loading, unloading and listing adapters over the wire: the model server's end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from tgi_cli.errors import ModelNotFoundError, TgiError
+from tgi_cli.hub.lora_files import resolve_adapter, split_revision
+from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError
+from tgi_cli.rpc import codec, engine_pb2_grpc
+from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.adapter_calls import STATUS_CODES
+from tgi_cli.rpc.interface import AdapterError, AdapterFault
+from tgi_cli.rpc.status_details import short
+
+MAX_CALLS = 4
+"""Adapters that are fetched and loaded at once; each holds a thread that other calls need."""
+
+MAX_SOURCE = 4096
+"""Characters of a path, as Linux has it."""
+
+
+class AdapterServicer(engine_pb2_grpc.EngineServicer):
+    """The calls of the service that are about adapters."""
+
+    def __init__(self, adapters: AdapterRegistry) -> None:
+        self.adapters = adapters
+        self._places = threading.BoundedSemaphore(MAX_CALLS)
+
+    def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.Adapters:
+        source, revision = split_revision(request.source)
+
+        def find() -> Path:
+            if len(source) > MAX_SOURCE:
+                given = len(source)
+                raise AdapterError(
+                    f"a path or id has {given} characters, and may have {MAX_SOURCE}"
+                )
+            try:
+                return resolve_adapter(source, revision, absolute=True)
+            except OSError as error:  # a name that is too long for the file system
+                cause = f"an adapter cannot be at such a path: {error.strerror}"
+                raise AdapterError(cause) from error
+
+        return self._done(context, lambda: self.adapters.load(request.name, find, request.in_place))
+
+    def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.Adapters:
+        return self._done(context, lambda: self.adapters.unload(request.name))
+
+    def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: grpc.ServicerContext
+    ) -> pb.Adapters:
+        return codec.encode_adapters(self.adapters.now)
+
+    def _done(self, context: grpc.ServicerContext, work: Callable[[], None]) -> pb.Adapters:
+        """Do it; what goes wrong becomes the call's status."""
+        if not self._places.acquire(blocking=False):
+            busy = f"{MAX_CALLS} adapters are being loaded already; try again"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        try:
+            work()
+        except EngineEndedError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, short(error.cause))
+        except TgiError as error:
+            context.abort(STATUS_CODES[_fault(error)], short(one_line(error)))
+        finally:
+            self._places.release()
+        return codec.encode_adapters(self.adapters.now)
+
+
+def _fault(error: TgiError) -> AdapterFault:
+    if isinstance(error, AdapterError):
+        return error.fault
+    missing = isinstance(error, ModelNotFoundError)
+    return AdapterFault.UNKNOWN if missing else AdapterFault.UNUSABLE
+
+
+def one_line(error: TgiError) -> str:
+    """Cause and remedy."""
+    return f"{error.cause}; {error.remedy}" if error.remedy else error.cause
