@@ -1,8 +1,9 @@
 """gRPC channel arguments of both ends.
 
 On one machine a dead process closes its socket, and a hung one is detected by its heartbeat
-(:mod:`tgi_cli.process.heartbeat`, :mod:`tgi_cli.rpc.engine_watch`). A ping would add nothing but an end to a peer that a crowded machine lets wait: none has to be answered.
-Across machines only a ping notices a peer that is gone without a word.
+(:mod:`tgi_cli.process.heartbeat`, :mod:`tgi_cli.rpc.engine_watch`). A ping would add nothing but an
+end to a peer that a crowded machine lets wait: none has to be answered. Across machines only a ping
+notices a peer that is gone without a word.
 """
 
 from __future__ import annotations

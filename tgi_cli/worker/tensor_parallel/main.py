@@ -1,8 +1,8 @@
 """The process of shards 1, 2, ...: runs what shard 0 commands, until shard 0 is gone.
 
 Started by :mod:`tgi_cli.worker.tensor_parallel.group` with two inherited sockets. The main thread
-executes commands; another answers pings from the first moment on. Signals that end a service are shard 0's
-to handle: this process ends when its sockets close, for whatever reason they do.
+executes commands; another answers pings from the first moment on. Signals that end a service are
+shard 0's to handle: this process ends when its sockets close, for whatever reason they do.
 """
 
 from __future__ import annotations
