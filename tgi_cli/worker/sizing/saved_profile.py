@@ -33,8 +33,19 @@ log = logging.getLogger(__name__)
 
 _FORM = 1
 _NOT_IN_KEY = frozenset(
-    "model_path model_id revision trust_remote_code load_format rope grammars cross_check "
-    "measured_limits explicit_limits json_output".split()
+    [
+        "model_path",
+        "model_id",
+        "revision",
+        "trust_remote_code",
+        "load_format",
+        "rope",
+        "grammars",
+        "cross_check",
+        "measured_limits",
+        "explicit_limits",
+        "json_output",
+    ]
 )
 """Fields of a configuration that the figures do not depend on."""
 _FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
