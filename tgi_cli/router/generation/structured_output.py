@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tgi_cli.router.api.schemas.openai import Sampling
+from tgi_cli.router.api.schemas.openai import CompletionParameters
 from tgi_cli.router.http import errors
 from tgi_cli.text.grammar import grammar
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
@@ -32,7 +32,7 @@ def native_grammar(asked: Any) -> Grammar | None:
     return None if asked is None else _read(grammar.native, asked, "grammar")
 
 
-def openai_grammar(request: Sampling) -> Grammar | None:
+def openai_grammar(request: CompletionParameters) -> Grammar | None:
     """Of ``response_format``, or of what other servers call it. Raises ApiError."""
     found: list[Grammar] = []
     if request.response_format is not None:
