@@ -70,18 +70,18 @@ def attention_name(attention: PagedAttention) -> str:
 def _has_native(
     specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> bool:
-    from tgi_cli.attention.cpu_cpp import NativeAttention
-    from tgi_cli.kernels import native
+    from tgi_cli.attention.cpu_cpp import CppAttention
+    from tgi_cli.kernels import cpp_library
 
-    return native() is not None and NativeAttention.supports(specs, block_size, dtype, cache_dtype)
+    return cpp_library() is not None and CppAttention.supports(specs, block_size, dtype, cache_dtype)
 
 
 @cache
 def _has_triton() -> bool:
     """Asked once, as it takes a while."""
-    from tgi_cli.kernels import wanted
+    from tgi_cli.kernels import custom_kernels_enabled
 
-    if not wanted():
+    if not custom_kernels_enabled():
         return False
     try:
         from tgi_cli.attention.triton import probe

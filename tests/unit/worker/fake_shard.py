@@ -41,7 +41,7 @@ def main(behaviour: str, orders_fd: str, news_fd: str) -> None:
         time.sleep(600)
     threading.Thread(target=answer, daemon=True).start()
     while (data := incoming.receive()) is not None:
-        order = messages.decode_order(data)
+        order = messages.decode_command(data)
         if isinstance(order, messages.RunStep):
             if behaviour == "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -97,7 +97,7 @@ class WorkerGroup:
                 tempfile.mkdtemp(prefix="tgi-shards-", dir=os.environ.get(FOLDER_VARIABLE))
             )
             for process in self._processes:
-                order = messages.Assignment(process.rank, config, str(self._folder), _log_level())
+                order = messages.ShardAssignment(process.rank, config, str(self._folder), _log_level())
                 process.orders.send(messages.encode(order))
             self._monitor.start()
         except OSError as error:
@@ -155,7 +155,7 @@ class WorkerGroup:
 
     # ------------------------------------------------------------------ computing together
 
-    def tell(self, order: messages.Order) -> None:
+    def tell(self, order: messages.Command) -> None:
         """Give all of them an order.
 
         A step of 1 / 32 / 256 rows takes 1 / 1 / 4 us to encode, and each shard 50 to 70 us on a
@@ -273,7 +273,7 @@ class WorkerGroup:
         if message is None:
             self._lose(process.ended())
             return
-        news = messages.decode_news(message)
+        news = messages.decode_event(message)
         if isinstance(news, messages.Failed):
             kind = getattr(errors, news.kind, ShardError)
             self._lose(kind(f"shard {process.rank}: {news.cause}", news.remedy or _SEE_LOG))

@@ -54,7 +54,7 @@ def main() -> NoReturn:
     try:
         worker = _load(assignment, folder, news)
         while (order := incoming.receive()) is not None:
-            _carry_out(messages.decode_order(order), worker, news)
+            _carry_out(messages.decode_command(order), worker, news)
     except TgiError as error:
         _fail(news, messages.Failed(type(error).__name__, error.cause, error.remedy))
     except Exception as error:  # a defect, or the end of another shard: shard 0 knows which
@@ -66,7 +66,7 @@ def main() -> NoReturn:
     os._exit(ExitCode.OK)
 
 
-def _load(assignment: messages.Assignment, folder: Path, news: Channel) -> ModelWorker:
+def _load(assignment: messages.ShardAssignment, folder: Path, news: Channel) -> ModelWorker:
     """As shard 0 does: load, meet, warm up."""
     from tgi_cli.device.distributed import Shard, device_of
     from tgi_cli.worker.tensor_parallel.group import MEETING_SECONDS, START_SECONDS
@@ -83,7 +83,7 @@ def _load(assignment: messages.Assignment, folder: Path, news: Channel) -> Model
     return worker
 
 
-def _carry_out(order: messages.Order, worker: ModelWorker, news: Channel) -> None:
+def _carry_out(order: messages.Command, worker: ModelWorker, news: Channel) -> None:
     if isinstance(order, messages.RunStep):
         worker.sample(worker.launch(order.step))
     elif isinstance(order, messages.PrepareAdapter):
