@@ -103,7 +103,9 @@ class CppAttention(PagedAttention):
         self._step_pointer = byref(self.step)
         self.caches = (CacheArgs * len(self.specs))(
             *(
-                CacheArgs(None, None, block_size, 0, spec.num_kv_heads, spec.head_dim, self._cache_code)
+                CacheArgs(
+                    None, None, block_size, 0, spec.num_kv_heads, spec.head_dim, self._cache_code
+                )
                 for spec in self.specs
             )
         )

@@ -266,7 +266,9 @@ class Program:
             raise MemoryError(f"no memory for the activations of {residual.shape[0]} tokens")
         return output
 
-    def _add(self, label: str, kind: OpKind, source: BufferView, target: BufferView, **fields: Any) -> _Op:
+    def _add(
+        self, label: str, kind: OpKind, source: BufferView, target: BufferView, **fields: Any
+    ) -> _Op:
         op = _Op(kind=kind, residual=-1, **{"scale": 1.0, **fields})
         op.input, op.input_offset = source.buffer, source.offset
         op.output, op.output_offset = target.buffer, target.offset

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from tgi_cli.kernels import elementwise, custom_kernels_enabled
+from tgi_cli.kernels import custom_kernels_enabled, elementwise
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
-from tgi_cli.models.declared import check_sizes
+from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         ModelError: config.json lacks a value or has one that cannot be.
     """
     quantized = checkpoint_format(config) is not None
-    check_sizes(
-        config.path, config.raw, quantized or config.quantization is not None, native=True
-    )
+    check_sizes(config.path, config.raw, quantized or config.quantization is not None, native=True)
     family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
     try:
         spec: DecoderSpec = family.read(config)

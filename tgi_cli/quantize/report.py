@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tgi_cli.models.inspect import WeightGroup, CheckpointReport
+from tgi_cli.models.checkpoint_report import CheckpointReport, WeightGroup
 from tgi_cli.quantize.pipeline import Outcome
 
 

@@ -28,7 +28,7 @@ from tgi_cli.worker.input_batch import InputBatch, RowOptions
 from tgi_cli.worker.logits_processors import run_processors
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.prompt_logprobs import PromptChunk, ScoredChunk, prompt_chunks
-from tgi_cli.worker.result import DeviceResult, DeviceOutputs
+from tgi_cli.worker.result import DeviceOutputs, DeviceResult
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
 from tgi_cli.worker.upload import Uploader, to_host
 
@@ -247,7 +247,9 @@ class ModelRunner:
             raise ValueError(f"masks {bits.shape} of {entries} for {num_sampled} entries, {shape}")
         return TokenMasks(entries[order], bits[order])
 
-    def _choose(self, handle: LaunchedStep, masks: TokenMasks | None, produced: DeviceOutputs) -> None:
+    def _choose(
+        self, handle: LaunchedStep, masks: TokenMasks | None, produced: DeviceOutputs
+    ) -> None:
         """Head and sampler, in parts of bounded size."""
         count = len(handle.batch)
         logits_at_once = count if handle.headed else self._logits_at_once

@@ -28,7 +28,7 @@ from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.capacity import Capacity
 from tgi_cli.worker.sizing.kv_cache import KVCacheSizing
-from tgi_cli.worker.sizing.memory import LOAD_REMEDY, release_unused_memory, out_of_memory_as_error
+from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error, release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import replays_agree
 from tgi_cli.worker.sizing.step_timing import read_bytes
 from tgi_cli.worker.upload import Uploader

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tgi_cli.kernels import build, library, cpp_library, without_cpp_kernels
+from tgi_cli.kernels import build, cpp_library, library, without_cpp_kernels
 
 
 def test_libraries_are_compiled_once(tmp_path: Path, compiled: dict[str, ctypes.CDLL]) -> None:

@@ -19,7 +19,7 @@ from tests.tools.checkpoints import make_llama
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError, TgiError
 from tgi_cli.models import load_model, model_facts, read_config
-from tgi_cli.models.declared import Outline, check_sizes, read_outline
+from tgi_cli.models.size_check import Outline, check_sizes, read_outline
 from tgi_cli.quantization.detect import recognise
 from tgi_cli.worker.worker import load_worker
 

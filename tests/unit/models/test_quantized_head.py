@@ -25,7 +25,9 @@ from tgi_cli.quantization import integer
 CPU = torch.device("cpu")
 PROMPT = random_ids(20, seed=1)
 
-needs_kernels = pytest.mark.skipif(cpp_library() is None, reason="the kernels are not compiled here")
+needs_kernels = pytest.mark.skipif(
+    cpp_library() is None, reason="the kernels are not compiled here"
+)
 
 
 def make(path: Path, tied: bool, vocab_size: int = 251) -> Path:

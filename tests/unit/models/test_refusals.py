@@ -22,7 +22,14 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.hf.attention import Unsupported, AttentionContext, WindowMask, _describe, _record, _TokenMixingDetector
+from tgi_cli.models.hf.attention import (
+    AttentionContext,
+    Unsupported,
+    WindowMask,
+    _describe,
+    _record,
+    _TokenMixingDetector,
+)
 
 STATE = "keeps a state beside keys and values"
 MASK = "a mask that is neither causal nor a sliding window"
@@ -131,8 +138,8 @@ def test_other_masks_are_refused(mask: Callable[..., Any]) -> None:
 
 
 def _call(module: nn.Module | None = None, **changed: Any) -> AttentionContext:
-    seat, module = AttentionContext(), module or nn.Module()
-    module.tgi_seat = seat  # type: ignore[assignment]
+    context, module = AttentionContext(), module or nn.Module()
+    module.tgi_attention = context  # type: ignore[assignment]
     arguments: dict[str, Any] = {
         "query": torch.zeros(1, 4, 7, 16, device="meta"),
         "key": torch.zeros(1, 2, 7, 16, device="meta"),
@@ -142,7 +149,7 @@ def _call(module: nn.Module | None = None, **changed: Any) -> AttentionContext:
         "dropout": 0.0,
     }
     _record(module, **(arguments | changed))
-    return seat
+    return context
 
 
 def test_what_a_layer_asks_for_is_recorded() -> None:

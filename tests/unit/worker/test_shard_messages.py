@@ -77,10 +77,10 @@ steps = st.builds(
 
 @given(steps)
 def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
-    order = messages.decode_command(messages.encode(messages.RunStep(step)))
-    assert isinstance(order, messages.RunStep)
-    assert order.step == step
-    assert all(isinstance(new, NewRow) for new in order.step.new)
+    command = messages.decode_command(messages.encode(messages.RunStep(step)))
+    assert isinstance(command, messages.RunStep)
+    assert command.step == step
+    assert all(isinstance(new, NewRow) for new in command.step.new)
 
 
 def test_what_shard_0_does_alone_is_not_sent() -> None:
@@ -91,9 +91,9 @@ def test_what_shard_0_does_alone_is_not_sent() -> None:
     )
     new = NewRow(1, 2, [3], 1, [4], SamplingParams(), asking)
     step = Step(0, new=[new])
-    order = messages.decode_command(messages.encode(messages.RunStep(step)))
-    assert isinstance(order, messages.RunStep)
-    (arrived,) = order.step.new
+    command = messages.decode_command(messages.encode(messages.RunStep(step)))
+    assert isinstance(command, messages.RunStep)
+    (arrived,) = command.step.new
     assert arrived == replace(new, extras=OptionalOutputs(prompt_logprobs=3))
     assert step.new[0].extras.logits_processors is processors
 

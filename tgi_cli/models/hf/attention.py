@@ -57,7 +57,7 @@ class WindowMask:
 
 @dataclass(slots=True)
 class AttentionContext:
-    """What one model's attention modules know of each other; each has it as ``tgi_seat``.
+    """What one model's attention modules know of each other; each has it as ``tgi_attention``.
 
     Attributes:
         specs: of the layers, in the order in which they attend.
@@ -92,11 +92,11 @@ def _attend(
     **_: object,
 ) -> tuple[Tensor, None]:
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
-    seat = cast(AttentionContext, module.tgi_seat)
-    assert seat.step is not None
+    context = cast(AttentionContext, module.tgi_attention)
+    assert context.step is not None
     assert attention_mask is None
-    output = seat.step(
-        seat.layers[module],
+    output = context.step(
+        context.layers[module],
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
@@ -119,12 +119,12 @@ def _record(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    seat = cast(AttentionContext, module.tgi_seat)
-    if module in seat.layers:
+    context = cast(AttentionContext, module.tgi_attention)
+    if module in context.layers:
         raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
-    if any(key is other for other in seat.keys):
+    if any(key is other for other in context.keys):
         raise Unsupported("has layers that share keys and values")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
@@ -147,9 +147,9 @@ def _record(
     window = attention_mask.window if isinstance(attention_mask, WindowMask) else None
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    seat.layers[module] = len(seat.specs)
-    seat.specs.append(KVSpec(key.shape[1], key.shape[3], window))
-    seat.keys.append(key)
+    context.layers[module] = len(context.specs)
+    context.specs.append(KVSpec(key.shape[1], key.shape[3], window))
+    context.keys.append(key)
     return query.transpose(1, 2), None
 
 
@@ -163,7 +163,9 @@ def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
             seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
             seen = seen.expand(len(keys)).bool()
         except (RuntimeError, IndexError) as error:
-            raise Unsupported(f"has a mask that depends on more than positions ({error})") from error
+            raise Unsupported(
+                f"has a mask that depends on more than positions ({error})"
+            ) from error
         width = int(seen.sum())
         if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
             raise Unsupported("has a mask that is neither causal nor a sliding window")
@@ -244,15 +246,15 @@ def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
     ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
 
     Returns:
-        the seat that the attention modules now share, and what the decoder returned.
+        the context that the attention modules now share, and what the decoder returned.
 
     Raises:
         Refused: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
-    seat = AttentionContext()
+    context = AttentionContext()
     for module in decoder.modules():
-        module.tgi_seat = seat  # type: ignore[assignment]  # any object may be an attribute
+        module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
     def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
         config._attn_implementation = implementation
@@ -264,21 +266,24 @@ def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
     # A mask of ones: without it transformers would look at the positions' values for packed
     # sequences, of which there are none on this device.
     run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
-    seat.keys.clear()
-    layers = getattr(config, "num_hidden_layers", len(seat.specs))
-    if not seat.specs:
+    context.keys.clear()
+    layers = getattr(config, "num_hidden_layers", len(context.specs))
+    if not context.specs:
         raise Unsupported(NO_ATTENTION_INTERFACE)
-    if len(seat.specs) != layers:
-        raise Unsupported(f"attends in {len(seat.specs)} of its {layers} layers only")
-    with seat.running(cast(PagedAttention, _DryRunAttention(seat.specs))), _TokenMixingDetector(tokens):
+    if len(context.specs) != layers:
+        raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
+    with (
+        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
+        _TokenMixingDetector(tokens),
+    ):
         output = run(RUN, tokens, tokens)
     try:
-        with seat.running(cast(PagedAttention, _DryRunAttention(seat.specs))):
+        with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
             run(RUN, 7, 11)
     except Unsupported:
         raise
     except Exception:  # whatever the model's code raises: it used the positions
-        return seat, output
+        return context, output
     raise Unsupported("does not use the positions that it is given")
 
 

@@ -30,8 +30,7 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.declared import check_sizes
-from tgi_cli.models.hf.attention import READS_MASK, NO_ATTENTION_INTERFACE, RUN, Unsupported, probe
+from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, READS_MASK, RUN, Unsupported, probe
 from tgi_cli.models.hf.layers import (
     EXPERTS,
     BatchedEmbedding,
@@ -43,6 +42,7 @@ from tgi_cli.models.hf.layers import (
     share_experts,
 )
 from tgi_cli.models.hf.names import sources, stored_names
+from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 
 _BUFFER_BYTES = 256 << 20
@@ -68,7 +68,7 @@ class TransformersForCausalLM(CausalLM):
                 f".*(?:{pattern}).*" for pattern in whole._keys_to_ignore_on_load_unexpected or ()
             )
             self.loose = nn.ModuleList(_replace(whole, decoder, build, self._sources))
-            self._seat, output = probe(decoder, decoder.config)
+            self._attention, output = probe(decoder, decoder.config)
             _fill_buffers(whole, decoder, build, device, self._sources)
             at = _path(whole, decoder)
             self._decoder, self._head = (decoder,), _LogitsHead(whole, at, output)
@@ -78,7 +78,7 @@ class TransformersForCausalLM(CausalLM):
             if logits.shape != (len(hidden), vocab):
                 raise Unsupported(f"has logits {list(logits.shape)} for {vocab} tokens")
         _adopt(self, whole, decoder, at)
-        self.kv_specs = self._seat.specs
+        self.kv_specs = self._attention.specs
         self.eval()
 
     def source(self, name: str) -> Source:
@@ -87,7 +87,7 @@ class TransformersForCausalLM(CausalLM):
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        with self._seat.running(attention):
+        with self._attention.running(attention):
             output = self._decoder[0](
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False
             )
@@ -107,7 +107,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         decoder = _decoder(_skeleton(config, torch.float32))
-        seat, _ = probe(decoder, decoder.config)
+        attention, _ = probe(decoder, decoder.config)
         context = getattr(decoder.config, "max_position_embeddings", None)
         if not isinstance(context, int):
             raise Unsupported("does not say how long a context it can have")
@@ -118,7 +118,8 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in seat.specs),
+            kv_bytes_per_token=2
+            * sum(spec.num_kv_heads * spec.head_dim for spec in attention.specs),
         )
 
 
@@ -165,7 +166,7 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
         first = (str(error).splitlines() or [""])[0]
         if isinstance(error, KeyError) and RUN in first:  # it looked into a table of its own
             raise UnsupportedModelError(f"{cannot}: it {NO_ATTENTION_INTERFACE}") from error
-        if isinstance(error, TypeError) and "Visible" in first:
+        if isinstance(error, TypeError) and "WindowMask" in first:
             raise UnsupportedModelError(f"{cannot}: it {READS_MASK}") from error
         if "meta tensor" in first:
             raise UnsupportedModelError(
@@ -262,7 +263,9 @@ def _rope_types(module: nn.Module) -> list[str]:
     return list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
 
 
-def _replace(whole: Any, decoder: Any, build: Build, stored: Container[str]) -> Iterator[UnreplacedWeights]:
+def _replace(
+    whole: Any, decoder: Any, build: Build, stored: Container[str]
+) -> Iterator[UnreplacedWeights]:
     """Put our layers into the model; what holds the other weights is returned."""
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if build.shard.size > 1 and not plan:

@@ -1,7 +1,7 @@
 """What shard 0 tells the other shards of a model, and what they answer: msgpack, never pickle.
 
-There are two channels to each: orders come in the order in which all shards carry them out,
-news go both ways at any time. https://jcristharif.com/msgspec/
+There are two channels to each: commands, which all shards execute in order,
+and events, which go both ways at any time. https://jcristharif.com/msgspec/
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
 class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """The first order: what to load, as which shard.
+    """The first command: what to load, as which shard.
 
     ``folder`` is where the shards meet (:meth:`tgi_cli.device.distributed.Shard.connect`).
     """
@@ -88,8 +88,8 @@ def _from_text(kind: type, value: Any) -> Any:
 # Paths are the only fields that msgpack has no form for.
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_text)
 _assignments = msgspec.msgpack.Decoder(ShardAssignment, dec_hook=_from_text)
-_orders = msgspec.msgpack.Decoder(Command)
-_news = msgspec.msgpack.Decoder(Event)
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_event_decoder = msgspec.msgpack.Decoder(Event)
 
 
 def encode(message: ShardAssignment | Command | Event) -> bytes:
@@ -105,13 +105,13 @@ def decode_assignment(data: bytes) -> ShardAssignment:
 
 def decode_command(data: bytes) -> Command:
     """Raises msgspec.ValidationError, as the others do, if it is none."""
-    order: Command = _orders.decode(data)
-    return order
+    command: Command = _command_decoder.decode(data)
+    return command
 
 
 def decode_event(data: bytes) -> Event:
-    news: Event = _news.decode(data)
-    return news
+    event: Event = _event_decoder.decode(data)
+    return event
 
 
 def _plain(new: NewRow) -> NewRow:

@@ -122,7 +122,9 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
     )
 
 
-def _kept(how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device) -> WeightGroup:
+def _kept(
+    how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device
+) -> WeightGroup:
     kernels: dict[str, None] = {}
     by_shape = {tensor.shape: tensor for tensor in tensors if tensor.dtype == QUANTIZED}
     for tensor in by_shape.values():

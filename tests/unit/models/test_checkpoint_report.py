@@ -11,7 +11,7 @@ from tests.tools.checkpoints import make_llama
 from tests.tools.quantized import Layout, Written, write_quantized
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.kernels import without_cpp_kernels
-from tgi_cli.models.inspect import describe
+from tgi_cli.models.checkpoint_report import describe
 
 
 @pytest.fixture(scope="module")
