@@ -161,7 +161,7 @@ def make(
     if not graphs:
         config = replace(config, cuda_graphs=())
     with random_on(torch.device(kind)):
-        worker = make_worker(serve, config)
+        worker = make_worker(config)
     capacity = worker.warmup()
     return worker, SchedulerConfig.of(capacity.config, capacity.num_blocks, capacity.kv_window)
 

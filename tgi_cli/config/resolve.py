@@ -326,4 +326,16 @@ def resolve(
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, model, device),
         cuda_memory_fraction=serve.cuda_memory_fraction,
+        trust_remote_code=serve.trust_remote_code,
+        load_format=serve.load_format,
+        rope=serve.rope,
+        grammars=not serve.disable_grammar_support,
+        cross_check=serve.cross_check,
+        measured_limits=serve.measured_limits,
+        explicit_limits=tuple(
+            name
+            for name in ("max_input_tokens", "max_total_tokens")
+            if getattr(serve, name) is not None
+        ),
+        json_output=serve.json_output,
     )

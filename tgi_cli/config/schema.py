@@ -214,4 +214,17 @@ class EngineConfig:
     """Numbers of rows to capture CUDA graphs of decode steps for; empty: no graphs; ``None``:
     what suits ``max_batch_size``."""
     cuda_memory_fraction: float = 1.0
-    """Of a GPU's memory, what is ours to use."""
+    """Share of a GPU's memory to use."""
+    trust_remote_code: bool = False
+    load_format: str = "auto"
+    rope: tuple[str, float] | None = None
+    """Kind and factor of RoPE scaling, or None to use the checkpoint's."""
+    grammars: bool = True
+    """Whether requests may constrain their output."""
+    cross_check: bool = False
+    """Compare greedy tokens with transformers before serving."""
+    measured_limits: bool = True
+    """Start with the limits that ``tgi warmup`` saved, if they still hold."""
+    explicit_limits: tuple[str, ...] = ()
+    """Limits that the user set: warm-up does not lower them."""
+    json_output: bool = False

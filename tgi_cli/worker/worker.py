@@ -47,8 +47,7 @@ class ModelWorker:
     """Implements :class:`tgi_cli.engine.step.Worker`; :meth:`warmup` comes before any step.
 
     Args:
-        serve: the user's words.
-        config: as resolved from them.
+        config: as resolved.
         facts: of the model.
         model: in its dtype, on its device.
         attention: without blocks yet.
@@ -61,7 +60,6 @@ class ModelWorker:
 
     def __init__(
         self,
-        serve: ServeConfig,
         config: EngineConfig,
         facts: ModelFacts,
         model: CausalLM,
@@ -71,7 +69,6 @@ class ModelWorker:
         shard: Shard = ALONE,
         grammars: Future[LLGuidance | None] | None = None,
     ) -> None:
-        self._serve = serve
         self._config = config
         self._facts = facts
         self._model = model
@@ -133,7 +130,6 @@ class ModelWorker:
         began = time.monotonic()
         config, shard = self._config, self._shard
         sizing = Sizing(
-            self._serve,
             config,
             self._attention,
             shard,
@@ -296,34 +292,31 @@ def load_worker(
             load_sharded,  # it is made of what stands here
         )
 
-        return load_sharded(serve, config, progress), config
-    return make_worker(serve, config, progress=progress), config
+        return load_sharded(config, progress), config
+    return make_worker(config, progress=progress), config
 
 
 def make_worker(
-    serve: ServeConfig,
     config: EngineConfig,
     shard: Shard = ALONE,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelWorker:
     """The same for one process, with a share of the model. Raises the same."""
     began = time.monotonic()
-    model_config = read_config(config.model_path, serve.trust_remote_code, serve.rope)
+    model_config = read_config(config.model_path, config.trust_remote_code, config.rope)
     facts = model_facts(model_config)
-    if serve.cross_check and serve.load_format == "dummy":
+    if config.cross_check and config.load_format == "dummy":
         raise ConfigError(
             "--load-format dummy has no weights that --cross-check could compare",
             "give one of the two",
         )
     quantized = config.quantize or facts.quantization not in (None, "mxfp4")
-    if serve.cross_check and (quantized or config.quantize_head):
+    if config.cross_check and (quantized or config.quantize_head):
         raise ConfigError(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
         )
-    grammars = (
-        None if serve.disable_grammar_support or shard.rank else _grammars(config, facts, serve)
-    )
+    grammars = _grammars(config, facts) if config.grammars and not shard.rank else None
     table = make_table(config)
     device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -336,14 +329,14 @@ def make_worker(
             device,
             progress,
             shard=shard,
-            load_format=serve.load_format,
+            load_format=config.load_format,
             lora=table,
             max_positions=config.max_total_tokens,
             quantize=config.quantize,
             quantize_head=config.quantize_head,
         )
         adapters = None if table is None else AdapterShelf(model, table, dtype, device)
-        if serve.cross_check:
+        if config.cross_check:
             from tgi_cli.worker.cross_check import cross_check  # which few ask for
 
             served = config.max_total_tokens
@@ -366,14 +359,10 @@ def make_worker(
         set_threads(1)
     seconds = time.monotonic() - began
     with out_of_memory_as_error():  # the tables of rows, as long as the context
-        return ModelWorker(
-            serve, config, facts, model, attention, seconds, adapters, shard, grammars
-        )
+        return ModelWorker(config, facts, model, attention, seconds, adapters, shard, grammars)
 
 
-def _grammars(
-    config: EngineConfig, facts: ModelFacts, serve: ServeConfig
-) -> Future[LLGuidance | None]:
+def _grammars(config: EngineConfig, facts: ModelFacts) -> Future[LLGuidance | None]:
     """Read the vocabulary for grammars while the weights are read."""
     from tgi_cli.worker.grammar import load_grammars  # brings llguidance
 
@@ -383,7 +372,7 @@ def _grammars(
         config.model_path,
         facts.vocab_size,
         facts.eos_token_ids,
-        serve.trust_remote_code,
+        config.trust_remote_code,
     )
     pool.shutdown(wait=False)
     return future

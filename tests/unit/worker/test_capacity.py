@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.config import EngineConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
 from tgi_cli.worker.sizing.capacity import cache_budget, size_cache
 
@@ -29,8 +29,9 @@ PER_SEQUENCE = 63  # blocks of 16 tokens for 1000
 
 
 def size(affordable: int, config: EngineConfig = CONFIG, **said: Any) -> tuple[int, EngineConfig]:
-    serve = ServeConfig(model_id="model", **said)
-    return size_cache(serve, config, affordable * BLOCK_BYTES + 5, BLOCK_BYTES)
+    explicit = tuple(name for name in said if name in ("max_input_tokens", "max_total_tokens"))
+    config = replace(config, **said, explicit_limits=explicit) if said else config
+    return size_cache(config, affordable * BLOCK_BYTES + 5, BLOCK_BYTES)
 
 
 def test_a_cpu_takes_what_all_rows_can_use_and_room_for_prefixes():
@@ -76,7 +77,7 @@ def test_no_room_for_a_single_block():
 
 def test_a_cache_that_the_user_sized_is_that_size():
     asked = replace(CONFIG, max_batch_total_tokens=1001)
-    blocks, config = size(100, asked, max_batch_total_tokens=1001)
+    blocks, config = size(100, asked)
     assert blocks == 63, "rounded up: 1001 tokens were promised"
     assert config is asked
 

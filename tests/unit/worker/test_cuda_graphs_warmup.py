@@ -16,7 +16,6 @@ from tests.unit.worker.fakes import CPU, new_row, run, step_of
 from tests.unit.worker.test_capacity import CONFIG
 from tgi_cli.attention import KVSpec
 from tgi_cli.attention.reference import ReferenceAttention
-from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
@@ -67,7 +66,6 @@ def make_worker(
         **config,
     }
     return ModelWorker(
-        ServeConfig(model_id="m"),
         replace(CONFIG, device="cpu", **config),
         replace(MODEL, vocab_size=97),
         model or Model(97),

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_config import resolved
-from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import BlockAppend, NewRow, OptionalOutputs, Step, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.tensor_parallel import messages
@@ -100,8 +99,8 @@ def test_what_shard_0_does_alone_is_not_sent() -> None:
 
 
 def test_an_assignment_arrives_as_it_was_sent() -> None:
-    serve = ServeConfig(model_id="m", lora_adapters=("a=/b",), num_shard=2)
-    sent = messages.Assignment(1, serve, resolved(num_shard=2), "/tmp/x", "INFO")
+    config = resolved(num_shard=2, rope_scaling="linear", rope_factor=2.0)
+    sent = messages.Assignment(1, config, "/tmp/x", "INFO")
     got = messages.decode_assignment(messages.encode(sent))
     assert got == sent
     assert isinstance(got.config.model_path, Path)

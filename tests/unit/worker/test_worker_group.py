@@ -11,7 +11,6 @@ from queue import SimpleQueue
 import pytest
 
 from tests.unit.test_config import resolved
-from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.step import Step
 from tgi_cli.errors import CheckpointError, ShardError, TgiError
@@ -37,7 +36,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
 
     def begin(behaviour: str) -> WorkerGroup:
         monkeypatch.setattr(shard_process, "PROGRAM", [str(FAKE), behaviour])
-        started.append(WorkerGroup(ServeConfig(model_id="m"), resolved(num_shard=2)))
+        started.append(WorkerGroup(resolved(num_shard=2)))
         return started[-1]
 
     yield begin

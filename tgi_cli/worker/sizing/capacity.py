@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.config import EngineConfig
 from tgi_cli.errors import OutOfMemoryError
 
 CPU_SHARE = 0.5
@@ -74,14 +74,11 @@ def cache_budget(config: EngineConfig, available: int, activations: int, total_m
     return max(0, int((available - activations) * share))
 
 
-def size_cache(
-    serve: ServeConfig, config: EngineConfig, budget: int, block_bytes: int
-) -> tuple[int, EngineConfig]:
+def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int, EngineConfig]:
     """The number of KV blocks, and the configuration that holds with them.
 
     Args:
-        serve: the user's words; limits that they left open may be lowered.
-        config: as resolved from them.
+        config: as resolved; limits that are not explicit may be lowered.
         budget: bytes for the cache.
         block_bytes: of one block over all layers.
 
@@ -103,7 +100,7 @@ def size_cache(
         return asked, config
     per_sequence = -(-config.max_total_tokens // size)
     if affordable < per_sequence:
-        return affordable, _lower_limits(serve, config, affordable, budget, block_bytes)
+        return affordable, _lower_limits(config, affordable, budget, block_bytes)
     if config.device == "cpu":
         useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_ROOM))
         return min(affordable, useful), config
@@ -111,15 +108,15 @@ def size_cache(
 
 
 def _lower_limits(
-    serve: ServeConfig, config: EngineConfig, affordable: int, budget: int, block_bytes: int
+    config: EngineConfig, affordable: int, budget: int, block_bytes: int
 ) -> EngineConfig:
     """Limits of one sequence that fits ``affordable`` blocks, if the user left them open."""
     total = affordable * config.block_size
     flag, wanted = "", 2
-    if serve.max_total_tokens is not None:
+    if "max_total_tokens" in config.explicit_limits:
         flag, wanted = "--max-total-tokens", config.max_total_tokens
-    elif serve.max_input_tokens is not None:
-        flag, wanted = "--max-input-tokens", serve.max_input_tokens + 1
+    elif "max_input_tokens" in config.explicit_limits:
+        flag, wanted = "--max-input-tokens", config.max_input_tokens + 1
     if total < wanted:
         needed = -(-wanted // config.block_size) * block_bytes
         advice = (

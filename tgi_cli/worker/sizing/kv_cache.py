@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tgi_cli.attention import PagedAttention
-from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.config import EngineConfig
 from tgi_cli.device import available_memory, total_memory
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.step import Step
@@ -42,8 +42,7 @@ class Sizing:
     """One worker's way to its size. All shards do the same, and come to the same.
 
     Attributes:
-        serve: the user's words.
-        config: as resolved from them.
+        config: as resolved.
         attention: gets a small cache.
         shard: this process's place.
         weight_bytes: of the model.
@@ -51,7 +50,6 @@ class Sizing:
         measure_graphs: bytes that graphs take; None: there will be none.
     """
 
-    serve: ServeConfig
     config: EngineConfig
     attention: PagedAttention
     shard: Shard
@@ -78,7 +76,7 @@ class Sizing:
         """Figures of an earlier time, if every shard has them."""
         kept = (
             saved_profile.load(saved_profile.key_of(self.config))
-            if self.serve.measured_limits
+            if self.config.measured_limits
             else None
         )
         return kept if self.shard.smallest(int(kept is not None)) else None
@@ -119,7 +117,7 @@ class Sizing:
         available = available_memory(device) + WARMUP_BLOCKS * block_bytes * sharers
         budget = cache_budget(config, available, found.activation_bytes, total_memory(device))
         budget = shard.smallest(budget // sharers)
-        num_blocks, effective = size_cache(self.serve, config, budget, block_bytes)
+        num_blocks, effective = size_cache(config, budget, block_bytes)
         return Sized(found, num_blocks, effective)
 
     @property

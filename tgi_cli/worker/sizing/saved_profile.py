@@ -32,8 +32,22 @@ from tgi_cli.worker.sizing.capacity import Capacity
 log = logging.getLogger(__name__)
 
 _FORM = 1
-_NAMES = ("model_path", "model_id", "revision")
-"""Of a configuration: what it is called changes nothing."""
+_NOT_IN_KEY = frozenset(
+    [
+        "model_path",
+        "model_id",
+        "revision",
+        "trust_remote_code",
+        "load_format",
+        "rope",
+        "grammars",
+        "cross_check",
+        "measured_limits",
+        "explicit_limits",
+        "json_output",
+    ]
+)
+"""Fields of a configuration that the figures do not depend on."""
 _FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
 """Of a model's folder."""
 
@@ -72,7 +86,7 @@ def key_of(config: EngineConfig) -> dict[str, Any]:
     settings = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
-        if field.name not in _NAMES
+        if field.name not in _NOT_IN_KEY
     }
     return {
         "form": _FORM,

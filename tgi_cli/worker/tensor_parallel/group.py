@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tgi_cli import errors
-from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard, device_of
 from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.logging import LEVELS
@@ -67,7 +67,7 @@ class WorkerGroup:
     """The other shards. To be used from one thread, but for :meth:`watch` and :meth:`close`.
 
     Args:
-        serve, config: what to load; ``config.num_shard`` says by how many.
+        config: what to load; ``config.num_shard`` says by how many.
 
     Attributes:
         shard: this process's place; :meth:`connect` lets it meet the others.
@@ -76,7 +76,7 @@ class WorkerGroup:
         ShardError: they cannot be started.
     """
 
-    def __init__(self, serve: ServeConfig, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.shard = Shard(0, config.num_shard, device_of(config.device, 0))
         self._folder: Path | None = None
         self._processes: list[ShardProcess] = []
@@ -97,9 +97,7 @@ class WorkerGroup:
                 tempfile.mkdtemp(prefix="tgi-shards-", dir=os.environ.get(FOLDER_VARIABLE))
             )
             for process in self._processes:
-                order = messages.Assignment(
-                    process.rank, serve, config, str(self._folder), _log_level()
-                )
+                order = messages.Assignment(process.rank, config, str(self._folder), _log_level())
                 process.orders.send(messages.encode(order))
             self._monitor.start()
         except OSError as error:

@@ -47,8 +47,7 @@ def main() -> NoReturn:
     if first is None:
         os._exit(ExitCode.OK)
     assignment = messages.decode_assignment(first)
-    serve = assignment.serve
-    setup(f"shard {assignment.rank}", assignment.log_level, serve.json_output)
+    setup(f"shard {assignment.rank}", assignment.log_level, assignment.config.json_output)
     dump_on_signal()
     folder = Path(assignment.folder)
     threading.Thread(target=_answer, args=(news, folder), name="news", daemon=True).start()
@@ -76,7 +75,7 @@ def _load(assignment: messages.Assignment, folder: Path, news: Channel) -> Model
     config = assignment.config
     device = device_of(config.device, assignment.rank)
     shard = Shard(assignment.rank, config.num_shard, device)
-    worker = make_worker(assignment.serve, config, shard)
+    worker = make_worker(config, shard)
     news.send(messages.encode(messages.Loaded()))
     shard.connect(folder, MEETING_SECONDS)
     shard.set_timeout(START_SECONDS)

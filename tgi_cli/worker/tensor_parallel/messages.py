@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.config import EngineConfig
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
@@ -22,7 +22,6 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rank: int
-    serve: ServeConfig
     config: EngineConfig
     folder: str
     log_level: str

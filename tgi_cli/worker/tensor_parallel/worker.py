@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.config import EngineConfig
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step, StepResult
 from tgi_cli.errors import TgiError
@@ -21,15 +21,14 @@ log = logging.getLogger(__name__)
 
 
 def load_sharded(
-    serve: ServeConfig,
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
 ) -> ShardedWorker:
     """Load a model's shards, side by side; see :func:`tgi_cli.worker.worker.load_worker`."""
     log.info("starting %d shards", config.num_shard)
-    followers = WorkerGroup(serve, config)
+    followers = WorkerGroup(config)
     try:
-        own = make_worker(serve, config, followers.shard, progress)
+        own = make_worker(config, followers.shard, progress)
         followers.connect()
     except BaseException:  # an error of any kind, SIGTERM's SystemExit, Ctrl-C
         followers.close()

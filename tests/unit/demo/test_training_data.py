@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tgi_cli.demo import corpus, dialogs
-from tgi_cli.demo import tokenizer as tokens
-from tgi_cli.demo.windows import ChatWindows, TextWindows, encode_stream
+from tests.tools.demo import corpus, dialogs
+from tests.tools.demo import tokenizer as tokens
+from tests.tools.demo.windows import ChatWindows, TextWindows, encode_stream
 
 MODULE = '''#!/usr/bin/env python3
 # Copyright 1999 Somebody.  All rights reserved.

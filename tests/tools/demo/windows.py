@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 from tokenizers import Tokenizer
 
-from tgi_cli.demo import corpus, dialogs
-from tgi_cli.demo import tokenizer as tokens
+from tests.tools.demo import corpus, dialogs
+from tests.tools.demo import tokenizer as tokens
 
 
 class TextWindows:

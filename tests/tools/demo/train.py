@@ -1,4 +1,4 @@
-"""Train the bundled model: `python -m tgi_cli.demo.train --docs SOURCES --out FOLDER`.
+"""Train the bundled model: `python -m tests.tools.demo.train --docs SOURCES --out FOLDER`.
 
 Reads the standard library's modules and the documentation's sources, trains the tokenizer, then
 a 4.5 M parameter Llama on both, mixed with question and answer pairs made of the same text, and
@@ -25,9 +25,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tgi_cli.demo import corpus, dialogs, heldout_text
-from tgi_cli.demo import tokenizer as tokens
-from tgi_cli.demo.windows import ChatWindows, TextWindows, encode_stream
+from tests.tools.demo import corpus, dialogs
+from tests.tools.demo import tokenizer as tokens
+from tests.tools.demo.windows import ChatWindows, TextWindows, encode_stream
+from tgi_cli.demo import HELDOUT_PATH, heldout_text
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
@@ -183,7 +184,7 @@ def main() -> None:
     if not any(document.kind == "docs" for document in everything):
         raise SystemExit(f"no documentation sources (*.rst.txt or *.rst) below {options.docs}")
     if options.write_heldout:
-        corpus.write_heldout(everything, _HERE / "heldout")
+        corpus.write_heldout(everything, HELDOUT_PATH)
     documents = [document for document in everything if not corpus.is_heldout(document)]
     exchanges = dialogs.collect(documents, _HERE / "smalltalk.json")
     tokenizer = _tokenizer(options.start, documents, exchanges, options.seed)
@@ -259,7 +260,7 @@ def run(
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tgi_cli.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.demo.train", description=__doc__)
     add = parser.add_argument
     add(
         "--docs",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tgi_cli.demo.corpus import Document, first_paragraph
+from tests.tools.demo.corpus import Document, first_paragraph
 
 Message = dict[str, str]
 
