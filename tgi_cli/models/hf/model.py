@@ -107,7 +107,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         decoder = _decoder(_skeleton(config, torch.float32))
-        attention, _ = probe(decoder, decoder.config)
+        specs = probe(decoder, decoder.config)[0].specs
         context = getattr(decoder.config, "max_position_embeddings", None)
         if not isinstance(context, int):
             raise Unsupported("does not say how long a context it can have")
@@ -118,8 +118,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2
-            * sum(spec.num_kv_heads * spec.head_dim for spec in attention.specs),
+            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
         )
 
 
