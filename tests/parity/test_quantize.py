@@ -24,7 +24,8 @@ from tgi_cli.quantization.algorithms.recipe import Recipe
 from tgi_cli.quantize.calibration import heldout
 from tgi_cli.quantize.evaluation import evaluate
 from tgi_cli.quantize.gptq import FEW
-from tgi_cli.quantize.pipeline import Job, Outcome, quantize
+from tgi_cli.quantize.options import QuantizeOptions
+from tgi_cli.quantize.pipeline import Outcome, QuantizeJob, quantize
 from tgi_cli.quantize.skeleton import Skeleton
 from tgi_cli.quantize.stream import Stream
 
@@ -61,9 +62,14 @@ AWQ = Recipe(method="awq", group_size=16, sym=False, format="awq", group_aware=F
 RTN = Recipe(method="rtn", group_size=16, group_aware=False)
 
 
-def job(model: Path, out: Path, recipe: Recipe, **options: object) -> Job:
-    settings = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"}
-    return Job(model=model, out=out, recipe=recipe, **settings | options)  # type: ignore[arg-type]
+def job(model: Path, out: Path, recipe: Recipe, **changes: object) -> QuantizeJob:
+    options = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"} | changes
+    return QuantizeJob(
+        model,
+        out,
+        recipe,
+        QuantizeOptions(model_id=str(model), **options),  # type: ignore[arg-type]
+    )
 
 
 def check_served(case: Case, plain: Path, quantized: Path, twin: Path) -> None:
@@ -174,17 +180,8 @@ def test_what_is_written(tmp_path: Path) -> None:
     plain = make_miniature(CASES["Mixtral"], tmp_path / "plain")
     (plain / "README.md").write_text("---\nlicense: apache-2.0\ndatasets: [x]\n---\nwords\n")
     (plain / "LICENSE").write_text("terms")
-    outcome = quantize(
-        job(
-            plain,
-            tmp_path / "out",
-            GPTQ,
-            evaluate=True,
-            exclude=("*.layers.1.*",),
-            command="tgi quantize x y",
-            shard_bytes=40_000,
-        )
-    )
+    wanted = job(plain, tmp_path / "out", GPTQ, evaluate=True, exclude=("*.layers.1.*",))
+    outcome = quantize(replace(wanted, command_line="tgi quantize x y", shard_bytes=40_000))
     files = {file.name for file in outcome.path.iterdir()}
     assert files >= {
         *("config.json", "generation_config.json", "quantize_config.json", "README.md"),

@@ -30,6 +30,7 @@ from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
 from tgi_cli.quantize.evaluation import WINDOW, Evaluation, evaluate
 from tgi_cli.quantize.gptq import Layer, Work
 from tgi_cli.quantize.model_card import model_card
+from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.output import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.progress import BlockProgress
 from tgi_cli.quantize.selection import Selection, select
@@ -43,41 +44,24 @@ CALIBRATED = {"gptq": gptq.quantize_block, "awq": awq.quantize_block}
 """Methods that need samples, and what does a block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is to be done.
+@dataclass(frozen=True, slots=True)
+class QuantizeJob:
+    """One checkpoint to quantize.
 
     Attributes:
-        model: the folder of a plain checkpoint.
-        out: the folder to be made.
-        recipe: how weights are quantized.
-        name: of the model, as the user gave it.
-        calibration: as :func:`tgi_cli.quantize.calibration.calibrate` takes it.
-        samples, seq_len, seed: of the calibration.
-        device: ``cpu``, ``cuda``; None: CUDA where there is one.
-        include, exclude: patterns for names of layers.
-        trust_remote_code: run code that comes with the checkpoint.
-        evaluate: compare with the original in the end.
-        resume: go on with an unfinished run.
-        command: for the model card.
-        shard_bytes: of a file of weights.
+        model: the folder of an unquantized checkpoint.
+        out: the folder to create.
+        recipe: how weights are quantized; takes precedence over ``options``.
+        options: calibration, choice of layers, evaluation, resuming.
+        command_line: for the model card.
+        shard_bytes: size limit of a file of weights.
     """
 
     model: Path
     out: Path
     recipe: Recipe
-    name: str = ""
-    calibration: str | None = None
-    samples: int = 128
-    seq_len: int | None = None
-    seed: int = 0
-    device: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    trust_remote_code: bool = False
-    evaluate: bool = False
-    resume: bool = False
-    command: str = ""
+    options: QuantizeOptions
+    command_line: str = ""
     shard_bytes: int = SHARD_BYTES
 
 
@@ -104,7 +88,7 @@ class Outcome:
     source: str
 
 
-def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
+def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> Outcome:
     """Do a job.
 
     Interrupted, it leaves what is done in ``OUT.partial``; the same job with ``resume`` goes on
@@ -118,11 +102,11 @@ def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
     began = time.monotonic()
     check(job.recipe)
     with torch.no_grad(), large_blocks_apart(), progress or BlockProgress(shown=False) as shown:
-        device = torch.device(device_facts(job.device).kind)
-        model = Skeleton(job.model, device, trust_remote_code=job.trust_remote_code)
+        device = torch.device(device_facts(job.options.device).kind)
+        model = Skeleton(job.model, device, trust_remote_code=job.options.trust_remote_code)
         _require_plain(model.config)
         job = replace(job, recipe=_with_dtype(job.recipe, model.config))
-        chosen = select(model, job.recipe, job.include, job.exclude)
+        chosen = select(model, job.recipe, job.options.include, job.options.exclude)
         if any(entry.part is not None for entry in model.stored.values()):
             log.info("experts are written one by one, under the family's names for them")
         _tell(chosen)
@@ -131,16 +115,16 @@ def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
         if job.recipe.method in CALIBRATED:
             samples = calibrate(
                 job.model,
-                job.calibration,
-                samples=job.samples,
-                seq_len=job.seq_len,
-                seed=job.seed,
+                job.options.calibration,
+                samples=job.options.samples,
+                seq_len=job.options.seq_len,
+                seed=job.options.seed,
                 context=context,
-                trust_remote_code=job.trust_remote_code,
+                trust_remote_code=job.options.trust_remote_code,
             )
             count, length = samples.ids.shape
             log.info("calibrating with %d samples of %d tokens: %s", count, length, samples.source)
-        partial = Partial(job.out, _identity(job, model, samples), job.resume)
+        partial = Partial(job.out, _identity(job, model, samples), job.options.resume)
         try:
             shown.start("quantizing", len(model.blocks), partial.done)
             if samples is None:
@@ -233,7 +217,7 @@ def _run_blocks(
 
 
 def _finish(
-    job: Job,
+    job: QuantizeJob,
     model: Skeleton,
     chosen: Selection,
     samples: Calibration | None,
@@ -256,14 +240,14 @@ def _finish(
         job.shard_bytes,
     )
     evaluation = None
-    if job.evaluate:
+    if job.options.evaluate:
         shown.start("evaluating", len(model.blocks))
         evaluation = evaluate(
             job.model,
             whole,
             _text_to_evaluate(job, model, samples),
             model.device,
-            trust_remote_code=job.trust_remote_code,
+            trust_remote_code=job.options.trust_remote_code,
             progress=lambda done, _: shown.reached(done),
         )
     source = ""
@@ -272,10 +256,10 @@ def _finish(
         source += samples.source
     card = model_card(
         name=job.out.resolve().name,
-        original=job.name or str(job.model),
+        original=job.options.model_id,
         folder=job.model,
         description=describe(job.recipe),
-        command=job.command,
+        command=job.command_line,
         calibration=source,
         layers=partial.layers,
         ignored=len(chosen.ignored),
@@ -294,7 +278,7 @@ def _finish(
     )
 
 
-def _text_to_evaluate(job: Job, model: Skeleton, samples: Calibration | None) -> Tensor:
+def _text_to_evaluate(job: QuantizeJob, model: Skeleton, samples: Calibration | None) -> Tensor:
     """Of the data set that it was calibrated with what was not used, else the bundled text."""
     context = getattr(model.decoder.config, "max_position_embeddings", None) or WINDOW
     length = min(WINDOW, context)
@@ -302,7 +286,7 @@ def _text_to_evaluate(job: Job, model: Skeleton, samples: Calibration | None) ->
         rest = samples.rest.flatten()
         if len(rest) >= length:
             return rest[: len(rest) // length * length].view(-1, length)
-    ids = heldout(job.model, length, job.trust_remote_code)
+    ids = heldout(job.model, length, job.options.trust_remote_code)
     if not len(ids):
         raise ConfigError(f"the held-out text has not one window of {length} tokens")
     return ids
@@ -330,7 +314,7 @@ def _tell(chosen: Selection) -> None:
         log.warning("%s%s: stays as it is, %s", names[0], more, reason)
 
 
-def _identity(job: Job, model: Skeleton, samples: Calibration | None) -> dict[str, Any]:
+def _identity(job: QuantizeJob, model: Skeleton, samples: Calibration | None) -> dict[str, Any]:
     """What decides the output, to the last bit."""
     headers = hashlib.sha256(read_bytes(job.model / "config.json"))
     for name, entry in sorted(model.stored.items()):
@@ -342,6 +326,6 @@ def _identity(job: Job, model: Skeleton, samples: Calibration | None) -> dict[st
         "model": headers.hexdigest(),
         "options": {key: str(value) for key, value in asdict(job.recipe).items()},
         "calibration": None if samples is None else samples.digest,
-        "layers": [list(job.include), list(job.exclude)],
+        "layers": [list(job.options.include), list(job.options.exclude)],
         "device": [model.device.type, str(model.dtype)],
     }

@@ -32,7 +32,7 @@ _SLOW = "it takes too long to follow: the same text can be read in too many ways
 Choice = Callable[[], int]
 
 
-def limits() -> LLParserLimits:
+def matcher_limits() -> LLParserLimits:
     """Those of the engine, halved where the size of its vocabulary counts as well."""
     engine = LLParserLimits()
     return LLParserLimits(
@@ -42,7 +42,7 @@ def limits() -> LLParserLimits:
     )
 
 
-def error_of(matcher: LLMatcher, source: str, letter_ids: Sequence[int]) -> str:
+def find_error(matcher: LLMatcher, source: str, letter_ids: Sequence[int]) -> str:
     """What is wrong with a grammar that was compiled; empty: nothing that was found.
 
     Args:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tests.unit.text import tiny
 from tgi_cli import demo
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windows import WINDOW_CHARACTERS, spans
+from tgi_cli.text.windowed_encoding import WINDOW_CHARACTERS, encode_in_windows
 from tgi_cli.text.workers import TextWorkers
 
 _RANDOM = random.Random(0)
@@ -81,7 +81,7 @@ def test_windows_have_the_tokens_of_the_whole(
     tokenizer: Tokenizer, name: str, special: bool
 ) -> None:
     text = TEXTS[name]
-    found = list(spans(tokenizer, text, special, window=1024))
+    found = list(encode_in_windows(tokenizer, text, special, window=1024))
     whole = tokenizer.spans(text, special)
     assert len(found) > 3 or len(whole) < 10, "one token may have much text"
     assert list(chain.from_iterable(found)) == whole
@@ -103,7 +103,7 @@ class _Odd:
 def test_windows_that_do_not_agree_grow_up_to_the_whole(tokenizer: Tokenizer) -> None:
     odd = _Odd(tokenizer)
     text = "a b c d " * 2_000
-    found = list(chain.from_iterable(spans(odd, text, False, window=1024)))  # type: ignore[arg-type]
+    found = list(chain.from_iterable(encode_in_windows(odd, text, False, window=1024)))  # type: ignore[arg-type]
     assert odd.lengths[-1] == len(text)
     assert found[-1][2] == len(text)
     assert sum(odd.lengths) < 8 * len(text)
@@ -113,16 +113,18 @@ class TestWorkers:
     @pytest.fixture
     def encoded(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """How many characters the tokenizer was given in each call."""
-        from tgi_cli.text import windows
+        from tgi_cli.text import windowed_encoding
 
         seen: list[int] = []
-        encode = windows._encode
+        encode = windowed_encoding._encode
 
-        def watched(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[windows.Span]:
+        def watched(
+            tokenizer: Tokenizer, text: str, start: int, stop: int
+        ) -> list[windowed_encoding.Span]:
             seen.append(min(stop, len(text)) - start)
             return encode(tokenizer, text, start, stop)
 
-        monkeypatch.setattr(windows, "_encode", watched)
+        monkeypatch.setattr(windowed_encoding, "_encode", watched)
         return seen
 
     @pytest.fixture

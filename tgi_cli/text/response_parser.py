@@ -7,17 +7,22 @@ its arguments can be streamed. Nothing is lost: what opens like a call and is no
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tgi_cli.text.tool_calls import Arguments, Call, CallStream, whole_calls
+from tgi_cli.text.known_formats import REASONING_FIELDS, ToolFormat
+from tgi_cli.text.tool_calls import (
+    ToolCallArguments,
+    ToolCallShape,
+    ToolCallStart,
+    ToolCallStream,
+    parse_tool_calls,
+)
 
-if TYPE_CHECKING:
-    from tgi_cli.text.response import ResponseFormat
-
-REASONING = ("reasoning_content", "reasoning", "thinking")
-"""What response templates call it."""
+_ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +39,31 @@ class Reasoning:
     text: str
 
 
-Piece = Content | Reasoning | Call | Arguments
+ResponsePart = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 @dataclass(slots=True)
-class Message:
+class ParsedResponse:
     """All pieces of one answer together."""
 
     content: str
     reasoning: str
-    calls: list[Call]
+    calls: list[ToolCallStart]
     arguments: list[str]
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Message:
+    def of(cls, pieces: Sequence[ResponsePart]) -> ParsedResponse:
         """Add the pieces up."""
         content: list[str] = []
         reasoning: list[str] = []
-        calls: list[Call] = []
+        calls: list[ToolCallStart] = []
         arguments: list[list[str]] = []
         for piece in pieces:
             if isinstance(piece, Content):
                 content.append(piece.text)
             elif isinstance(piece, Reasoning):
                 reasoning.append(piece.text)
-            elif isinstance(piece, Call):
+            elif isinstance(piece, ToolCallStart):
                 calls.append(piece)
                 arguments.append([])
             else:
@@ -66,7 +71,7 @@ class Message:
         return cls("".join(content), "".join(reasoning), calls, ["".join(a) for a in arguments])
 
 
-class _Flow:
+class _TrimmedText:
     """Text of one kind without the white space where a region begins or ends."""
 
     def __init__(self) -> None:
@@ -98,7 +103,24 @@ class _Flow:
         self.held, self._joint, self._given = "", "", False
 
 
-class ResponseReader:
+@dataclass(frozen=True, slots=True)
+class ResponseTemplates:
+    """The response templates of one model, loaded by transformers.
+
+    Attributes:
+        every: all regions.
+        without_tools: all regions but tool calls, or None if there are no others.
+        tool_calls: the region of one call, or None if the syntax of calls is unknown.
+        shape: where a call holds its name and arguments, or None if not as plain JSON.
+    """
+
+    every: Any
+    without_tools: Any
+    tool_calls: Any
+    shape: ToolCallShape | None
+
+
+class ResponseParser:
     """Reads one answer as it is written.
 
     The pieces of a text, added up, do not depend on how it was cut. White space around regions
@@ -110,19 +132,21 @@ class ResponseReader:
 
     def __init__(
         self,
-        form: ResponseFormat,
-        loaded: Any,
+        templates: ResponseTemplates,
+        tool_format: ToolFormat | None,
         prefix: str,
         tools: Sequence[Mapping[str, Any]],
         parallel: bool,
     ) -> None:
-        from transformers.utils.chat_parsing import ResponseParser
+        from transformers.utils.chat_parsing import ResponseParser as TemplateParser
 
-        self._form = form
-        self._fields = loaded.fields
+        template = templates.every if tools else templates.without_tools
+        self._templates = templates
+        self._fields = template.fields
+        self._id_length = tool_format.id_length if tool_format else 0
         self._tools = [dict(tool) for tool in tools]
         self._names: frozenset[str] | None = None
-        if form.bare:
+        if tool_format and tool_format.bare:
             self._names = frozenset(str(tool["function"]["name"]) for tool in self._tools)
         self._most = None if parallel else 1
         self.calls = 0
@@ -130,20 +154,20 @@ class ResponseReader:
         """Text that no event has told of yet: markers, and what may become one."""
         self._region = ""
         """A call's text so far, markers included."""
-        self._call: CallStream | None = None
-        self._content, self._reasoning = _Flow(), _Flow()
-        self._parser = ResponseParser(loaded, prefix=prefix)
+        self._call: ToolCallStream | None = None
+        self._content, self._reasoning = _TrimmedText(), _TrimmedText()
+        self._parser = TemplateParser(template, prefix=prefix)
         for event in self._parser.initial_events:
             self._pieces(event)
         self._content.forget()
         self._reasoning.forget()
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[ResponsePart]:
         """What the next piece of text adds."""
         self._raw += text
         return [piece for event in self._parser.feed(text) for piece in self._pieces(event)]
 
-    def finish(self, cut_off: bool = False) -> list[Piece]:
+    def finish(self, cut_off: bool = False) -> list[ResponsePart]:
         """What the end adds.
 
         Of an answer that was ``cut_off`` behind a call, what looks like the beginning of another
@@ -158,7 +182,7 @@ class ResponseReader:
             pieces.append(Content(self._content.held))
         return pieces
 
-    def _pieces(self, event: Mapping[str, Any]) -> list[Piece]:
+    def _pieces(self, event: Mapping[str, Any]) -> list[ResponsePart]:
         name = event["field"]
         if event["type"] == "region_open":
             return self._opened(name)
@@ -171,15 +195,15 @@ class ResponseReader:
             return self._numbered(self._call.push(text))
         if name == "content":
             return self._answer(text)
-        shown = self._reasoning.push(text) if name in REASONING else ""
+        shown = self._reasoning.push(text) if name in REASONING_FIELDS else ""
         return [Reasoning(shown)] if shown else []
 
-    def _opened(self, name: str) -> list[Piece]:
+    def _opened(self, name: str) -> list[ResponsePart]:
         pattern = self._fields[name].open_re
         if pattern is None:
             return []
         self._content.cut("\n" if name == "content" else "")
-        if name in REASONING:
+        if name in REASONING_FIELDS:
             self._reasoning.cut("\n")
         match = pattern.search(self._raw)
         captures: dict[str, str] = {}
@@ -189,24 +213,24 @@ class ResponseReader:
             self._raw = self._raw[match.end() :]
         if name != "tool_calls":
             return []
-        self._call = CallStream(self._form.regions.shape, captures, self._names)
+        self._call = ToolCallStream(self._templates.shape, captures, self._names)
         return self._numbered(self._call.begin())
 
-    def _closed(self, name: str) -> list[Piece]:
+    def _closed(self, name: str) -> list[ResponsePart]:
         field = self._fields[name]
         if field.open_re is not None and field.close_re is not None:
             match = field.close_re.match(self._raw)
             if match is not None:
                 self._region += match.group()
                 self._raw = self._raw[match.end() :]
-        if name in REASONING:
+        if name in REASONING_FIELDS:
             self._reasoning.cut()
         call, self._call = self._call, None
         if call is None:
             return []
         if call.began:
             return self._numbered(call.end())
-        found = whole_calls(self._form.regions.whole, self._region, self._tools, self._names)
+        found = parse_tool_calls(self._templates.tool_calls, self._region, self._tools, self._names)
         return self._numbered(found) if found else self._answer(self._region)
 
     def _leave(self, text: str) -> None:
@@ -214,19 +238,25 @@ class ResponseReader:
         place = 0 if self._raw.startswith(text) else max(self._raw.find(text), 0)
         self._raw = self._raw[place + len(text) :]
 
-    def _answer(self, text: str) -> list[Piece]:
+    def _answer(self, text: str) -> list[ResponsePart]:
         shown = self._content.push(text)
         return [Content(shown)] if shown else []
 
-    def _numbered(self, pieces: Sequence[Call | Arguments]) -> list[Piece]:
+    def _numbered(self, pieces: Sequence[ToolCallStart | ToolCallArguments]) -> list[ResponsePart]:
         """Numbered and named within the answer; those beyond the limit left out."""
-        found: list[Piece] = []
+        found: list[ResponsePart] = []
         for piece in pieces:
-            if isinstance(piece, Call):
+            if isinstance(piece, ToolCallStart):
                 self.calls += 1
             if self._most is not None and self.calls > self._most:
                 continue
-            if isinstance(piece, Call):
-                piece = replace(piece, id=self._form.new_id())
+            if isinstance(piece, ToolCallStart):
+                piece = replace(piece, id=self._new_id())
             found.append(replace(piece, index=self.calls - 1))
         return found
+
+    def _new_id(self) -> str:
+        """An id for a call, in the form that the model's chat template expects."""
+        if self._id_length:
+            return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
+        return "call_" + secrets.token_hex(12)

@@ -14,9 +14,9 @@ from transformers.utils.chat_parsing import parse_response
 
 from tests.unit.text import tiny
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.response import ResponseFormat, choose
-from tgi_cli.text.response_formats import REASONING_FORMATS, TOOL_FORMATS, compose
-from tgi_cli.text.response_reader import Content, Message, Piece, Reasoning
+from tgi_cli.text.known_formats import REASONING_FORMATS, TOOL_FORMATS, compose
+from tgi_cli.text.response_format import ResponseFormat, choose_response_format
+from tgi_cli.text.response_parser import Content, ParsedResponse, Reasoning, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 TOOLS = [
@@ -77,7 +77,7 @@ def test_what_may_become_a_call_is_not_held_without_end(tokenizer: Tokenizer, na
     found = [piece for letter in PENDING[name] for piece in reader.push(letter)]
     assert len(reader._raw) < 600
     found += reader.push("|")
-    assert Message.of([*found, *reader.finish()]).content == PENDING[name] + "|"
+    assert ParsedResponse.of([*found, *reader.finish()]).content == PENDING[name] + "|"
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_arguments_that_are_begun_and_not_ended(
 ) -> None:
     """Each of thousands would have the rest of the text searched for its end."""
 
-    def read(text: str) -> Message:
+    def read(text: str) -> ParsedResponse:
         reader = form(tokenizer, name).reader("", tools=TOOLS)
         assert reader is not None
-        return Message.of([*reader.push(text), *reader.finish()])
+        return ParsedResponse.of([*reader.push(text), *reader.finish()])
 
     assert read(begin + (argument + "1" + end) * 100 + argument * 3).calls
     text = begin + argument + "1" + end + argument * 10_000
@@ -122,11 +122,11 @@ def form(tokenizer: Tokenizer, tools: str | None, reasoning: str | None = None) 
 
 def read(
     form: ResponseFormat, pieces: list[str], prompt: str = "", tools: Any = TOOLS, **options: Any
-) -> Message:
+) -> ParsedResponse:
     reader = form.reader(prompt, tools=tools, **options)
     assert reader is not None
     found = [piece for text in pieces for piece in reader.push(text)] + reader.finish()
-    return Message.of(found)
+    return ParsedResponse.of(found)
 
 
 def cuts(text: str, count: int = 25) -> list[list[str]]:
@@ -139,7 +139,7 @@ def cuts(text: str, count: int = 25) -> list[list[str]]:
     return ways
 
 
-def calls(message: Message) -> list[tuple[str, Any]]:
+def calls(message: ParsedResponse) -> list[tuple[str, Any]]:
     return [
         (call.name, json.loads(arguments))
         for call, arguments in zip(message.calls, message.arguments, strict=True)
@@ -216,7 +216,7 @@ def test_reasoning(
 def test_an_answer_goes_on_within_its_reasoning(tokenizer: Tokenizer) -> None:
     reader = form(tokenizer, None, "think").reader("x<think>so ", continued="<think>so ")
     assert reader is not None
-    pieces: list[Piece] = [*reader.push("far</think> good"), *reader.finish()]
+    pieces: list[ResponsePart] = [*reader.push("far</think> good"), *reader.finish()]
     assert pieces == [Reasoning("far"), Content("good")]
 
 
@@ -312,7 +312,7 @@ _TOKENIZER = Tokenizer(tiny.byte_level())
 class TestChoosing:
     def test_by_the_template(self, tokenizer: Tokenizer) -> None:
         def chosen(text: str) -> tuple[Any, ...]:
-            form = choose(tokenizer, text, True)
+            form = choose_response_format(tokenizer, text, True)
             if form is None:
                 return None, None
             tools = next((n for n, f in TOOL_FORMATS.items() if f is form.tools), None)
@@ -333,7 +333,7 @@ class TestChoosing:
         backend = tiny.byte_level()
         backend.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True), "<think>"])
         tokenizer = Tokenizer(backend)
-        form = choose(tokenizer, "{{ tools }}", True)
+        form = choose_response_format(tokenizer, "{{ tools }}", True)
         assert form is not None
         assert form.tools is TOOL_FORMATS["mistral_list"]
         marker, think = (backend.token_to_id(text) for text in ("[TOOL_CALLS]", "<think>"))
@@ -341,30 +341,35 @@ class TestChoosing:
         assert form.shown(False) == {think}
 
     def test_what_only_calls_need_waits_for_tools(self, tokenizer: Tokenizer) -> None:
-        form = choose(tokenizer, "plain", False)
+        form = choose_response_format(tokenizer, "plain", False)
         assert form is not None
         assert form.reader("") is None
         assert not form.loaded
         assert form.reader("", tools=TOOLS) is not None
         assert form.loaded
-        thinking = choose(tokenizer, "</think>", True)
+        thinking = choose_response_format(tokenizer, "</think>", True)
         assert thinking is not None
         assert thinking.loaded
 
     def test_a_template_without_tools_is_told_to_write_them(self, tokenizer: Tokenizer) -> None:
-        form = choose(tokenizer, "plain", False)
+        form = choose_response_format(tokenizer, "plain", False)
         assert form is not None
         assert form.tools_as_text
         assert form.tools is TOOL_FORMATS["hermes"]
 
     def test_by_name(self, tokenizer: Tokenizer) -> None:
-        assert choose(tokenizer, "<tool_call><think>", True, None, "none", "none") is None
-        form = choose(tokenizer, "<tool_call>", True, None, "llama3_json", "seed_oss")
+        assert (
+            choose_response_format(tokenizer, "<tool_call><think>", True, None, "none", "none")
+            is None
+        )
+        form = choose_response_format(
+            tokenizer, "<tool_call>", True, None, "llama3_json", "seed_oss"
+        )
         assert form is not None
         assert form.tools is TOOL_FORMATS["llama3_json"]
         for flags in (("xml", "auto"), ("auto", "deep")):
             with pytest.raises(ConfigError, match="is not known"):
-                choose(tokenizer, "", True, None, *flags)
+                choose_response_format(tokenizer, "", True, None, *flags)
 
     def test_the_models_own_template_comes_first(
         self, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
@@ -384,15 +389,15 @@ class TestChoosing:
                 },
             },
         }
-        form = choose(tokenizer, "<tool_call>", True, own)
+        form = choose_response_format(tokenizer, "<tool_call>", True, own)
         assert form is not None
         for pieces in cuts("(hm) Well !weather(city=Paris,days=3; !time("):
             message = read(form, pieces, "<u>(x<a>")
             assert message.reasoning == "hm"
             assert message.content == "Well"
             assert calls(message) == [("weather", {"city": "Paris", "days": 3}), ("time", {})]
-        assert choose(tokenizer, "", True, own, "hermes", "none") is not form
-        broken = choose(tokenizer, "<tool_call>", True, {"fields": {}})
+        assert choose_response_format(tokenizer, "", True, own, "hermes", "none") is not form
+        broken = choose_response_format(tokenizer, "<tool_call>", True, {"fields": {}})
         assert broken is not None
         assert broken.tools is TOOL_FORMATS["hermes"]
         assert "response template is not used" in caplog.text

@@ -15,7 +15,7 @@ _SCALAR = re.compile(r'[^ \t\r\n{}\[\],:"]*')
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JsonChunk:
     """More of a value's JSON, verbatim.
 
     Attributes:
@@ -30,7 +30,7 @@ class Part:
     complete: bool
 
 
-class JsonMembers:
+class JsonValueStream:
     """The values at some paths of every element of a text, piece by piece as they are written.
 
     Elements are the top-level values, or with ``items`` the items of a top-level list. Values
@@ -57,9 +57,9 @@ class JsonMembers:
         self._depth = 0
         """Of the wanted value."""
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[JsonChunk]:
         """What the next piece of the text adds."""
-        parts: list[Part] = []
+        parts: list[JsonChunk] = []
         begin = place = 0
         while place < len(text):
             if self._string:
@@ -116,7 +116,7 @@ class JsonMembers:
                 continue
             place += 1
         if self._wanted is not None and begin < len(text):
-            parts.append(Part(self._element, self._wanted, text[begin:], False))
+            parts.append(JsonChunk(self._element, self._wanted, text[begin:], False))
         return parts
 
     def _within_string(self, text: str, place: int) -> int:
@@ -145,12 +145,12 @@ class JsonMembers:
                 return place
         return begin
 
-    def _end(self, parts: list[Part], text: str, begin: int, place: int) -> None:
+    def _end(self, parts: list[JsonChunk], text: str, begin: int, place: int) -> None:
         """A value ended just before ``place``."""
         depth = len(self._frames)
         if self._wanted is not None and depth <= self._depth:
-            parts.append(Part(self._element, self._wanted, text[begin:place], True))
+            parts.append(JsonChunk(self._element, self._wanted, text[begin:place], True))
             self._wanted = None
         if depth == self._base and self._element >= 0:
-            parts.append(Part(self._element, None, "", True))
+            parts.append(JsonChunk(self._element, None, "", True))
             self._awaits = not self._items

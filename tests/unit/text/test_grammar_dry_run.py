@@ -10,7 +10,7 @@ from llguidance import LLParserLimits
 
 from tests.unit.text.test_grammar_compile import compiled, follows
 from tgi_cli import demo
-from tgi_cli.text.grammar import walk
+from tgi_cli.text.grammar import dry_run
 from tgi_cli.text.grammar.grammar import MOST_BYTES, Grammar, GrammarError
 from tgi_cli.worker.grammar import load_grammars
 
@@ -90,7 +90,7 @@ def test_choices_beyond_the_bound_are_refused_by_size() -> None:
 
 
 def test_the_check_is_no_wider_than_the_engine() -> None:
-    ours, engine = walk.limits(), LLParserLimits()
+    ours, engine = dry_run.matcher_limits(), LLParserLimits()
     for name in ("max_items_in_row", "initial_lexer_fuel", "max_lexer_states", "max_grammar_size"):
         assert getattr(ours, name) == getattr(engine, name)
     assert ours.step_lexer_fuel < engine.step_lexer_fuel

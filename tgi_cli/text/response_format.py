@@ -4,50 +4,68 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.answer_frame import frame_of
-from tgi_cli.text.response_formats import (
+from tgi_cli.text.known_formats import (
     ANY_START,
     FALLBACK,
     PARSERS,
+    REASONING_FIELDS,
     REASONING_FORMATS,
     TOOL_FORMATS,
     ToolFormat,
     compose,
     detect,
 )
-from tgi_cli.text.response_reader import REASONING, ResponseReader
+from tgi_cli.text.response_parser import ResponseParser, ResponseTemplates
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.tool_calls import CallShape, shape_of
+from tgi_cli.text.tool_calls import shape_of
 
 logger = logging.getLogger(__name__)
 
 _START_KEYS = ("start_anchor", "start_anchor_pattern")
-_LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
-    """The loaded response templates of one model.
+class AnswerMarkers:
+    """The texts around reasoning and in front of the content; empty: none.
 
-    Attributes:
-        every: all regions.
-        without_tools: those but calls; None: there are no others.
-        whole: a call's region as transformers parses it; None: calls are not known.
-        shape: where in a call its name and its arguments stand; None: nowhere plainly.
+    They let a grammar constrain the content alone, behind any reasoning.
     """
 
-    every: Any
-    without_tools: Any
-    whole: Any
-    shape: CallShape | None
+    open: str = ""
+    close: str = ""
+    then: str = ""
+
+    @classmethod
+    def of(cls, template: Mapping[str, Any]) -> AnswerMarkers:
+        """Those markers of a response template that are fixed texts."""
+        fields = template["fields"]
+        then = _first_text(fields.get("content", {}), "open")
+        # Where even the content is marked, a turn of its own follows the reasoning's.
+        turn = template.get("start_anchor", "") if then else ""
+        for name in REASONING_FIELDS:
+            region = fields.get(name, {})
+            opening, close = _first_text(region, "open"), _first_text(region, "close")
+            if opening and close:
+                return cls(opening, close + turn, then)
+        return cls(then=then)
+
+    def before(self, inside: bool) -> dict[str, Any] | None:
+        """The argument of :meth:`~tgi_cli.text.grammar.grammar.Grammar.behind`.
+
+        None if there is nothing but content.
+
+        Args:
+            inside: generation starts within reasoning.
+        """
+        if not self.open and not self.then:
+            return None
+        return {"open": self.open, "close": self.close, "then": self.then, "inside": inside}
 
 
 class ResponseFormat:
@@ -59,7 +77,7 @@ class ResponseFormat:
         tools: how calls are written; None: by the model's own template, or not at all.
         knows_tools, knows_reasoning: whether calls or reasoning can be told from text.
         tools_as_text: the chat template does not know tools, so they are told in a message.
-        frame: what stands around the content.
+        markers: texts around reasoning and in front of the content.
     """
 
     def __init__(
@@ -70,20 +88,20 @@ class ResponseFormat:
         tools_as_text: bool = False,
     ) -> None:
         fields: dict[str, Any] = dict(template["fields"])
-        self.frame = frame_of(template)
+        self.markers = AnswerMarkers.of(template)
         self.tools = tools
         self.tools_as_text = tools_as_text
         self.knows_tools = "tool_calls" in fields
-        self.knows_reasoning = any(name in fields for name in REASONING)
-        self.id_length = tools.id_length if tools else 0
-        self.bare = bool(tools and tools.bare)
+        self.knows_reasoning = any(name in fields for name in REASONING_FIELDS)
         plain = {name: field for name, field in fields.items() if name != "tool_calls"}
         self._marked = any("open" in field or "open_pattern" in field for field in plain.values())
         self._template = template
         self._fields, self._plain = fields, plain
         self._anchored = template.get("start_anchor_pattern") != ANY_START
         self._openings = [
-            text for name in REASONING for text in _texts(fields.get(name, {}).get("open", []))
+            text
+            for name in REASONING_FIELDS
+            for text in _texts(fields.get(name, {}).get("open", []))
         ]
         self._shown = _shown(tokenizer, list(fields.values()))
         self._shown_plain = _shown(tokenizer, list(plain.values()))
@@ -91,7 +109,7 @@ class ResponseFormat:
             self.load()
 
     @cached_property
-    def regions(self) -> Regions:
+    def templates(self) -> ResponseTemplates:
         """The template as transformers has it; takes half a second and 26 MB the first time."""
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
@@ -105,12 +123,12 @@ class ResponseFormat:
                 {"fields": {"tool_calls": call}, "start_anchor_pattern": ANY_START}
             )
             shape = shape_of(whole.fields["tool_calls"])
-        return Regions(every, without_tools, whole, shape)
+        return ResponseTemplates(every, without_tools, whole, shape)
 
     @property
     def loaded(self) -> bool:
         """Whether :meth:`reader` need not load anything any more."""
-        return "regions" in vars(self)
+        return "templates" in vars(self)
 
     def load(self) -> None:
         """Load what reads answers.
@@ -118,7 +136,7 @@ class ResponseFormat:
         Where only calls are marked, that waits for the first request with tools: many servers
         never see one.
         """
-        _ = self.regions
+        _ = self.templates
 
     def shown(self, tools: bool) -> frozenset[int]:
         """Special tokens that have to be in the text, for regions to be told by them."""
@@ -130,7 +148,7 @@ class ResponseFormat:
         continued: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         parallel: bool = True,
-    ) -> ResponseReader | None:
+    ) -> ResponseParser | None:
         """For one answer to ``prompt``; None where nothing in it could be marked.
 
         ``continued`` is what of the prompt the answer goes on from; ``tools`` those that may be
@@ -138,19 +156,21 @@ class ResponseFormat:
         """
         if not tools and not self._marked:
             return None
-        loaded = self.regions.every if tools else self.regions.without_tools
-        return ResponseReader(self, loaded, self._prefix(prompt, continued), tools, parallel)
+        prefix = self._prefix(prompt, continued)
+        return ResponseParser(self.templates, self.tools, prefix, tools, parallel)
 
     def is_reasoning(self, prompt: str, continued: str = "") -> bool:
         """Whether an answer to ``prompt`` begins within reasoning."""
         prefix = self._prefix(prompt, continued)
-        opened = prefix.rfind(self.frame.open) if self.frame.open else -1
-        return opened >= 0 and self.frame.close not in prefix[opened:]
+        opened = prefix.rfind(self.markers.open) if self.markers.open else -1
+        return opened >= 0 and self.markers.close not in prefix[opened:]
 
     def _prefix(self, prompt: str, continued: str) -> str:
         """What of the prompt belongs to the answer: templates open the reasoning themselves."""
         if self._anchored:
-            starts = [match.end() for match in self.regions.every.start_anchor_re.finditer(prompt)]
+            starts = [
+                match.end() for match in self.templates.every.start_anchor_re.finditer(prompt)
+            ]
             return prompt[starts[-1] :] if starts else ""
         if continued:
             return continued
@@ -160,14 +180,8 @@ class ResponseFormat:
                 return prompt[len(end) - len(opening) :]
         return ""
 
-    def new_id(self) -> str:
-        """An id for a call, as this model's chat template wants them."""
-        if self.id_length:
-            return "".join(secrets.choice(_LETTERS) for _ in range(self.id_length))
-        return "call_" + secrets.token_hex(12)
 
-
-def choose(
+def choose_response_format(
     tokenizer: Tokenizer,
     template_text: str,
     takes_tools: bool,
@@ -229,6 +243,14 @@ def _neutral(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str
             for name, field in fields.items()
         },
     }
+
+
+def _first_text(region: Mapping[str, Any], key: str) -> str:
+    """The first marker of a region, or an empty text if it is a pattern."""
+    found = region.get(key, "")
+    if isinstance(found, list | tuple):
+        found = found[0] if found else ""
+    return found if isinstance(found, str) else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

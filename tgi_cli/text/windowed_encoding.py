@@ -37,7 +37,7 @@ def is_long(text: str) -> bool:
     return len(text) * 4 > WHOLE_BYTES and len(text.encode(errors="replace")) > WHOLE_BYTES
 
 
-def spans(
+def encode_in_windows(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool, window: int = WINDOW_CHARACTERS
 ) -> Iterator[list[Span]]:
     """All tokens of the text, those of a window at a time."""

@@ -18,8 +18,12 @@ ANY_START = r"\A"
 """Of templates that do not know how a model's turns begin: response.py cuts them out before."""
 
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names of the reasoning region in response templates."""
+
+
 @dataclass(frozen=True, slots=True)
-class CallGrammar:
+class ToolCallGrammar:
     """What stands around the arguments of calls, to be constrained by; ``NAME`` is the function's.
 
     Attributes:
@@ -55,7 +59,7 @@ class ToolFormat:
     marks: tuple[tuple[str, ...], ...]
     bare: bool = False
     id_length: int = 0
-    grammar: CallGrammar | None = None
+    grammar: ToolCallGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             close=["<|call|>", "<|end|>"],
         ),
         (("<|channel|>", "<|message|>"),),
-        grammar=CallGrammar(
+        grammar=ToolCallGrammar(
             " to=functions.",
             " to=functions.NAME<|channel|>commentary json<|message|>",
             "<|call|>",
@@ -139,7 +143,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             close="</tool_call>",
         ),
         (("<tool_call>",),),
-        grammar=CallGrammar(
+        grammar=ToolCallGrammar(
             "<tool_call>", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"
         ),
     ),
@@ -154,7 +158,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         (("[TOOL_CALLS]", "[ARGS]"),),
         id_length=9,
-        grammar=CallGrammar("[TOOL_CALLS]", "[TOOL_CALLS]NAME[ARGS]", "", between=""),
+        grammar=ToolCallGrammar("[TOOL_CALLS]", "[TOOL_CALLS]NAME[ARGS]", "", between=""),
     ),
     "mistral_list": ToolFormat(
         _field(
@@ -166,7 +170,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         (("[TOOL_CALLS]",),),
         id_length=9,
-        grammar=CallGrammar(
+        grammar=ToolCallGrammar(
             "[TOOL_CALLS]",
             '{"name": "NAME", "arguments": ',
             "}",
@@ -198,7 +202,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         (("<|python_tag|>", '"parameters"'),),
         bare=True,
-        grammar=CallGrammar("", '{"name": "NAME", "parameters": ', "}"),
+        grammar=ToolCallGrammar("", '{"name": "NAME", "parameters": ', "}"),
     ),
 }
 """By the names of ``--tool-call-parser``; of two that fit, the earlier is taken.
