@@ -38,11 +38,6 @@ class CausalLM(nn.Module):
         """Hidden states [N, hidden] to float32 logits [N, vocab]."""
 
     @property
-    def is_program(self) -> bool:
-        """Whether the kernels for the CPU run all layers, and torch next to nothing."""
-        return False
-
-    @property
     def kv_window(self) -> int | None:
         """Positions that any layer sees of a sequence, if every layer has a window; else None.
 

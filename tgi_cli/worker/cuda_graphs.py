@@ -22,22 +22,19 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.device import available_memory
+from tgi_cli.worker.executors import ForwardOutput, RunnableModel
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.sizing.memory import release_unused_memory
-
-if TYPE_CHECKING:
-    from tgi_cli.worker.runner import RunnableModel
+from tgi_cli.worker.step_inputs import StepBatch
 
 log = logging.getLogger(__name__)
 
@@ -108,23 +105,10 @@ def graph_sizes(max_batch_size: int, asked: Sequence[int] | None = None) -> list
     return sizes[:enough]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What a graph leaves of the rows that are there; valid until the next one runs.
-
-    Attributes:
-        output: float32 [B, V], the logits, if
-        headed: else [B, H], hidden states.
-        targets: int64 [B], where the tokens go: row * width + position.
-    """
-
-    output: Tensor
-    headed: bool
-    targets: Tensor
-
-
 class DecodeGraphs:
     """The graphs of one model: :meth:`measure`, :meth:`capture`, then :meth:`run` per step.
+
+    Implements :class:`tgi_cli.worker.executors.Executor`.
 
     Args:
         model: computes hidden states and logits.
@@ -201,14 +185,14 @@ class DecodeGraphs:
         self._buffers = self._hidden = None
         release_unused_memory(self._attention.device)
 
-    def run(
-        self, rows: NDArray[np.int64], ends: NDArray[np.int64], slots: NDArray[np.int32] | None
-    ) -> Decoded:
-        """Compute position ``ends[i] - 1`` of ``rows[i]``, for at most ``largest`` of them.
+    def supports(self, batch: StepBatch) -> bool:
+        """Whether it is of decodes alone, and of no more than there are graphs for."""
+        return batch.only_decodes and len(batch.rows) <= self.largest and not batch.reports_prompts
 
-        ``slots`` are their adapters' slots; None: nobody has one. Does not wait.
-        """
-        count, table = len(rows), self._rows
+    def run(self, batch: StepBatch) -> ForwardOutput:
+        """See :meth:`tgi_cli.worker.executors.Executor.run`."""
+        rows, ends, slots, table = batch.rows, batch.ends(), batch.adapter_slots, self._rows
+        count = len(rows)
         size = self.sizes[bisect_left(self.sizes, count)]
         graph, output = self._captured[size, slots is not None]
         staged = torch.empty((len(_PADDING), size), dtype=torch.int64, pin_memory=self._pin)
@@ -230,7 +214,12 @@ class DecodeGraphs:
         if slots is not None and self._adapters is not None:
             self._adapters.plan(slots, inputs[ADAPTER])
         graph.replay()
-        return Decoded(output[:count], size <= self._head_rows, inputs[TARGET, :count])
+        return ForwardOutput(
+            output[:count],
+            table.sampling.select(rows, ends),
+            inputs[TARGET, :count],
+            is_logits=size <= self._head_rows,
+        )
 
     def _keys(self) -> Iterator[tuple[int, bool]]:
         """Sizes, and whether with adapters: large ones first, whose memory the others reuse."""

@@ -61,6 +61,6 @@ class LoraCache:
         for slot, adapter_id in adapters:
             self._table.put(slot, self._held[adapter_id])
 
-    def plan(self, slots: NDArray[np.int32], token_slots: Tensor | None) -> None:
+    def plan(self, slots: NDArray[np.int32] | None, token_slots: Tensor | None) -> None:
         """Prepare a step of sequences that use these slots; see :meth:`LoraTable.plan`."""
-        self._table.plan(np.unique(slots).tolist(), token_slots)
+        self._table.plan([] if slots is None else np.unique(slots).tolist(), token_slots)
