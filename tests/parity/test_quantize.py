@@ -21,13 +21,13 @@ from tgi_cli import demo
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize.block_runner import Stream
 from tgi_cli.quantize.calibration import heldout
 from tgi_cli.quantize.evaluation import evaluate
 from tgi_cli.quantize.gptq import FEW
+from tgi_cli.quantize.offloaded_model import Skeleton
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.pipeline import Outcome, QuantizeJob, quantize
-from tgi_cli.quantize.skeleton import Skeleton
-from tgi_cli.quantize.stream import Stream
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""

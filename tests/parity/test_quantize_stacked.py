@@ -23,11 +23,11 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import read_headers, read_tensor
 from tgi_cli.quantization.algorithms.recipe import Recipe
 from tgi_cli.quantize import pipeline as jobs
+from tgi_cli.quantize.checkpoint_map import is_stack
 from tgi_cli.quantize.evaluation import evaluate
 from tgi_cli.quantize.gptq import Work
+from tgi_cli.quantize.offloaded_model import Skeleton
 from tgi_cli.quantize.pipeline import Outcome, quantize
-from tgi_cli.quantize.skeleton import Skeleton
-from tgi_cli.quantize.unstack import is_stack
 
 EVERY = CASES | test_fallback.CASES
 

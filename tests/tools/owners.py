@@ -43,10 +43,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor], torc
     import numpy as np
 
     from tgi_cli.quantization.algorithms import grid
-    from tgi_cli.quantization.algorithms.checks import describe
+    from tgi_cli.quantization.algorithms.grid import rtn
     from tgi_cli.quantization.algorithms.layout import pack, quantization_config
-    from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-    from tgi_cli.quantization.algorithms.rtn import rtn
+    from tgi_cli.quantization.algorithms.recipe import Recipe, Result, describe
 
     weight = torch.from_numpy(np.random.default_rng(0).standard_normal(SHAPE, np.float32) * 0.05)
     weight[5], weight[6] = weight[5].abs(), 0.0

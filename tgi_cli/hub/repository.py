@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_cli import __version__
 from tgi_cli.errors import GatedModelError, HubError, ModelNotFoundError
-from tgi_cli.hub import retry
-from tgi_cli.hub.environment import HubEnvironment
+from tgi_cli.hub import client
+from tgi_cli.hub.client import HubEnvironment
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -69,7 +69,7 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
         )
 
     try:
-        info = retry.call(ask, hub, f"asking for {model_id}", translate(model_id, revision, hub))
+        info = client.call(ask, hub, f"asking for {model_id}", translate(model_id, revision, hub))
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"{model_id!r} is neither a folder nor a model id", "a model id is ORGANIZATION/NAME"
@@ -115,7 +115,7 @@ def _ask_for_one(
             url, token=hub.token or False, timeout=hub.timeout, endpoint=hub.endpoint
         )
 
-    found = retry.call(ask, hub, f"asking for {name}", translate(model_id, commit, hub))
+    found = client.call(ask, hub, f"asking for {name}", translate(model_id, commit, hub))
     if found.size is None or not found.etag:
         raise not_a_hub(hub, f"{name} has neither size nor checksum")
     return RepoFile(name, found.size, found.etag)
@@ -132,7 +132,7 @@ def translate(
     page = f"{hub.endpoint}/{model_id}"
 
     def to_error(status: int, code: str, message: str) -> HubError | None:
-        if status in retry.TRANSIENT:
+        if status in client.TRANSIENT:
             return None
         if code == "GatedRepo" or (status == 403 and "gated" in message.lower()):
             if hub.token is None:

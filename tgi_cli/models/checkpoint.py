@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, CorruptFileError
-from tgi_cli.hub.local import weight_map
+from tgi_cli.hub.model_files import weight_map
 from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 

@@ -40,7 +40,7 @@ from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import notice, quantizer
-from tgi_cli.quantization.head import QuantizedHead
+from tgi_cli.quantization.quantized import QuantizedHead
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:

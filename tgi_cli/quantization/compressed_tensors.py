@@ -18,8 +18,7 @@ from tgi_cli.patterns import Patterns
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
-from tgi_cli.quantization.scales import spread, spreads
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, spread, spreads
 
 _WIDTHS = (2, 3, 4, 8)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.quantization import bitsandbytes, fp8, integer
+from tgi_cli.quantization import bitsandbytes, fp8
 from tgi_cli.quantization.awq import AWQ
 from tgi_cli.quantization.bitsandbytes import Bitsandbytes
 from tgi_cli.quantization.compressed_tensors import CompressedTensors
@@ -15,6 +15,7 @@ from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.fp8 import FP8
 from tgi_cli.quantization.gptq import GPTQ
 from tgi_cli.quantization.quantized import Quantizer
+from tgi_cli.quantization.quantized_weight import quantize_int8
 
 _ELSEWHERE = "serve a checkpoint in bfloat16, or one quantized with gptq, awq or compressed-tensors"
 
@@ -80,7 +81,7 @@ def quantizer(name: str) -> Quantizer:
         return fp8.quantize
     if name.startswith("bitsandbytes-"):
         return partial(bitsandbytes.quantize, name.removeprefix("bitsandbytes-"))
-    return integer.quantize
+    return quantize_int8
 
 
 def notice(name: str) -> str | None:

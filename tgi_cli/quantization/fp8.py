@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
-from tgi_cli.quantization.scales import spread, spreads
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, spread, spreads
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 """By safetensors' names."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tgi_cli.kernels.linear import PackedMatrix, linear
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
 from tgi_cli.quantization.matmul import ConcatMatmul, Native, QuantizedMatmul, make_product
-from tgi_cli.quantization.quantized_weight import QuantizedWeight, join
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, join, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
 
 Quantizer = Callable[[Tensor], QuantizedWeight]
@@ -174,3 +174,32 @@ def _one(pieces: list[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
         return join(coded)
     dense = [piece for piece in pieces if isinstance(piece, Tensor)]
     return dense[0] if len(dense) == 1 else torch.cat(dense)
+
+
+class QuantizedHead(Quantized):
+    """What ``--quantize-head`` makes of the head: 8 bits with a scale per output.
+
+    A head that the checkpoint has in codes stays in them.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.is_stored = False
+        """Whether the checkpoint has it in codes."""
+
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | QuantizedWeight) -> None:
+        if isinstance(weight, QuantizedWeight):
+            self.is_stored = True
+        else:  # in one step, without a plain copy of what may be the largest weight of all
+            weight = quantize_int8(weight)
+        super().fill(layer, place, weight)
+
+    def report(self) -> Iterator[str]:
+        what = "the output head is in integers of 8 bits (--quantize-head)"
+        if self.is_stored:
+            what = "--quantize-head changes nothing: the checkpoint has a quantized output head"
+        for kernel in self.kernels:
+            yield f"{what}, computed with by {kernel}"
+        for reason in self.dequantized:
+            kept = str(self.dtype).removeprefix("torch.")
+            yield f"{what}, kept in {kept}, which saves nothing: {reason}"

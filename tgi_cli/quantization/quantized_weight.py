@@ -164,3 +164,62 @@ def arrange(weight: QuantizedWeight) -> Arranged:
 def contiguous_groups(inputs: int, size: int) -> Tensor:
     """The groups of inputs that stand in groups of ``size``; int64 [inputs]."""
     return torch.arange(inputs).div_(size, rounding_mode="floor")
+
+
+def spread(
+    scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """float32 [out, groups] and the inputs' groups, int64 [in], of a weight of ``shape``.
+
+    Args:
+        scales: of one element; of one per output ([out] or [out, 1]); [out, groups]; or, with a
+            ``block`` of outputs and inputs, one per block.
+    """
+    outputs, inputs = shape
+    scales = scales.float()
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).expand(outputs, 1).contiguous(), torch.zeros(inputs).long()
+    if scales.ndim == 1:
+        scales = scales[:, None]
+    if scales.shape[0] != outputs:
+        assert block is not None
+        scales = scales.repeat_interleave(block[0], 0)[:outputs]
+    size = -(-inputs // scales.shape[1]) if block is None else block[1]
+    return scales, contiguous_groups(inputs, size)
+
+
+def spreads(
+    scales: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None = None
+) -> bool:
+    """Whether :func:`spread` takes scales of such a shape."""
+    outputs, inputs = shape
+    if scales in ((), (1,), (1, 1), (outputs,), (outputs, 1)):
+        return True
+    if len(scales) != 2:
+        return False
+    if block is None:
+        return scales[0] == outputs and scales[1] > 0 and inputs % scales[1] == 0
+    return scales == (-(-outputs // block[0]), -(-inputs // block[1])) or (
+        scales == (outputs, -(-inputs // block[1]))
+    )
+
+
+_NUMBERS = 1 << 20
+"""That are rounded at a time: 4 MiB of float32."""
+
+
+def quantize_int8(weight: Tensor) -> QuantizedWeight:
+    """Round to whole 127ths of an output's largest element: what EETQ and bitsandbytes do, too.
+
+    A few outputs at a time: in float32 a large vocabulary's head takes a gigabyte.
+    """
+    outputs, inputs = weight.shape
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(outputs, 1, dtype=torch.float32, device=weight.device)
+    step = max(1, _NUMBERS // max(1, inputs))
+    for start in range(0, outputs, step):
+        place = slice(start, start + step)
+        part = weight[place].to(torch.float32, copy=True)
+        scales[place] = part.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
+        codes[place] = part.div_(scales[place]).round_().add_(128)
+    return QuantizedWeight(codes, scales, None, torch.zeros(inputs, dtype=torch.int64), 8)

@@ -18,10 +18,10 @@ from transformers.pytorch_utils import Conv1D
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.algorithms.awq import search_clip, search_scale
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
-from tgi_cli.quantization.algorithms.rtn import rtn
 from tgi_cli.quantize.gptq import Work, between
-from tgi_cli.quantize.skeleton import Slot
+from tgi_cli.quantize.offloaded_model import Slot
 from tgi_cli.quantize.stages import Site, Trace, first_tensor, trace, watched
 
 SAMPLES = 2048

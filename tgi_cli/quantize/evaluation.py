@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from tgi_cli.quantize.activations import Activations
-from tgi_cli.quantize.skeleton import Skeleton, stored_size
-from tgi_cli.quantize.stream import Stream
+from tgi_cli.quantize.block_runner import Activations, Stream
+from tgi_cli.quantize.offloaded_model import Skeleton, stored_size
 
 WINDOW = 256
 """Tokens that are read together: logits of a large vocabulary take memory."""

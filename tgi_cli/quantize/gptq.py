@@ -15,15 +15,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from tgi_cli.quantization.algorithms.gptq import gptq
-from tgi_cli.quantization.algorithms.grid import dequantize
+from tgi_cli.quantization.algorithms.grid import dequantize, rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
 from tgi_cli.quantization.algorithms.layout import pack
 from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
-from tgi_cli.quantize.activations import Activations
-from tgi_cli.quantize.skeleton import Slot
+from tgi_cli.quantize.block_runner import Activations, Stream
+from tgi_cli.quantize.offloaded_model import Slot
 from tgi_cli.quantize.stages import Enough, Site, Stage, first_tensor, sites_of, trace, watched
-from tgi_cli.quantize.stream import Stream
 
 FEW = 128
 """An expert that fewer calibration tokens reach is calibrated with those of the first batch, all

@@ -21,22 +21,21 @@ from tgi_cli.errors import ConfigError, TgiError
 from tgi_cli.files import read_bytes
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import quantization_name
-from tgi_cli.quantization.algorithms.checks import check, describe
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.layout import pack
-from tgi_cli.quantization.algorithms.recipe import Recipe
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import Recipe, check, describe
 from tgi_cli.quantize import awq, gptq
+from tgi_cli.quantize.block_runner import Stream
 from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
+from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.evaluation import WINDOW, Evaluation, evaluate
 from tgi_cli.quantize.gptq import Layer, Work
 from tgi_cli.quantize.model_card import model_card
+from tgi_cli.quantize.offloaded_model import Skeleton
 from tgi_cli.quantize.options import QuantizeOptions
-from tgi_cli.quantize.output import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.progress import BlockProgress
 from tgi_cli.quantize.selection import Selection, select
-from tgi_cli.quantize.skeleton import Skeleton
-from tgi_cli.quantize.state import Partial
-from tgi_cli.quantize.stream import Stream
+from tgi_cli.quantize.unfinished_run import Partial
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,9 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from tgi_cli.errors import ConfigError, UnsupportedModelError
-from tgi_cli.quantization.algorithms.checks import unfit
-from tgi_cli.quantization.algorithms.recipe import Recipe
-from tgi_cli.quantize.skeleton import Skeleton, Slot
-from tgi_cli.quantize.unstack import is_stack
+from tgi_cli.quantization.algorithms.recipe import Recipe, unfit
+from tgi_cli.quantize.checkpoint_map import is_stack
+from tgi_cli.quantize.offloaded_model import Skeleton, Slot
 
 _ROUTERS = ("gate", "router", "shared_expert_gate", "wg")
 """Last parts of names of layers that choose experts: small, and an error there costs the most."""

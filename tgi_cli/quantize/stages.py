@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tgi_cli.quantize.skeleton import Slot, is_experts
+from tgi_cli.quantize.offloaded_model import Slot, is_experts
 
 
 class Enough(Exception):

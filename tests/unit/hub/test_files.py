@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.hub.files import is_adapter, select, select_adapter
+from tgi_cli.hub.model_files import is_adapter, select, select_adapter
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tgi_cli.quantization.algorithms import grid
 from tgi_cli.quantization.algorithms.gptq import gptq
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
 from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
 
 PLAIN = Recipe(method="gptq", group_size=32, group_aware=False)
 

@@ -18,11 +18,17 @@ from tests.unit.quantization.test_formats import read
 from tgi_cli.errors import ConfigError
 from tgi_cli.quantization import bits
 from tgi_cli.quantization.algorithms import grid
-from tgi_cli.quantization.algorithms.checks import check, default_format, describe, unfit
 from tgi_cli.quantization.algorithms.gptq import gptq
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.layout import pack, quantization_config, quantize_config
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import (
+    Recipe,
+    Result,
+    check,
+    default_format,
+    describe,
+    unfit,
+)
 
 
 @settings(deadline=None, max_examples=40)

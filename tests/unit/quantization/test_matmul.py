@@ -12,9 +12,15 @@ from tgi_cli.device.distributed import ALONE
 from tgi_cli.kernels import build, native, without_native
 from tgi_cli.kernels.linear import unpack
 from tgi_cli.layers import Build, ColumnParallelLinear, Part
-from tgi_cli.quantization import Quantized, bitsandbytes, fp8, integer
+from tgi_cli.quantization import Quantized, bitsandbytes, fp8
 from tgi_cli.quantization.matmul import ConcatMatmul, Native, TorchInt4, in_bfloat16, make_product
-from tgi_cli.quantization.quantized_weight import QuantizedWeight, arrange, contiguous_groups, join
+from tgi_cli.quantization.quantized_weight import (
+    QuantizedWeight,
+    arrange,
+    contiguous_groups,
+    join,
+    quantize_int8,
+)
 
 CPU = torch.device("cpu")
 
@@ -263,10 +269,10 @@ def test_plain_weights_are_quantized_as_they_come(kernels: str) -> None:
         "a": torch.randn(64, 128),
         "b": torch.randn(32, 128),
     }
-    layer = filled(Quantized(torch.bfloat16, CPU, integer.quantize), parts, 128)
+    layer = filled(Quantized(torch.bfloat16, CPU, quantize_int8), parts, 128)
     x = torch.randn(5, 128).bfloat16()
     dense = torch.cat([part for part in parts.values() if isinstance(part, Tensor)]).bfloat16()
-    codes = integer.quantize(dense)
+    codes = quantize_int8(dense)
     assert (codes.dequantize(torch.float32) - dense.float()).abs().max() < dense.abs().max() / 250
     assert near(layer(x), x, codes.dequantize(torch.float32), torch.full((96,), 0.5))
     assert layer.weight is None

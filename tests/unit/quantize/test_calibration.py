@@ -14,9 +14,8 @@ import torch
 from tgi_cli import demo
 from tgi_cli.errors import ConfigError, ModelError, OfflineError
 from tgi_cli.process.worker_pool import Limits
-from tgi_cli.quantize import datasets
-from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
-from tgi_cli.quantize.datasets import _choose
+from tgi_cli.quantize import calibration
+from tgi_cli.quantize.calibration import Calibration, _choose, calibrate, heldout
 from tgi_cli.text.chat_template import ChatTemplate
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -152,7 +151,7 @@ def test_the_data_set_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(name)
         return [tmp_path / "train.jsonl"]
 
-    monkeypatch.setattr(datasets, "fetch", fetch)
+    monkeypatch.setattr(calibration, "fetch", fetch)
     assert draw(None).source == "wikitext2"
     assert draw("someone/texts:part").source == "someone/texts:part"
     assert asked == ["wikitext2", "someone/texts:part"]

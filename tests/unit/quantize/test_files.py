@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.quantize.activations import Activations
+from tgi_cli.quantize.block_runner import Activations
+from tgi_cli.quantize.checkpoint_writer import tensors_in, write_shards
 from tgi_cli.quantize.gptq import Layer
 from tgi_cli.quantize.model_card import model_card
-from tgi_cli.quantize.state import Partial
-from tgi_cli.quantize.tensors import tensors_in, write_shards
+from tgi_cli.quantize.unfinished_run import Partial
 
 
 def _tensors() -> dict[str, torch.Tensor]:

@@ -15,11 +15,11 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize.block_runner import Stream
 from tgi_cli.quantize.checkpoint_map import locate
+from tgi_cli.quantize.offloaded_model import Skeleton
 from tgi_cli.quantize.selection import select
-from tgi_cli.quantize.skeleton import Skeleton
 from tgi_cli.quantize.stages import sites_of, trace
-from tgi_cli.quantize.stream import Stream
 
 RECIPE = Recipe(method="gptq", group_size=32)
 

@@ -19,10 +19,9 @@ from transformers.core_model_loading import (
 
 from tests.parity.cases import SMALL
 from tgi_cli.models.checkpoint import StoredTensor, read_headers, read_tensor
-from tgi_cli.quantize import unstack
-from tgi_cli.quantize.output import _part
-from tgi_cli.quantize.tensors import tensors_in, write_file
-from tgi_cli.quantize.unstack import unstacked
+from tgi_cli.quantize import checkpoint_map
+from tgi_cli.quantize.checkpoint_map import unstacked
+from tgi_cli.quantize.checkpoint_writer import _part, tensors_in, write_file
 
 GATE, UP = "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"
 STACK = "model.layers.0.mlp.experts.gate_up_proj"
@@ -43,8 +42,8 @@ def _stored(shape: tuple[int, ...], file: Path = Path()) -> dict[str, StoredTens
 def _unstacked(
     model: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, rule: object
 ) -> dict[str, StoredTensor]:
-    monkeypatch.setattr(unstack, "get_model_conversion_mapping", lambda *_, **__: [rule])
-    monkeypatch.setattr(unstack, "_same", lambda *_: True)
+    monkeypatch.setattr(checkpoint_map, "get_model_conversion_mapping", lambda *_, **__: [rule])
+    monkeypatch.setattr(checkpoint_map, "_same", lambda *_: True)
     return unstacked(model, {STACK: torch.empty(shape)}, _stored(shape))
 
 
@@ -93,7 +92,7 @@ def test_what_transformers_would_not_find_again_stays(
         name: StoredTensor(name, Path(), tuple(each.shape), "F32") for name, each in weights.items()
     }
     assert len(unstacked(whole, weights, stored)) > len(stored)
-    monkeypatch.setattr(unstack, "apply_renamings", lambda name, _: f"elsewhere.{name}")
+    monkeypatch.setattr(checkpoint_map, "apply_renamings", lambda name, _: f"elsewhere.{name}")
     assert unstacked(whole, weights, stored) is stored
 
 

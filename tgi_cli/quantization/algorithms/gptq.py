@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tgi_cli.quantization.algorithms import grid
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
 from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
 
 RETRIES = 3
 """Times that more is added to the diagonal of a Hessian that cannot be factored."""

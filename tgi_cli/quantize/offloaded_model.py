@@ -34,8 +34,7 @@ from tgi_cli.models.hf.names import sources
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
-from tgi_cli.quantize.checkpoint_map import Place, locate
-from tgi_cli.quantize.unstack import unstacked
+from tgi_cli.quantize.checkpoint_map import Place, locate, unstacked
 
 
 @dataclass(frozen=True, slots=True)
