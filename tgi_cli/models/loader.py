@@ -36,7 +36,7 @@ from tgi_cli.models.checkpoint import (
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
-from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
+from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import notice, quantizer
@@ -173,7 +173,7 @@ def load_model(
 
 def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
     """The model without weights: as it is defined here, else as transformers defines it."""
-    if is_native(config):
+    if is_builtin(config):
         spec = decoder_spec(config)
         try:
             return DecoderForCausalLM(spec, build, device)

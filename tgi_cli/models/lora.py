@@ -37,7 +37,7 @@ _PREFIXES = ("model.", "transformer.")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoraTarget:
     """A part of a layer that a module of the checkpoint holds, and which of its outputs it is."""
 
     layer: LoraLayer
@@ -50,14 +50,14 @@ class Target:
         return self.layer.parts[self.part].size
 
 
-Targets = Mapping[str, list[Target]]
+LoraTargets = Mapping[str, list[LoraTarget]]
 """What adapters may change, by the checkpoint's names of modules, or else by the model's."""
 
 
-def lora_targets(model: CausalLM) -> Targets:
+def lora_targets(model: CausalLM) -> LoraTargets:
     """Those of a model that was built with a table of slots."""
-    targets: defaultdict[str, list[Target]] = defaultdict(list)
-    own_names: dict[str, list[Target]] = {}
+    targets: defaultdict[str, list[LoraTarget]] = defaultdict(list)
+    own_names: dict[str, list[LoraTarget]] = {}
     for path, module in model.named_modules():
         layer = getattr(module, "lora", None)
         if not isinstance(layer, LoraLayer):
@@ -67,14 +67,14 @@ def lora_targets(model: CausalLM) -> Targets:
             name = ".".join(filter(None, (parent, part.name))) if part.name else path
             source = model.source(f"{name}.weight")
             targets[source.names[0].removesuffix(".weight")].append(
-                Target(layer, index, source.rows)
+                LoraTarget(layer, index, source.rows)
             )
             # Adapters name the modules of transformers, and not every checkpoint does.
-            own_names[name] = [Target(layer, index, None)]
+            own_names[name] = [LoraTarget(layer, index, None)]
     return own_names | targets
 
 
-def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) -> list[LoraPair]:
+def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool) -> list[LoraPair]:
     """Read an adapter, check that it fits, and bring it into the form that slots take.
 
     ``pin``: into memory from which a CUDA device copies without waiting.
@@ -184,7 +184,7 @@ def adapter_rank(folder: Path) -> int:
     return rank
 
 
-def _find(module: str, targets: Targets) -> list[Target]:
+def _find(module: str, targets: LoraTargets) -> list[LoraTarget]:
     candidates = [module, module.partition(".")[2], *(prefix + module for prefix in _PREFIXES)]
     for candidate in candidates:
         if candidate in targets:
@@ -205,7 +205,7 @@ def _find(module: str, targets: Targets) -> list[Target]:
     )
 
 
-def _check(module: str, a: Tensor, b: Tensor, found: list[Target], table: LoraTable) -> None:
+def _check(module: str, a: Tensor, b: Tensor, found: list[LoraTarget], table: LoraTable) -> None:
     """Whether an adapter's matrices, A [r, in] and B [out, r], fit the module."""
     shape = (sum(target.size for target in found), found[0].layer.in_features)
     if (len(b), a.shape[-1]) != shape or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:

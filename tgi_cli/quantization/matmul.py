@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 from tgi_cli.kernels.linear import linear, pack_codes
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.quantized_weight import Arranged, QuantizedWeight, arrange
@@ -198,7 +198,7 @@ def make_product(
     weight = widened(weight)
     if dtype != torch.bfloat16:
         return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
-    ours = device.type == "cpu" and native() is not None
+    ours = device.type == "cpu" and cpp_library() is not None
     if weight.table is not None and not (ours and _known(weight)):
         return "there is no kernel for this format"
     arranged = arrange(weight)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 from tgi_cli.kernels.linear import PackedMatrix, pack_bf16
 from tgi_cli.kernels.linear import linear as native_linear
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
@@ -77,7 +77,7 @@ class Unquantized(QuantizationMethod):
     def process_after_loading(self, layer: LinearWeights) -> None:
         assert layer.weight is not None
         on_cpu = layer.weight.device.type == "cpu"
-        if on_cpu and layer.weight.dtype == torch.bfloat16 and native() is not None:
+        if on_cpu and layer.weight.dtype == torch.bfloat16 and cpp_library() is not None:
             layer.packed = pack_bf16(layer.weight.detach(), paired=layer.paired)
         else:
             layer.packed = pack_onednn(layer.weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tgi_cli import hub
 from tgi_cli.errors import ConfigError, GatedModelError, HubError, OfflineError
 from tgi_cli.hub.client import HubEnvironment, transport_errors
-from tgi_cli.models.inspect import describe
+from tgi_cli.models.checkpoint_report import describe
 from tgi_cli.quantization.algorithms.recipe import Recipe, check, default_format
 from tgi_cli.quantize import gptqmodel, pipeline
 from tgi_cli.quantize.options import QuantizeOptions

@@ -29,9 +29,9 @@ from tgi_cli.models.checkpoint import (
     some,
 )
 from tgi_cli.models.config import ModelConfig, read_config
-from tgi_cli.models.declared import check_declared
 from tgi_cli.models.hf.names import sources
 from tgi_cli.models.registry import checkpoint_format
+from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 from tgi_cli.quantize.checkpoint_map import Place, locate, unstacked
@@ -97,7 +97,7 @@ class Skeleton:
         self.dtype: torch.dtype = dtype
         layout = checkpoint_format(self.config)
         headers = read_headers(folder)
-        check_declared(folder, self.config.raw, layout is not None)
+        check_sizes(folder, self.config.raw, layout is not None)
         self.whole = _model(self.config, dtype)
         self.decoder = self.whole.get_decoder()
         at, self.blocks = _blocks(self.whole, self.decoder)

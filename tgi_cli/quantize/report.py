@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tgi_cli.models.inspect import Kept, Report
+from tgi_cli.models.checkpoint_report import CheckpointReport, WeightGroup
 from tgi_cli.quantize.pipeline import Outcome
 
 
@@ -44,7 +44,7 @@ def show_outcome(outcome: Outcome, json_output: bool, address: str | None = None
     print(address or outcome.path)
 
 
-def show_inspection(name: str, report: Report, json_output: bool) -> None:
+def show_inspection(name: str, report: CheckpointReport, json_output: bool) -> None:
     """On stdout: a table on a terminal, else lines."""
     if json_output:
         print(json.dumps(_report(name, report)))
@@ -124,8 +124,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _report(name: str, report: Report) -> dict[str, Any]:
-    def ways(found: tuple[Kept, ...]) -> Iterator[dict[str, Any]]:
+def _report(name: str, report: CheckpointReport) -> dict[str, Any]:
+    def ways(found: tuple[WeightGroup, ...]) -> Iterator[dict[str, Any]]:
         for kept in found:
             yield asdict(kept) | {"bits_per_number": round(_per_number(kept), 3)}
 
@@ -141,5 +141,5 @@ def _report(name: str, report: Report) -> dict[str, Any]:
     }
 
 
-def _per_number(kept: Kept) -> float:
+def _per_number(kept: WeightGroup) -> float:
     return 8 * kept.num_bytes / max(1, kept.parameters)

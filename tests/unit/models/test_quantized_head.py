@@ -17,7 +17,7 @@ from tests.tools.checkpoints import make_llama, save_weights
 from tests.tools.paged import PagedRun, random_ids
 from tests.tools.sharded import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.quantization import quantized_weight
@@ -26,7 +26,9 @@ from tgi_cli.quantization.quantized_weight import quantize_int8
 CPU = torch.device("cpu")
 PROMPT = random_ids(20, seed=1)
 
-needs_kernels = pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+needs_kernels = pytest.mark.skipif(
+    cpp_library() is None, reason="the kernels are not compiled here"
+)
 
 
 def make(path: Path, tied: bool, vocab_size: int = 251) -> Path:
@@ -161,7 +163,7 @@ def test_where_no_kernel_takes_the_codes_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make(tmp_path, tied=True)
-    with caplog.at_level(logging.INFO), without_native():
+    with caplog.at_level(logging.INFO), without_cpp_kernels():
         model = load(path, torch.float32)
     stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"].float()
     assert torch.equal(model.get_submodule("model.embed_tokens")(torch.arange(251)), stored)

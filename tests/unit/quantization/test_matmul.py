@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE
-from tgi_cli.kernels import build, native, without_native
+from tgi_cli.kernels import build, cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import unpack
-from tgi_cli.layers import Build, ColumnParallelLinear, Part
+from tgi_cli.layers import Build, ColumnParallelLinear, Projection
 from tgi_cli.quantization import Quantized, bitsandbytes, fp8
 from tgi_cli.quantization.matmul import ConcatMatmul, Native, TorchInt4, in_bfloat16, make_product
 from tgi_cli.quantization.quantized_weight import (
@@ -29,12 +29,12 @@ CPU = torch.device("cpu")
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """Whose kernels compute."""
     if request.param == "torch":
-        with without_native():
+        with without_cpp_kernels():
             yield "torch"
         return
     if not build.supported() or build.compiler() is None:
         pytest.skip("there is no C++ compiler here")
-    assert native() is not None, "python -m tgi_cli.kernels, after a change of their sources"
+    assert cpp_library() is not None, "python -m tgi_cli.kernels, after a change of their sources"
     yield "our"
 
 
@@ -99,7 +99,7 @@ def test_products(bits: int, group: int, zeros: bool, mixed: bool, rows: int, ke
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_with_a_table(kind: str, rows: int) -> None:
-    if native() is None:
+    if cpp_library() is None:
         pytest.skip("there is no C++ compiler here")
     plain = torch.randn(48, 320, generator=torch.Generator().manual_seed(2))
     weight = bitsandbytes.quantize(kind, plain)
@@ -118,7 +118,7 @@ def test_products_with_a_table(kind: str, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_in_e4m3(rows: int) -> None:
-    if native() is None:
+    if cpp_library() is None:
         pytest.skip("there is no C++ compiler here")
     weight = fp8.quantize(torch.randn(48, 320, generator=torch.Generator().manual_seed(2)))
     product = make_product(weight, torch.bfloat16, CPU)
@@ -143,14 +143,14 @@ def test_a_table_in_bfloat16() -> None:
         rounded, factor = in_bfloat16(table)
         error = (rounded.float() / factor - table).square().sum()
         assert error <= 0.5 * (table.bfloat16().float() - table).square().sum()
-    with without_native():
+    with without_cpp_kernels():
         product = make_product(bitsandbytes.quantize("nf4", torch.ones(8, 64)), torch.bfloat16, CPU)
     assert product == "there is no kernel for this format"
 
 
 def test_groups_of_8_bit_codes_are_dequantized_where_only_torch_computes() -> None:
     weight = random_codes(48, 512, 8, 64)
-    with without_native():
+    with without_cpp_kernels():
         assert make_product(weight, torch.bfloat16, CPU) == (
             "there is no kernel for groups of 8-bit codes"
         )
@@ -161,7 +161,7 @@ def test_a_kernel_that_torch_has_not_is_done_without(monkeypatch: pytest.MonkeyP
         raise NotImplementedError("no such kernel\nand much more")
 
     monkeypatch.setattr(TorchInt4, "__call__", absent)
-    with without_native():
+    with without_cpp_kernels():
         product = make_product(random_codes(48, 64), torch.bfloat16, CPU)
     assert product == "torch's kernel refuses it (no such kernel)"
 
@@ -184,7 +184,7 @@ def test_outputs_that_fill_up_a_shard_are_0() -> None:
 def test_what_no_kernel_takes_is_said(
     weight: QuantizedWeight, dtype: torch.dtype, why: str
 ) -> None:
-    with without_native():
+    with without_cpp_kernels():
         product = make_product(weight, dtype, CPU)
     assert isinstance(product, str)
     assert why in product
@@ -228,7 +228,7 @@ def filled(
     method: Quantized, parts: dict[str, Tensor | QuantizedWeight], inputs: int
 ) -> ColumnParallelLinear:
     """A merged layer whose parts are given, as a loader fills it."""
-    sizes = {name: Part(weight.shape[0]) for name, weight in parts.items()}
+    sizes = {name: Projection(weight.shape[0]) for name, weight in parts.items()}
     build = Build(torch.bfloat16, method, ALONE)
     layer = ColumnParallelLinear(build, inputs, sizes, bias=True)
     layer.materialize(CPU)

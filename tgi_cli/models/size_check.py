@@ -105,9 +105,7 @@ def _read(reader: Callable[[Path], T], file: Path) -> T:
         ) from error
 
 
-def check_declared(
-    path: Path, raw: Mapping[str, Any], quantized: bool, native: bool = False
-) -> None:
+def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: bool = False) -> None:
     """Refuse counts and sizes of config.json that the checkpoint in ``path`` cannot have.
 
     Without weights (``--load-format dummy``) they are bounded by what no model reaches.
