@@ -22,10 +22,10 @@ from urllib.parse import quote
 from tgi_cli import __version__
 from tgi_cli.errors import CorruptFileError, HubError
 from tgi_cli.hub import client
-from tgi_cli.hub.cache import RepoCache, human_bytes, locked, require_space, write_error
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, human_bytes, require_space
 from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import LIBRARY, RepoFile, Repository, translate
+from tgi_cli.hub.repository import LIBRARY_NAME, RepoFile, Repository, error_translator
 
 if TYPE_CHECKING:
     import httpx
@@ -39,7 +39,7 @@ HTTP_LIMIT = 50_000_000_000
 _SHA256_LENGTH = 64
 
 
-class Stopped(Exception):
+class DownloadStopped(Exception):
     """The download was given up by the user or because another file failed."""
 
 
@@ -49,7 +49,7 @@ def _http_client(hub: HubEnvironment) -> httpx.Client:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = build_hf_headers(
-        token=hub.token or False, library_name=LIBRARY, library_version=__version__
+        token=hub.token or False, library_name=LIBRARY_NAME, library_version=__version__
     )
     return httpx.Client(
         headers={**headers, "accept-encoding": "identity"},
@@ -58,7 +58,7 @@ def _http_client(hub: HubEnvironment) -> httpx.Client:
     )
 
 
-class Transfer:
+class FileDownloader:
     """Fetches the files of one repository; its methods may run in several threads."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Transfer:
         self._http = http
         self._progress = progress
         self._stop = stop
-        self._to_error = translate(repository.model_id, repository.revision, hub)
+        self._to_error = error_translator(repository.model_id, repository.revision, hub)
 
     def fetch(self, file: RepoFile) -> Path:
         """Make ``file`` complete in the cache and return its path in the snapshot.
@@ -90,14 +90,14 @@ class Transfer:
             self._cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
             if not self._cache.has(file) and self._through_xet(file):
                 return self._fetch_xet(file)  # huggingface_hub takes the lock itself
-            with locked(self._cache.lock(file)):
+            with file_lock(self._cache.lock(file)):
                 if self._cache.has(file):
                     logger.debug("%s: already in the cache", file.name)
                 else:
                     self._fetch_http(file)
                 return self._cache.link(file, self._repository.commit)
         except OSError as error:
-            raise write_error(error, self._cache.root) from error
+            raise disk_error(error, self._cache.root) from error
         finally:
             self._progress.file_done(file.name)
 
@@ -120,7 +120,7 @@ class Transfer:
         """Bring ``partial`` to its full size; return its checksum. Tries again after cuts."""
         digest = _digest_for(file)
         size = _resume(file, partial, digest)
-        transient: tuple[type[Exception], ...] = (_Refused, *client.transport_errors())
+        transient: tuple[type[Exception], ...] = (_RetryableStatus, *client.transport_errors())
         attempt = 0
         # Unbuffered: what has arrived survives however this process ends.
         with partial.open("ab", buffering=0) as sink:
@@ -146,16 +146,16 @@ class Transfer:
 
     def _wait(self, file: RepoFile, attempt: int, failure: Exception) -> None:
         """Sleep before the next try, or raise what ``failure`` comes to after the last."""
-        refused = failure if isinstance(failure, _Refused) else None
+        refused = failure if isinstance(failure, _RetryableStatus) else None
         asked = refused.retry_after if refused else None
-        if attempt >= client.TRIES or (asked or 0) > client.LONGEST_WAIT:
+        if attempt >= client.MAX_ATTEMPTS or (asked or 0) > client.MAX_DELAY:
             if refused:
-                raise client.exhausted(self._hub, refused.status, asked)
-            raise client.unreachable(self._hub, failure) from failure
-        seconds = client.wait_before(attempt, asked)
+                raise client.retries_exhausted(self._hub, refused.status, asked)
+            raise client.unreachable_error(self._hub, failure) from failure
+        seconds = client.retry_delay(attempt, asked)
         logger.warning("%s: %s; trying again in %.0f s", file.name, failure, seconds)
         if self._stop.wait(seconds):
-            raise Stopped
+            raise DownloadStopped
 
     def _stream(self, file: RepoFile, sink: FileIO, start: int, digest: Any) -> None:
         """One GET from byte ``start`` on.
@@ -169,17 +169,17 @@ class Transfer:
         with self._http.stream("GET", f"{self._hub.endpoint}/{path}", headers=headers) as reply:
             status = reply.status_code
             if status >= 400 and not (status == 416 and start):
-                told = self._to_error(*client.refusal(status, reply.headers))
+                told = self._to_error(*client.error_fields(status, reply.headers))
                 if told is not None:
                     raise told
-                raise _Refused(status, client.retry_after(reply.headers))
+                raise _RetryableStatus(status, client.retry_after(reply.headers))
             resumed = reply.headers.get("content-range", "").startswith(f"bytes {start}-")
             if start and not (status == 206 and resumed):
                 raise _NotResumable
             room = file.size - start
             for block in reply.iter_bytes():
                 if self._stop.is_set():
-                    raise Stopped
+                    raise DownloadStopped
                 # More than was announced cannot be right: the checksum will tell.
                 block = block[:room]
                 room -= len(block)
@@ -208,14 +208,16 @@ class Transfer:
                 endpoint=self._hub.endpoint,
                 token=self._hub.token or False,
                 tqdm_class=self._progress.as_tqdm(),
-                library_name=LIBRARY,
+                library_name=LIBRARY_NAME,
                 library_version=__version__,
             )
 
         try:
-            path = Path(client.call(ask, self._hub, file.name, self._to_error, self._stop))
+            path = Path(
+                client.call_with_retries(ask, self._hub, file.name, self._to_error, self._stop)
+            )
         except LocalEntryNotFoundError as error:
-            raise client.unreachable(self._hub, error.__cause__ or error) from error
+            raise client.unreachable_error(self._hub, error.__cause__ or error) from error
         except RuntimeError as error:
             # hf-xet is native code: this is how all of its failures arrive.
             raise HubError(
@@ -235,7 +237,7 @@ class _NotResumable(Exception):
     """The server ignores Range, or what is here does not fit what it has."""
 
 
-class _Refused(Exception):
+class _RetryableStatus(Exception):
     """The hub answered with a status that may pass."""
 
     def __init__(self, status: int, retry_after: float | None) -> None:
@@ -315,7 +317,7 @@ def download(
     stop = threading.Event()
     began = time.monotonic()
     with _http_client(hub) as http:
-        transfer = Transfer(repository, cache, hub, http, progress, stop)
+        transfer = FileDownloader(repository, cache, hub, http, progress, stop)
         files = sum(len(group) for group in groups)
         progress.start(repository.model_id, total, total - missing, files)
         try:
@@ -329,7 +331,7 @@ def download(
     try:
         cache.remember(repository.revision, repository.commit)
     except OSError as error:
-        raise write_error(error, hub.cache) from error
+        raise disk_error(error, hub.cache) from error
     return cache.snapshot(repository.commit)
 
 
@@ -348,7 +350,7 @@ def _in_parallel(
         while pending and not stop.is_set():
             try:
                 work(pending.popleft())
-            except (IndexError, Stopped):
+            except (IndexError, DownloadStopped):
                 return
             except BaseException as error:  # whatever it is, it belongs to the caller's thread
                 errors.append(error)

@@ -17,10 +17,10 @@ from pathlib import Path
 from tgi_cli.errors import ConfigError, ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.cache import RepoCache
-from tgi_cli.hub.client import HubEnvironment, offline_by_choice
+from tgi_cli.hub.client import HubEnvironment, offline_mode_error
 from tgi_cli.hub.download import download
 from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import fetch
+from tgi_cli.hub.repository import fetch_repository
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class LocalAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _AdapterRequest:
     name: str
     source: str
     revision: str | None
@@ -84,7 +84,7 @@ def resolve_adapters(
     return tuple(found)
 
 
-def _parse(item: str) -> _Wanted:
+def _parse(item: str) -> _AdapterRequest:
     name, given, source = item.partition("=")
     if not given:
         source = name
@@ -94,7 +94,7 @@ def _parse(item: str) -> _Wanted:
         name = source
     if not (name and source) or (at and not revision):
         raise ConfigError(f"--lora-adapters: {item!r} is not an adapter", _FORMS)
-    return _Wanted(name.strip(), source.strip(), revision or None)
+    return _AdapterRequest(name.strip(), source.strip(), revision or None)
 
 
 def check_name(name: str, model_id: str) -> None:
@@ -159,7 +159,7 @@ def split_revision(source: str) -> tuple[str, str | None]:
     return source, revision or None
 
 
-def base_of(folder: Path) -> str:
+def base_model_of(folder: Path) -> str:
     """The model that an adapter says it was trained on; empty if it does not say."""
     said = model_files.read_json(folder / model_files.ADAPTER_CONFIG).get("base_model_name_or_path")
     return said if isinstance(said, str) else ""
@@ -182,19 +182,19 @@ def _from_hub(model_id: str, revision: str | None, progress: Progress) -> Path:
     hub = HubEnvironment.read()
     try:
         if hub.offline:
-            raise offline_by_choice()
-        repository = fetch(model_id, revision, hub)
+            raise offline_mode_error()
+        repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
         cache = RepoCache(hub.cache, model_id)
         commit = cache.commit_of(revision)
         if commit is None or not cache.snapshot(commit).is_dir():
             raise error
         folder = cache.snapshot(commit)
-        _require_adapter(model_files.names_in(folder), model_id)
+        _require_adapter(model_files.file_names(folder), model_id)
         model_files.check_adapter(folder)
         return folder
     _require_adapter(list(repository.files), model_id)
-    chosen = model_files.select_adapter(repository.files)
+    chosen = model_files.select_adapter_files(repository.files)
     return download(repository, (chosen.small, chosen.weights), hub, progress)
 
 

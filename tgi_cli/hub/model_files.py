@@ -43,7 +43,7 @@ _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<res
 
 
 @dataclass(frozen=True)
-class Selection:
+class FileSelection:
     """The files to have, in the order to fetch them: ``small`` ones first, then ``weights``.
 
     ``skipped`` says of every other file why it stays where it is.
@@ -65,7 +65,7 @@ def _stem(extension: str) -> str:
     return "pytorch_model" if extension == ".bin" else "model"
 
 
-def index_of(extension: str) -> str:
+def index_name(extension: str) -> str:
     """The name of the index of sharded weights with this extension."""
     return f"{_stem(extension)}{extension}.index.json"
 
@@ -116,7 +116,7 @@ def weight_files(names: Iterable[str], extension: str) -> tuple[list[str], dict[
     return sorted(kept), skipped
 
 
-def select(names: Iterable[str], extension: str, trust_remote_code: bool) -> Selection:
+def select_files(names: Iterable[str], extension: str, trust_remote_code: bool) -> FileSelection:
     """Choose from a repository's file names; weights with ``extension`` may be none at all."""
     names = list(names)
     weights, skipped = weight_files(names, extension)
@@ -131,7 +131,7 @@ def select(names: Iterable[str], extension: str, trust_remote_code: bool) -> Sel
                 skipped[name] = "code, and --trust-remote-code was not given"
         elif (
             name in _SMALL
-            or name == index_of(extension)
+            or name == index_name(extension)
             or name == ADAPTER_CONFIG
             or (name.endswith((".model", ".tiktoken")) and "/" not in name)
             or (name.startswith("additional_chat_templates/") and name.endswith(".jinja"))
@@ -139,10 +139,10 @@ def select(names: Iterable[str], extension: str, trust_remote_code: bool) -> Sel
             small.append(name)
         else:
             skipped[name] = "not needed to serve"
-    return Selection(tuple(sorted(small)), tuple(weights), skipped)
+    return FileSelection(tuple(sorted(small)), tuple(weights), skipped)
 
 
-def select_adapter(names: Iterable[str]) -> Selection:
+def select_adapter_files(names: Iterable[str]) -> FileSelection:
     """Choose the files of a PEFT adapter's repository: its weights, its tokenizer, no base."""
     names = list(names)
     weights = [name for name in ADAPTER_WEIGHTS if name in names][:1]
@@ -150,7 +150,7 @@ def select_adapter(names: Iterable[str]) -> Selection:
     small += [name for name in names if name.endswith(".model") and "/" not in name]
     taken = {*weights, *small}
     skipped = {name: "not needed to serve" for name in names if name not in taken}
-    return Selection(tuple(sorted(small)), tuple(weights), skipped)
+    return FileSelection(tuple(sorted(small)), tuple(weights), skipped)
 
 
 def is_adapter(names: Iterable[str]) -> bool:
@@ -176,14 +176,14 @@ def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
     return found
 
 
-def names_in(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     """The names of the files in a folder's root."""
     return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
 def has_weights(folder: Path, extension: str) -> bool:
     """Whether there are weights with this extension, whole or not."""
-    return folder.is_dir() and bool(weight_files(names_in(folder), extension)[0])
+    return folder.is_dir() and bool(weight_files(file_names(folder), extension)[0])
 
 
 def is_complete(folder: Path, extension: str) -> bool:
@@ -203,7 +203,7 @@ def check_model(folder: Path, extension: str) -> list[Path]:
         CheckpointError: shards are missing; the message names them.
         CorruptFileError: a file's size does not fit its header.
     """
-    names = names_in(folder) if folder.is_dir() else []
+    names = file_names(folder) if folder.is_dir() else []
     if "config.json" not in names:
         raise ModelError(
             f"{folder} has no config.json",
@@ -212,7 +212,7 @@ def check_model(folder: Path, extension: str) -> list[Path]:
     read_json(folder / "config.json")
     weights, _ = weight_files(names, extension)
     if not weights:
-        raise no_weights(folder, extension, names)
+        raise missing_weights_error(folder, extension, names)
     _require(folder, _shards_wanted(folder, weights, extension))
     paths = [folder / name for name in weights]
     if extension == ".safetensors":
@@ -262,7 +262,7 @@ def check_safetensors(path: Path) -> None:
 
 def _shards_wanted(folder: Path, weights: list[str], extension: str) -> set[str]:
     """The files that an index, or the names of shards, say there must be."""
-    index = folder / index_of(extension)
+    index = folder / index_name(extension)
     whole = any(shard_family(name) is None for name in weights)
     if index.is_file() and not whole:
         return set(weight_map(index).values())
@@ -282,7 +282,7 @@ def _require(folder: Path, wanted: set[str]) -> None:
         raise CheckpointError(f"{folder} lacks {shown}", "copy or download the missing shards")
 
 
-def no_weights(what: object, extension: str, names: list[str]) -> ModelError:
+def missing_weights_error(what: object, extension: str, names: list[str]) -> ModelError:
     """The error for a folder or repository without weights, advice fitting what it has instead."""
     endings = {Path(name).suffix for name in names}
     if ".gguf" in endings:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import child_process, model_files
-from tgi_cli.hub.cache import RepoCache, human_bytes, locked, require_space, write_error
-from tgi_cli.hub.client import HubEnvironment, offline_by_choice
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, human_bytes, require_space
+from tgi_cli.hub.client import HubEnvironment, offline_mode_error
 from tgi_cli.hub.download import download
 from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import Repository, fetch
+from tgi_cli.hub.repository import Repository, fetch_repository
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class LocalModel:
 
 
 @dataclass(frozen=True)
-class _Wishes:
+class _ResolveOptions:
     trust_remote_code: bool
     extension: str
     auto_convert: bool
@@ -83,7 +83,7 @@ def resolve_model(
             progress=progress,
         )
         return replace(model, path=_combined(model.path, Path(override).expanduser()))
-    wishes = _Wishes(
+    wishes = _ResolveOptions(
         trust_remote_code,
         extension if extension.startswith(".") else f".{extension}",
         auto_convert,
@@ -104,10 +104,10 @@ def resolve_model(
     return _from_hub(model_id, revision, wishes)
 
 
-def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
+def _from_folder(folder: Path, model_id: str, wishes: _ResolveOptions) -> Path:
     if not folder.is_dir():
         raise ModelError(f"{model_id} is a file", "name the folder that holds config.json")
-    names = model_files.names_in(folder)
+    names = model_files.file_names(folder)
     if not names:
         raise ModelError(
             f"the folder {model_id} is empty",
@@ -137,17 +137,17 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _from_hub(model_id: str, revision: str | None, wishes: _Wishes) -> LocalModel:
+def _from_hub(model_id: str, revision: str | None, wishes: _ResolveOptions) -> LocalModel:
     hub = HubEnvironment.read()
     try:
         if hub.offline:
-            raise offline_by_choice()
-        repository = fetch(model_id, revision, hub)
+            raise offline_mode_error()
+        repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
         return _from_cache(model_id, revision, hub, wishes, error)
     names = list(repository.files)
     if model_files.is_adapter(names):
-        chosen = model_files.select_adapter(names)
+        chosen = model_files.select_adapter_files(names)
         folder = _download(repository, chosen, hub, wishes)
         model_files.check_adapter(folder)
         path = _adapter(folder, model_id, repository.commit, wishes)
@@ -155,19 +155,19 @@ def _from_hub(model_id: str, revision: str | None, wishes: _Wishes) -> LocalMode
     return LocalModel(_model(repository, hub, wishes), model_id, repository.commit)
 
 
-def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path:
+def _model(repository: Repository, hub: HubEnvironment, wishes: _ResolveOptions) -> Path:
     """Download a model, by way of its pickles where it has nothing else."""
     names = list(repository.files)
-    chosen = model_files.select(names, wishes.extension, wishes.trust_remote_code)
+    chosen = model_files.select_files(names, wishes.extension, wishes.trust_remote_code)
     if not wishes.weights:
         return _download(repository, replace(chosen, weights=()), hub, wishes)
     if chosen.weights:
         folder = _download(repository, chosen, hub, wishes)
         model_files.check_model(folder, wishes.extension)
         return folder
-    pickles = model_files.select(names, ".bin", wishes.trust_remote_code)
+    pickles = model_files.select_files(names, ".bin", wishes.trust_remote_code)
     if wishes.extension != SAFETENSORS or not pickles.weights:
-        raise model_files.no_weights(repository.model_id, wishes.extension, names)
+        raise model_files.missing_weights_error(repository.model_id, wishes.extension, names)
     _require_conversion(repository.model_id, wishes)
     snapshot = RepoCache(hub.cache, repository.model_id).snapshot(repository.commit)
     if model_files.is_complete(snapshot, SAFETENSORS):
@@ -179,7 +179,10 @@ def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path
 
 
 def _download(
-    repository: Repository, chosen: model_files.Selection, hub: HubEnvironment, wishes: _Wishes
+    repository: Repository,
+    chosen: model_files.FileSelection,
+    hub: HubEnvironment,
+    wishes: _ResolveOptions,
 ) -> Path:
     for name, why in sorted(chosen.skipped.items()):
         logger.debug("%s: skipped, %s", name, why)
@@ -187,7 +190,11 @@ def _download(
 
 
 def _from_cache(
-    model_id: str, revision: str | None, hub: HubEnvironment, wishes: _Wishes, error: OfflineError
+    model_id: str,
+    revision: str | None,
+    hub: HubEnvironment,
+    wishes: _ResolveOptions,
+    error: OfflineError,
 ) -> LocalModel:
     """What an earlier download left, if it is whole; else ``error``."""
     cache = RepoCache(hub.cache, model_id)
@@ -199,7 +206,7 @@ def _from_cache(
         logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
     else:
         logger.warning("%s; using the cached snapshot %s of %s", error.cause, commit, model_id)
-    names = model_files.names_in(folder)
+    names = model_files.file_names(folder)
     if model_files.is_adapter(names):
         return LocalModel(_adapter(folder, model_id, commit, wishes), model_id, commit)
     if model_files.is_complete(folder, wishes.extension) or (
@@ -216,7 +223,7 @@ def _from_cache(
     raise error
 
 
-def _require_conversion(model_id: str, wishes: _Wishes) -> None:
+def _require_conversion(model_id: str, wishes: _ResolveOptions) -> None:
     if not wishes.auto_convert:
         raise ModelError(
             f"{model_id} has .bin weights only, and --no-auto-convert forbids converting them",
@@ -231,11 +238,11 @@ def _convert_folder(folder: Path) -> Path:
         model_files.check_model(folder, SAFETENSORS)
         return folder
     # Files that change get a new name here, so that no stale conversion is served.
-    sources = [folder / name for name in model_files.names_in(folder)]
+    sources = [folder / name for name in model_files.file_names(folder)]
     target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{_key(sources)}"
 
     def fill(scratch: Path) -> None:
-        for name in model_files.select(model_files.names_in(folder), ".bin", True).small:
+        for name in model_files.select_files(model_files.file_names(folder), ".bin", True).small:
             shutil.copyfile(folder / name, scratch / name)
         _convert(folder, scratch)
 
@@ -250,8 +257,8 @@ def _combined(folder: Path, weights: Path) -> Path:
             "name the folder that holds the safetensors, or leave it off",
         )
     ends = (SAFETENSORS, f"{SAFETENSORS}.index.json")
-    own = [name for name in model_files.names_in(weights) if name.endswith(ends)]
-    rest = [name for name in model_files.names_in(folder) if not name.endswith((*ends, ".bin"))]
+    own = [name for name in model_files.file_names(weights) if name.endswith(ends)]
+    rest = [name for name in model_files.file_names(folder) if not name.endswith((*ends, ".bin"))]
     sources = [*(folder / name for name in rest), *(weights / name for name in own)]
     target = _beside_cache("tgi-combined") / f"{folder.name}-{_key(sources)}"
 
@@ -276,7 +283,7 @@ def _convert(source: Path, target: Path) -> None:
     child_process.run("tgi_cli.hub.convert", source, target)
 
 
-def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
+def _adapter(folder: Path, name: str, commit: str, wishes: _ResolveOptions) -> Path:
     """A PEFT adapter: merged into its base, or as it is, with a word about its base."""
     model_files.check_adapter(folder)
     config = model_files.read_json(folder / model_files.ADAPTER_CONFIG)
@@ -313,7 +320,7 @@ def _beside_cache(name: str) -> Path:
 def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
     """``target``, filled in a folder beside it and renamed when that is whole."""
     try:
-        with locked(target.parent / f".{target.name}.lock"):
+        with file_lock(target.parent / f".{target.name}.lock"):
             if target.is_dir():
                 logger.info("using %s, made earlier", target)
             else:
@@ -326,5 +333,5 @@ def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        raise write_error(error, target.parent) from error
+        raise disk_error(error, target.parent) from error
     return target

@@ -61,7 +61,7 @@ def merge_quantized(
             return read_tensor(small)
 
         try:
-            weight = layout.fold(module, tensors, peek)
+            weight = layout.merge(module, tensors, peek)
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise CheckpointError(
                 f"{module} is no weight quantized with {layout.name}: {error!r}",

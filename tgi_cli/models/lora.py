@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.hub.merge_lora import Adapter
+from tgi_cli.hub.merge_lora import LoraAdapter
 from tgi_cli.hub.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
 from tgi_cli.hub.safetensors_header import read_header
 from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
@@ -89,7 +89,7 @@ def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool
     adapter_rank(folder)  # which says what is wrong with a configuration
     _check_header(folder, table)
     try:
-        adapter = Adapter.load(folder)
+        adapter = LoraAdapter.load(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}", "fetch it again") from error
     if adapter.replaced:
@@ -144,7 +144,7 @@ def _too_high(module: str, rank: int, table: LoraTable) -> UnsupportedModelError
     )
 
 
-def _scale(adapter: Adapter, module: str, folder: Path) -> float:
+def _scale(adapter: LoraAdapter, module: str, folder: Path) -> float:
     try:
         return adapter.scale(module)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:

@@ -36,7 +36,7 @@ _REFUSED = {
 """Formats that people have, and why they are not read."""
 
 
-def method_of(config: Mapping[str, Any]) -> str:
+def method_name(config: Mapping[str, Any]) -> str:
     """The method that a quantization config names, or that its other keys show."""
     method = config.get("quant_method") or config.get("method")
     if isinstance(method, str):
@@ -46,14 +46,14 @@ def method_of(config: Mapping[str, Any]) -> str:
     return "awq" if "w_bit" in config else "gptq" if "bits" in config else "an unnamed method"
 
 
-def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
+def detect_format(config: Mapping[str, Any]) -> CheckpointFormat:
     """The format that a ``quantization_config`` describes.
 
     Raises:
         UnsupportedModelError: it cannot be read; the message says why.
         ModelError: the configuration makes no sense.
     """
-    method = method_of(config)
+    method = method_name(config)
     layout = config.get("checkpoint_format", config.get("format"))
     if layout == "marlin" or config.get("is_marlin_format"):
         method = "marlin"
@@ -74,7 +74,7 @@ def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
         ) from error
 
 
-def quantizer(name: str) -> Quantizer:
+def quantizer_for(name: str) -> Quantizer:
     """What ``--quantize`` makes of plain weights: one of
     :data:`tgi_cli.config.ON_THE_FLY`."""
     if name == "fp8":
@@ -84,7 +84,7 @@ def quantizer(name: str) -> Quantizer:
     return quantize_int8
 
 
-def notice(name: str) -> str | None:
+def method_notice(name: str) -> str | None:
     """What is to be known of a method on the fly that its name does not say."""
     if name in ("eetq", "bitsandbytes"):
         return (

@@ -101,7 +101,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def join(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+def concat_outputs(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight with the outputs of all ``parts``, which are alike."""
     first = parts[0]
     if len(parts) == 1:
@@ -121,7 +121,7 @@ def join(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class GroupedWeight:
     """Codes whose groups are all of one size and stand one after the other.
 
     Attributes:
@@ -141,7 +141,7 @@ class Arranged:
     table: Tensor | None
 
 
-def arrange(weight: QuantizedWeight) -> Arranged:
+def group_inputs(weight: QuantizedWeight) -> GroupedWeight:
     """Bring the inputs of each group together (they are apart after activation ordering).
 
     Where groups are of several sizes, as a shard's or the last can be, they are cut into pieces
@@ -158,7 +158,7 @@ def arrange(weight: QuantizedWeight) -> Arranged:
     scales = weight.scales.index_select(1, starts)
     zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
     order = None if order is None else order.int()
-    return Arranged(codes, scales, zeros, size, order, weight.table)
+    return GroupedWeight(codes, scales, zeros, size, order, weight.table)
 
 
 def contiguous_groups(inputs: int, size: int) -> Tensor:
@@ -166,7 +166,7 @@ def contiguous_groups(inputs: int, size: int) -> Tensor:
     return torch.arange(inputs).div_(size, rounding_mode="floor")
 
 
-def spread(
+def expand_scales(
     scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """float32 [out, groups] and the inputs' groups, int64 [in], of a weight of ``shape``.
@@ -188,10 +188,10 @@ def spread(
     return scales, contiguous_groups(inputs, size)
 
 
-def spreads(
+def can_expand_scales(
     scales: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None = None
 ) -> bool:
-    """Whether :func:`spread` takes scales of such a shape."""
+    """Whether :func:`expand_scales` takes scales of such a shape."""
     outputs, inputs = shape
     if scales in ((), (1,), (1, 1), (outputs,), (outputs, 1)):
         return True

@@ -61,7 +61,7 @@ class Calibration:
         return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
-def calibrate(
+def load_calibration(
     folder: Path,
     asked: str | None,
     *,
@@ -114,7 +114,7 @@ def calibrate(
     )
 
 
-def heldout(folder: Path, length: int, trust_remote_code: bool = False) -> Tensor:
+def heldout_windows(folder: Path, length: int, trust_remote_code: bool = False) -> Tensor:
     """Windows of the bundled text that none is calibrated with; int64 [windows, length]."""
     tokenizer = Tokenizer.load(folder, trust_remote_code)
     stream = tokenizer.encode(_bundled()[1], add_special_tokens=False)
@@ -152,7 +152,9 @@ def _bundled() -> tuple[str, str]:
 
 
 def _of_hub(folder: Path, tokenizer: Tokenizer, name: str) -> str:
-    return _join(each for file in fetch(name) for each in _documents(file, folder, tokenizer))
+    return _join(
+        each for file in fetch_dataset(name) for each in _documents(file, folder, tokenizer)
+    )
 
 
 def _join(documents: Iterator[str]) -> str:
@@ -280,7 +282,7 @@ _SECONDS = 10
 _INSTEAD = "give --calibration a file, or 'bundled'"
 
 
-def fetch(name: str) -> list[Path]:
+def fetch_dataset(name: str) -> list[Path]:
     """One file of the training split of ``ORGANIZATION/NAME`` or ``ORGANIZATION/NAME:SUBSET``.
 
     It comes from the hub's cache where it is there.
@@ -307,7 +309,7 @@ def fetch(name: str) -> list[Path]:
     try:
         info: Any = api.dataset_info(repository, timeout=_SECONDS)
         files = [sibling.rfilename for sibling in info.siblings or ()]
-        chosen = _choose(files, subset)
+        chosen = choose_file(files, subset)
         if chosen is None:
             raise ConfigError(
                 f"the data set {name} has no file of text that could be read",
@@ -346,7 +348,7 @@ def fetch(name: str) -> list[Path]:
         ) from error
 
 
-def _choose(files: list[str], subset: str) -> str | None:
+def choose_file(files: list[str], subset: str) -> str | None:
     """Of the subset where one is named: the first file of the training split, else of all."""
     inside = [file for file in files if f"{subset}/" in f"{file}/" or not subset]
     for kind in _KINDS:

@@ -27,7 +27,7 @@ from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.hf.names import sources
 from tgi_cli.models.weight_map import Source
 
-Place = tuple[int | slice, ...]
+TensorIndex = tuple[int | slice, ...]
 """An index into a parameter."""
 
 _ROWS, _COLUMNS = 4, 3
@@ -35,9 +35,9 @@ _ROWS, _COLUMNS = 4, 3
 shows; of four rows two are a gate's and two an up projection's, so that interleaving shows."""
 
 
-def locate(
+def locate_tensors(
     source: Source, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]
-) -> list[tuple[str, Place]] | None:
+) -> list[tuple[str, TensorIndex]] | None:
     """The stored tensors with their places in a parameter of that shape.
 
     None: they do not stand in it side by side, each as it is stored.
@@ -59,7 +59,7 @@ def locate(
     if made.ndim not in (2, 3) or made.shape[-1] != _COLUMNS or made.numel() != step * len(sizes):
         return None
     experts = made if made.ndim == 3 else made[None]
-    found: list[tuple[str, Place]] = []
+    found: list[tuple[str, TensorIndex]] = []
     for number, expert in enumerate(experts):
         start = 0
         for part in expert.split(_ROWS):
@@ -77,7 +77,7 @@ def locate(
     return found
 
 
-def unstacked(
+def unstack_experts(
     model: PreTrainedModel, weights: Mapping[str, Tensor], stored: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The checkpoint as it would be with a tensor for each matrix of each expert.
@@ -89,7 +89,7 @@ def unstacked(
     Returns ``stored`` itself where no experts are stacked, or transformers has no names for them
     one by one. Stacks with transposed or interleaved matrices stay as they are.
     """
-    stacks = [name for name in stored if name in weights and is_stack(name, stored[name])]
+    stacks = [name for name in stored if name in weights and is_expert_stack(name, stored[name])]
     if not stacks:
         return stored
     renamings, converters = _reversed(model)
@@ -109,7 +109,7 @@ def unstacked(
     return dict(sorted(found.items()))  # as files of published checkpoints mostly have them
 
 
-def is_stack(name: str, entry: StoredTensor) -> bool:
+def is_expert_stack(name: str, entry: StoredTensor) -> bool:
     """Whether it holds a matrix of each of a layer's experts, as far as names tell."""
     return len(entry.shape) == 3 and ("expert" in name or "moe" in name)
 

@@ -22,7 +22,7 @@ _CHUNK = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class TensorSpan:
     """Where a tensor's bytes are."""
 
     name: str
@@ -41,15 +41,15 @@ class Bytes:
         return self.size // count if count else 1
 
 
-def tensors_in(file: Path) -> list[Bytes]:
+def tensors_in(file: Path) -> list[TensorSpan]:
     """The tensors of a safetensors file, which must be whole."""
     return [
-        Bytes(name, file, entry.dtype, entry.shape, entry.start, entry.size)
+        TensorSpan(name, file, entry.dtype, entry.shape, entry.start, entry.size)
         for name, entry in read_header(file).items()
     ]
 
 
-def write_file(path: Path, tensors: Iterable[Bytes]) -> None:
+def write_file(path: Path, tensors: Iterable[TensorSpan]) -> None:
     """Copy tensors into one file, those with the largest elements first: all stay aligned."""
     ordered = sorted(tensors, key=lambda tensor: -tensor.alignment)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -77,12 +77,12 @@ def write_file(path: Path, tensors: Iterable[Bytes]) -> None:
                     left -= len(piece)
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Bytes], max_bytes: int) -> int:
+def write_shards(folder: Path, tensors: Mapping[str, TensorSpan], max_bytes: int) -> int:
     """Write ``model.safetensors``, or files of at most ``max_bytes`` with an index.
 
     A tensor that is larger has a file of its own. Returns the bytes of all tensors.
     """
-    shards: list[list[Bytes]] = [[]]
+    shards: list[list[TensorSpan]] = [[]]
     size = 0
     for tensor in tensors.values():
         if shards[-1] and size + tensor.size > max_bytes:
@@ -166,7 +166,7 @@ def copy_rest(source: Path, folder: Path) -> None:
 
 def _merged(
     stored: dict[str, StoredTensor], blocks: Sequence[Path], quantized: Collection[str]
-) -> dict[str, Bytes]:
+) -> dict[str, TensorSpan]:
     """Where each tensor of the output is now, in the order of the original."""
     originals = {
         (tensor.file, tensor.name): tensor
@@ -174,10 +174,10 @@ def _merged(
         for tensor in tensors_in(file)
     }
     made = {tensor.name: tensor for file in blocks for tensor in tensors_in(file)}
-    by_module: dict[str, list[Bytes]] = {}
+    by_module: dict[str, list[TensorSpan]] = {}
     for tensor in made.values():
         by_module.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    merged: dict[str, Bytes] = {}
+    merged: dict[str, TensorSpan] = {}
     for name, entry in stored.items():
         if name in quantized:
             for tensor in sorted(by_module[name.removesuffix(".weight")], key=lambda t: t.name):
@@ -188,7 +188,7 @@ def _merged(
     return merged
 
 
-def _part(whole: Bytes, name: str, entry: StoredTensor) -> Bytes:
+def _part(whole: TensorSpan, name: str, entry: StoredTensor) -> TensorSpan:
     """What is ``entry`` of a tensor, under its name in the output."""
     if entry.part is None:
         return replace(whole, name=name)

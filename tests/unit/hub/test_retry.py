@@ -27,6 +27,6 @@ def test_retry_after_as_a_date() -> None:
 
 def test_waits_double_unless_the_server_says_otherwise() -> None:
     for attempt, seconds in ((1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0)):
-        assert seconds * 0.8 <= client.wait_before(attempt, None) <= seconds * 1.2
-    assert client.wait_before(4, 30.0) == 30.0
-    assert client.wait_before(4, 0.0) == 0.0
+        assert seconds * 0.8 <= client.retry_delay(attempt, None) <= seconds * 1.2
+    assert client.retry_delay(4, 30.0) == 30.0
+    assert client.retry_delay(4, 0.0) == 0.0

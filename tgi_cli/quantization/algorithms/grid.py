@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.algorithms.hessian import Hessian
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
+from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _SHRINKING = tuple(1 - step / 50 for step in range(1, 31))
@@ -121,7 +121,7 @@ def round_groups(
     return codes, scales.T.contiguous(), zeros.T.contiguous()
 
 
-def dequantize(result: Result) -> Tensor:
+def dequantize(result: QuantizationResult) -> Tensor:
     """The weight that ``result`` stands for, float32 [N, K]: to the bit what a reader of its
     format makes of its tensors."""
     codes, table = result.codes, None
@@ -139,7 +139,7 @@ def rtn(
     recipe: Recipe,
     hessian: Hessian | None = None,
     limits: Tensor | None = None,
-) -> Result:
+) -> QuantizationResult:
     """Round ``weight`` [N, K] to the grid of ``recipe``: integers, or e4m3 for the method fp8.
 
     Args:
@@ -154,13 +154,13 @@ def rtn(
         codes, scales, zeros = round_groups(weight, recipe, limits)
         size = recipe.group_size if recipe.group_size > 0 else weight.shape[1]
         groups = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device) // size
-        result = Result(codes, scales, zeros.int(), groups, nan)
+        result = QuantizationResult(codes, scales, zeros.int(), groups, nan)
     if hessian is None:
         return result
     return replace(result, loss=hessian.loss(weight, dequantize(result)))
 
 
-def _bytes(weight: Tensor, recipe: Recipe) -> Result:
+def _bytes(weight: Tensor, recipe: Recipe) -> QuantizationResult:
     """8 bits with a scale per row, or one for all: e4m3 (https://arxiv.org/abs/2209.05433) or
     whole numbers from -127 to 127."""
     rows, inputs = weight.shape
@@ -178,4 +178,4 @@ def _bytes(weight: Tensor, recipe: Recipe) -> Result:
         values = (weight[part].float() / scales[part, None]).clamp_(-top, top)
         codes[part] = values.to(dtype) if floating else values.round_().add_(128).to(dtype)
     groups = torch.zeros(inputs, dtype=torch.int32, device=weight.device)
-    return Result(codes, scales[None], None, groups, nan)
+    return QuantizationResult(codes, scales[None], None, groups, nan)

@@ -12,7 +12,7 @@ from tgi_cli.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How weights are to be quantized; :func:`tgi_cli.quantization.algorithms.recipe.check` says
+    """How weights are to be quantized; :func:`tgi_cli.quantization.algorithms.recipe.check_recipe` says
     whether it can be.
 
     Attributes:
@@ -47,7 +47,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
+class QuantizationResult:
     """A linear layer's weights [N, K] as codes on a grid: ``(codes - zeros[g]) * scales[g]``.
 
     Attributes:
@@ -77,7 +77,7 @@ _BYTES = ("fp8", "int8")
 """Methods that make a byte of an element, with a scale per row."""
 
 
-def check(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Raise ConfigError, with what to do instead, for a recipe that nothing can follow."""
     for name, value, known in (
         ("method", recipe.method, METHODS),
@@ -175,7 +175,7 @@ def default_format(method: str, sym: bool = True) -> str:
     return "gptq" if sym else "gptq_v2"
 
 
-def unfit(recipe: Recipe, outputs: int, inputs: int) -> str | None:
+def incompatibility(recipe: Recipe, outputs: int, inputs: int) -> str | None:
     """Why a weight [outputs, inputs] cannot be kept so; None: it can.
 
     Such a layer is to stay as it is, and be named among the ``ignored``.
@@ -198,7 +198,7 @@ def unfit(recipe: Recipe, outputs: int, inputs: int) -> str | None:
     return None
 
 
-def describe(recipe: Recipe) -> str:
+def describe_recipe(recipe: Recipe) -> str:
     """In a few words, for people: ``gptq, 4 bits, groups of 128, symmetric, act-order``."""
     if recipe.method in _BYTES:
         share = "one scale a tensor" if recipe.group_size == 0 else "one scale a row"
