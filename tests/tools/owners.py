@@ -17,6 +17,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor], torc
         result = rtn(weight, recipe)
         if recipe.desc_act:  # as if inputs had been gone through in this order
             codes, groups = result.codes[:, order], result.groups[order]
-            result = QuantizationResult(
-                codes.contiguous(), result.scales, result.zeros, groups, 0.0
-            )
+            result = replace(result, codes=codes.contiguous(), groups=groups)
         name = f"{recipe.format}: {describe_recipe(recipe)}"
         yield name, quantization_config(recipe, []), pack(result, recipe), grid.dequantize(result)
 

@@ -12,8 +12,7 @@ from tgi_cli.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How weights are to be quantized; :func:`tgi_cli.quantization.algorithms.recipe.check_recipe` says
-    whether it can be.
+    """How weights are quantized; :func:`check_recipe` validates it.
 
     Attributes:
         method: ``gptq``, ``awq``, ``rtn``, ``fp8`` or ``int8``.
