@@ -78,7 +78,7 @@ def _measure(given: ParsedSettings, compiled: dict[str, Any]) -> None:
     from tgi_cli.config import ServeConfig
     from tgi_cli.launcher import serve
     from tgi_cli.model_server.load_progress import LoadProgress
-    from tgi_cli.worker.sizing.warmup_command import measure
+    from tgi_cli.worker.sizing.step_timing import measure
 
     config = ServeConfig(**given.fields_of(ServeConfig) | {"model_id": given["model_id"]})
     config, path = serve.located(config, None)

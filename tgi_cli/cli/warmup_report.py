@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_model(found: dict[str, Any]) -> None:
-    """What :func:`tgi_cli.worker.sizing.warmup_command.measure` has found, as tables."""
+    """What :func:`tgi_cli.worker.sizing.step_timing.measure` has found, as tables."""
     from rich.console import Console
 
     console = Console(highlight=False)

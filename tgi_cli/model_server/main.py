@@ -61,7 +61,7 @@ def run_model_server(
         ShardError: the engine failed while it served.
     """
     _claim(uds_path, generate, listen)
-    from tgi_cli.worker.worker import load_worker
+    from tgi_cli.worker.factory import load_worker
 
     signal.signal(signal.SIGTERM, _leave)
     with HeartbeatWriter(pulse).beating() as heart:

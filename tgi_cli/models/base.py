@@ -7,7 +7,8 @@ from abc import abstractmethod
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention
-from tgi_cli.layers import Loadable
+from tgi_cli.layers import Embedding, Loadable, PositionEmbedding
+from tgi_cli.layers.moe import Expert, MoE
 from tgi_cli.models.weight_map import Source
 
 
@@ -55,3 +56,31 @@ class CausalLM(nn.Module):
             if isinstance(layer, Loadable) and layer.packed is not None
         ]
         return sum(weight.nbytes for weight in [*self.parameters(), *packed])
+
+    def bytes_read(self, rows: int) -> int:
+        """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.
+
+        Tables of embeddings are not counted: few of their rows are read. Of the experts as many
+        are counted as so many tokens choose, if they choose evenly.
+        """
+        sizes: dict[int, float] = {}
+
+        def add(module: nn.Module, share: float) -> None:
+            if isinstance(module, Embedding | PositionEmbedding):
+                return
+            for parameter in module.parameters(recurse=False):
+                sizes[parameter.data_ptr()] = parameter.nbytes * share
+            packed = module.packed if isinstance(module, Loadable) else None
+            if packed is not None:
+                sizes[id(packed)] = packed.nbytes * share
+
+        for module in self.modules():
+            add(module, 1.0)
+        for mixture in self.modules():
+            if isinstance(mixture, MoE):
+                experts = [each for each in mixture.experts.modules() if isinstance(each, Expert)]
+                share = 1 - (1 - mixture.top_k / len(experts)) ** rows
+                for expert in experts:
+                    for module in expert.modules():
+                        add(module, share)
+        return int(sum(sizes.values()))

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: config.json and generation_config.json, read as JSON.
+"""A checkpoint's configuration: config.json and generation_config.json, read as JSON.
 
 transformers' own classes would be one import away, and cost 100 MB and seconds with it.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tgi_cli.errors import CheckpointError, ConfigError, ModelError
+from tgi_cli.errors import CheckpointError, ModelError
 from tgi_cli.files import read_json
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of the checkpoint in folder ``path``, as it stands in its files."""
+    """The configuration of the checkpoint in folder ``path``, unchanged."""
 
     path: Path
     architecture: str
@@ -45,8 +45,8 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)
     """generation_config.json; empty where there is none."""
     trust_remote_code: bool = False
-    """What the user said. Code that comes with a checkpoint is run only then, and only where
-    neither this package nor transformers knows the architecture."""
+    """Whether code that comes with the checkpoint may run. It does only if neither this package
+    nor transformers knows the architecture."""
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of ``key``, which must be a ``kind``; ``default`` where it is null or absent.
@@ -160,16 +160,11 @@ class ModelConfig:
         raise CheckpointError(f"{self.path} has no safetensors file with floating-point weights")
 
 
-def read_config(
-    path: Path, trust_remote_code: bool = False, rope: tuple[str, float] | None = None
-) -> ModelConfig:
+def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
     """Read the configuration of the checkpoint in folder ``path``.
-
-    With ``rope`` its positions are stretched: ``linear`` or ``dynamic``, and by what factor.
 
     Raises:
         ModelError: no folder, no config.json, or one that is not a JSON object.
-        ConfigError: its positions do not stretch.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -184,8 +179,7 @@ def read_config(
         raise ModelError(f"{file} names no architecture")
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.is_file() else {}
-    config = ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
-    return config if rope is None else _scaled(config, *rope)
+    return ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
 
 
 def shown(value: object) -> str:
@@ -216,45 +210,3 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{file} is not a JSON object", "download the model again")
     return value
-
-
-def _scaled(config: ModelConfig, kind: str, factor: float) -> ModelConfig:
-    """``config`` with its positions stretched: what it says of its own scaling is replaced.
-
-    The context grows by the factor.
-    """
-    from tgi_cli.models.registry import decoder_spec, is_builtin
-
-    if not is_builtin(config) or not decoder_spec(config).ropes:
-        raise ConfigError(
-            f"--rope-scaling is not for {config.architecture}: it is not run with rotary embedding "
-            "of our own",
-            "leave --rope-scaling and --rope-factor off",
-        )
-    context = decoder_spec(config).max_position_embeddings
-    raw = dict(config.raw)
-    raw["rope_parameters"] = _unscaled(config.get("rope_parameters", dict, {}))
-    raw["rope_scaling"] = {
-        "rope_type": kind,
-        "factor": factor,
-        "original_max_position_embeddings": context,
-    }
-    raw.pop("original_max_position_embeddings", None)
-    raw["max_position_embeddings"] = math.floor(context * factor)
-    stretched = replace(config, raw=raw)
-    if decoder_spec(stretched).max_position_embeddings != raw["max_position_embeddings"]:
-        raise ConfigError(
-            f"--rope-scaling is not for {config.architecture}: its context is not to be stretched",
-            "leave --rope-scaling and --rope-factor off",
-        )
-    return stretched
-
-
-def _unscaled(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters without a scaling; they may stand below each kind of layer."""
-    kept = ("rope_theta", "partial_rotary_factor")
-    return {
-        key: _unscaled(value) if isinstance(value, dict) else value
-        for key, value in parameters.items()
-        if isinstance(value, dict) or key in kept
-    }

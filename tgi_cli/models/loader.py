@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -35,7 +36,6 @@ from tgi_cli.models.checkpoint import (
 )
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
-from tgi_cli.models.dummy import random_tensor
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
 
 log = logging.getLogger(__name__)
+
+_DUMMY_STD = 0.02
+"""Standard deviation of random weights, as transformers initializes most of its models."""
 
 _MAPPED_BYTES = 16 << 20
 """Read from a mapping before it is dropped."""
@@ -217,6 +220,17 @@ def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch
         for slot in slots:
             slot.fill(random_tensor(slot.name, slot.shape))
         layer.finish()
+
+
+def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """float32 numbers that depend on name and shape alone: shards of a model agree on them.
+
+    Vectors are what leaves activations alone: ones, or zeros for a bias.
+    """
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(shape).normal_(0.0, _DUMMY_STD, generator=generator)
 
 
 def _fill(

@@ -1,4 +1,4 @@
-"""What config.json states, held against what the files have, before anything is built of it.
+"""Compares the sizes in config.json with the checkpoint's files before anything is built.
 
 The loader compares every tensor with its layer. That takes layers, and a vocabulary with a table
 for grammars, and those of a billion take more than a machine has: so counts and sizes that the
@@ -105,7 +105,7 @@ def _read(reader: Callable[[Path], T], file: Path) -> T:
         ) from error
 
 
-def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: bool = False) -> None:
+def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, builtin: bool = False) -> None:
     """Refuse counts and sizes of config.json that the checkpoint in ``path`` cannot have.
 
     Without weights (``--load-format dummy``) they are bounded by what no model reaches.
@@ -114,7 +114,7 @@ def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: boo
         path: the folder.
         raw: what its config.json says.
         quantized: whether weights may be packed.
-        native: whether each expert is made a module of its own.
+        builtin: whether a built-in family runs it, with a module for each expert.
 
     Raises:
         ModelError: the message names the key.
@@ -128,7 +128,7 @@ def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: boo
         if _LAYERS.search(key):
             _require(path, key, value, max(MOST_LAYERS, tensors), outline)
             layers = max(layers, value)
-        elif native and _EXPERTS.search(key):
+        elif builtin and _EXPERTS.search(key):
             _require(path, key, value, max(MOST_EXPERTS, tensors, largest), outline)
             experts = max(experts, value)
         elif key == "vocab_size" and outline is not None:

@@ -21,6 +21,7 @@ from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, ModelConfig
+from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.worker.sizing.memory import release_unused_memory
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ def _continue(
 
     The last token of a text is what the last logits say, and has none of its own.
     """
+    forward = (compile_program(model, attention) or model).forward
     blocks = -(-(max(map(len, prompts)) + NEW) // BLOCK_SIZE)
     attention.allocate(blocks * len(prompts))
     texts = [list(prompt) for prompt in prompts]
@@ -130,7 +132,7 @@ def _continue(
         metadata, positions = _metadata(chunks, ends, blocks, device)
         ids = [t for text, n, end in zip(texts, done, ends, strict=True) for t in text[n:end]]
         attention.plan(metadata)
-        hidden = model(torch.tensor(ids, device=device), positions, attention)
+        hidden = forward(torch.tensor(ids, device=device), positions, attention)
         for i, part in enumerate(torch.split(model.logits(hidden), chunks)):
             logits[i].append(part.cpu())
             if ends[i] == len(texts[i]):

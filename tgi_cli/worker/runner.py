@@ -91,6 +91,7 @@ class ModelRunner:
         program: Forward | None = None,
     ) -> None:
         self.rows = rows
+        self.program = program
         self._model = model
         self._attention = attention
         self._device = rows.tokens.device
@@ -121,13 +122,14 @@ class ModelRunner:
             self.rows.apply(step)
             if step.copies:
                 self._attention.copy_blocks(step.copies)
-            options = self.rows.row_options
-            chunks = prompt_chunks(step, options) if options else []
+            requested = self.rows.row_options
+            chunks = prompt_chunks(step, requested) if requested else []
             batch = self._batch(step, bool(chunks))
             forward = self._pick_executor(batch).run(batch)
-            if options:
-                rows = forward.batch.rows.tolist()
-                options = {index: options[row] for index, row in enumerate(rows) if row in options}
+            options = {}
+            if requested:
+                rows = enumerate(forward.batch.rows.tolist())
+                options = {index: requested[row] for index, row in rows if row in requested}
             return LaunchedStep(forward, options, chunks)
 
     def _batch(self, step: Step, reports_prompts: bool) -> StepBatch:

@@ -26,8 +26,8 @@ from transformers.core_model_loading import (
 
 from tgi_cli.hub.model_files import weight_map
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.weight_map import Source
+from tgi_cli.quantization.detect import detect_format
 
 
 def sources(
@@ -103,8 +103,8 @@ def stored_names(config: ModelConfig) -> list[str]:
 
     A quantized weight counts as one tensor.
     """
-    names, layout = _names(config.path), checkpoint_format(config)
-    return names if layout is None else layout.plain_names(names)
+    names, stated = _names(config.path), config.quantization
+    return names if stated is None else detect_format(stated).plain_names(names)
 
 
 def _names(path: Path) -> list[str]:

@@ -25,7 +25,7 @@ CPU_CONTEXT = 128
 """On a CPU the contexts of decodes, and what a prefill chunk follows, are cut to this, and one
 step with both is all: a server shall be up in seconds even on a busy machine, where each of the
 hundreds of barriers in a step may cost a time slice. The share of memory that is left over (see
-:mod:`tgi_cli.worker.sizing.capacity`) covers the difference many times."""
+:mod:`tgi_cli.worker.sizing.kv_cache`) covers the difference many times."""
 
 CPU_PART = 4
 """For the same reason a CPU runs a quarter of the rows and of the prefill. What a step takes

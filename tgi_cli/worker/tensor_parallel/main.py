@@ -69,8 +69,8 @@ def main() -> NoReturn:
 def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -> ModelWorker:
     """As shard 0 does: load, meet, warm up."""
     from tgi_cli.device.distributed import Shard, device_of
+    from tgi_cli.worker.factory import make_worker
     from tgi_cli.worker.tensor_parallel.group import MEETING_SECONDS, START_SECONDS
-    from tgi_cli.worker.worker import make_worker
 
     config = assignment.config
     device = device_of(config.device, assignment.rank)
