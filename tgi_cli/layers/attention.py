@@ -27,9 +27,7 @@ class Sinks(Loadable):
         self.weight = empty_parameter(self.own.stop - self.own.start, dtype=build.dtype)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            path, (self.num_heads,), lambda tensor: self.weight.copy_(tensor[self.own])
-        )
+        yield self.slot(path, "weight", (self.num_heads,), self.own)
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors to logits; the vocabulary is shared out to the shards."""
+"""Token ids to vectors, and vectors to logits; the vocabulary is split over the shards."""
 
 from __future__ import annotations
 
@@ -119,9 +119,7 @@ class PositionEmbedding(Loadable):
         self.weight = empty_parameter(positions, hidden_size, dtype=build.dtype)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            f"{path}.weight", tuple(self.weight.shape), lambda tensor: self.weight.copy_(tensor)
-        )
+        yield self.slot(f"{path}.weight", "weight", tuple(self.weight.shape))
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.weight.index_select(0, positions)
@@ -163,7 +161,7 @@ class LMHead(LinearBase):
     def slots(self, path: str) -> Iterator[WeightSlot]:
         if self._tied[0] is None:
             shape = (self.vocab_size, self.in_features)
-            yield WeightSlot(f"{path}.weight", shape, self._fill_weight, coded=True)
+            yield WeightSlot(f"{path}.weight", shape, self._fill_weight, takes_quantized=True)
         if self.bias is not None:
             yield WeightSlot(f"{path}.bias", (self.vocab_size,), self._fill_bias)
 

@@ -51,13 +51,9 @@ class LayerNorm(Loadable):
         self.eps = eps
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{path}.weight", (self.size,), lambda tensor: self.weight.copy_(tensor))
+        yield self.slot(f"{path}.weight", "weight", (self.size,))
         if self.bias is not None:
-            yield WeightSlot(f"{path}.bias", (self.size,), self._fill_bias)
-
-    def _fill_bias(self, tensor: Tensor) -> None:
-        assert self.bias is not None
-        self.bias.copy_(tensor)
+            yield self.slot(f"{path}.bias", "bias", (self.size,))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
@@ -80,11 +76,7 @@ class WideRMSNorm(RMSNorm):
         self.shard = build.shard
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            f"{path}.weight",
-            (self.full_size,),
-            lambda tensor: self.weight.copy_(tensor[self.own]),
-        )
+        yield self.slot(f"{path}.weight", "weight", (self.full_size,), self.own)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shard.size == 1:

@@ -48,6 +48,11 @@ class ModelConfig:
     """Whether code that comes with the checkpoint may run. It does only if neither this package
     nor transformers knows the architecture."""
 
+    @property
+    def file(self) -> Path:
+        """Its config.json."""
+        return self.path / "config.json"
+
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of ``key``, which must be a ``kind``; ``default`` where it is null or absent.
 
@@ -57,16 +62,14 @@ class ModelConfig:
         value = self.raw.get(key)
         if value is None:
             if default is None:
-                raise ModelError(f"{self.path / 'config.json'} does not say {key!r}")
+                raise ModelError(f"{self.file} does not say {key!r}")
             return default
         if kind is float and type(value) is int and abs(value) < _LARGEST:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ModelError(
-                f"{self.path / 'config.json'}: {key!r} is {shown(value)}, not {kind.__name__}"
-            )
+            raise ModelError(f"{self.file}: {key!r} is {shown(value)}, not {kind.__name__}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ModelError(f"{self.path / 'config.json'}: {key!r} is {value}, not a number")
+            raise ModelError(f"{self.file}: {key!r} is {value}, not a number")
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
@@ -74,7 +77,7 @@ class ModelConfig:
         value = self.get(key, int, default)
         if not 0 < value < _LARGEST:
             raise ModelError(
-                f"{self.path / 'config.json'}: {key!r} is {shown(value)}, must be positive"
+                f"{self.file}: {key!r} is {shown(value)}, must be positive"
                 + (" and below 2**63" if value > 0 else "")
             )
         return value

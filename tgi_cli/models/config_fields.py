@@ -43,7 +43,7 @@ def factor(config: ModelConfig, key: str) -> float | None:
         return None
     value = config.get(key, float)
     if value <= 0:
-        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+        raise ModelError(f"{config.file}: {key!r} is {value}, must be positive")
     return value
 
 
@@ -51,7 +51,7 @@ def inverse_root(config: ModelConfig, key: str) -> float:
     """One over the root of a number, which must be above 0. Raises ModelError."""
     value = config.get(key, float)
     if value <= 0:
-        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+        raise ModelError(f"{config.file}: {key!r} is {value}, must be positive")
     return float(value**-0.5)
 
 
@@ -87,7 +87,7 @@ def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, in
     head_dim = config.positive("head_dim", max(hidden_size // num_heads, 1))
     if num_heads % num_kv_heads:
         raise ModelError(
-            f"{config.path / 'config.json'}: {num_heads} attention heads cannot share "
+            f"{config.file}: {num_heads} attention heads cannot share "
             f"{num_kv_heads} key-value heads"
         )
     return num_heads, num_kv_heads, head_dim
@@ -116,9 +116,7 @@ def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.
     parameters = rope_parameters(config, theta)
     partial = parameters.get("partial_rotary_factor")
     if partial is not None and not 0 < float(partial) <= 1:
-        raise ModelError(
-            f"{config.path / 'config.json'}: 'partial_rotary_factor' is {shown(partial)}, no share"
-        )
+        raise ModelError(f"{config.file}: 'partial_rotary_factor' is {shown(partial)}, no share")
     dims = head_dim if partial is None else int(head_dim * float(partial))
     return rope_spec(config, dims, context, parameters)
 
@@ -147,9 +145,7 @@ def ropes_by_kind(
 def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
     """Raises ModelError for an odd number of dimensions: they are rotated in pairs."""
     if dims % 2 or dims <= 0:
-        raise ModelError(
-            f"{config.path / 'config.json'}: rotary embedding needs an even head_dim, not {dims}"
-        )
+        raise ModelError(f"{config.file}: rotary embedding needs an even head_dim, not {dims}")
     return RopeSpec(dims, context, parameters)
 
 
@@ -187,10 +183,7 @@ def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
     num_layers = len(kinds)
     kinds = config.get("layer_types", list, kinds)
     if len(kinds) != num_layers:
-        raise ModelError(
-            f"{config.path / 'config.json'}: 'layer_types' names {len(kinds)} of "
-            f"{num_layers} layers"
-        )
+        raise ModelError(f"{config.file}: 'layer_types' names {len(kinds)} of {num_layers} layers")
     for kind in kinds:
         if kind not in ("sliding_attention", "full_attention"):
             raise UnsupportedModelError(

@@ -169,22 +169,9 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 
 
 def _attention(build: Build, spec: AttentionSpec, hidden_size: int, index: int) -> Attention:
-    return Attention(
-        build,
-        index,
-        hidden_size,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        bias=spec.bias,
-        output_bias=spec.output_bias,
-        scale=spec.scale,
-        window=spec.window,
-        softcap=spec.softcap,
-        sinks=spec.sinks,
-        qk_norm_eps=spec.qk_norm_eps,
-        qk_norm=spec.qk_norm,
-    )
+    arguments = asdict(spec)
+    del arguments["rope"]
+    return Attention(build, index, hidden_size, **arguments)
 
 
 def _mlp(build: Build, spec: MLPSpec | MoESpec, hidden_size: int) -> nn.Module:

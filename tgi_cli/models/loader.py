@@ -87,14 +87,14 @@ class SlotAssignment:
     stored: tuple[StoredTensor, ...]
 
     @property
-    def takes_codes(self) -> bool:
+    def keeps_quantized(self) -> bool:
         """Whether a quantized weight is handed to the slot as it is."""
-        return self.slot.coded and self.source.join is None
+        return self.slot.takes_quantized and self.source.join is None
 
     @property
     def num_dequantized(self) -> int:
         """Quantized weights that are not."""
-        return 0 if self.takes_codes else sum(each.dtype == QUANTIZED for each in self.stored)
+        return 0 if self.keeps_quantized else sum(each.dtype == QUANTIZED for each in self.stored)
 
     @property
     def num_bytes(self) -> int:
@@ -184,7 +184,7 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ModelError(
-                f"no model can be built of {config.path / 'config.json'} ({shown_error(error)})",
+                f"no model can be built of {config.file} ({shown_error(error)})",
                 "download the model again, or correct it",
             ) from error
     from tgi_cli.models.hf.model import TransformersForCausalLM  # imports transformers
@@ -269,7 +269,7 @@ class _MappedFiles:
             self.close()
         slot, source = filling.slot, filling.source
         read = [self._read_one(each) for each in filling.stored]
-        if filling.takes_codes and isinstance(read[0], QuantizedWeight):
+        if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
             slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         else:
             tensor = source.view(*map(_dense, read))

@@ -95,7 +95,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         spec: DecoderSpec = family.read(config)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ModelError(
-            f"{config.path / 'config.json'} makes no sense ({shown_error(error)})",
+            f"{config.file} makes no sense ({shown_error(error)})",
             "download the model again, or correct it",
         ) from error
     return spec

@@ -90,7 +90,7 @@ def _sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
     step = config.positive("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", list, [])
     if not all(isinstance(layer, int) for layer in dense):
-        raise ModelError(f"{config.path / 'config.json'}: 'mlp_only_layers' is {dense}")
+        raise ModelError(f"{config.file}: 'mlp_only_layers' is {dense}")
     return set(range(step - 1, num_layers, step)) - set(dense)
 
 

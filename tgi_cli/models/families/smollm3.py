@@ -75,8 +75,7 @@ def _rotated(config: ModelConfig) -> list[bool]:
     rotated = config.get("no_rope_layers", list, default)[:num_layers]
     if len(rotated) != num_layers:
         raise ModelError(
-            f"{config.path / 'config.json'}: 'no_rope_layers' names {len(rotated)} of "
-            f"{num_layers} layers"
+            f"{config.file}: 'no_rope_layers' names {len(rotated)} of {num_layers} layers"
         )
     return [bool(each) for each in rotated]
 
