@@ -1,7 +1,7 @@
 """The engine in this process: its loop in one thread, its outputs sorted by caller in another.
 
-A caller opens a :class:`Call`, submits requests through it and receives what each step says of
-them. Callers, in any threads, share nothing but the engine's inbox.
+A caller opens a :class:`RequestGroup`, submits requests through it and receives their outputs
+step by step. Callers, in any threads, share nothing but the engine's inbox.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class InProcessEngine:
             mailbox.put(letter)
 
 
-class Call:
+class RequestGroup:
     """The requests of one caller, used by one thread at a time; leaving it cancels the rest."""
 
     def __init__(self, engine: InProcessEngine) -> None:
@@ -250,7 +250,7 @@ class Call:
         for request_id in list(self.live):
             self.drop(request_id)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> RequestGroup:
         return self
 
     def __exit__(

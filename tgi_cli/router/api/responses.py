@@ -41,7 +41,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response, read_json, unless_disconnected
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.text.response_reader import Content, Piece, ResponseReader
+from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
@@ -111,7 +111,7 @@ class ResponseEvents:
         self,
         writer: ResponseWriter,
         generation: Generation,
-        reader: ResponseReader | None,
+        reader: ResponseParser | None,
         tokenizer: Tokenizer,
         logprobs: TextLogprobs | None,
     ) -> None:
@@ -138,7 +138,7 @@ class ResponseEvents:
         if not self._begun:
             self._begun = True
             self._writer.begin()
-        pieces: list[Piece] = [Content(text)] if text else []
+        pieces: list[ResponsePart] = [Content(text)] if text else []
         if self._reader is not None:
             pieces = self._reader.push(text) if text else []
             if finish is not None:

@@ -21,7 +21,7 @@ from tgi_cli.rpc.interface import GONE, EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar.checker import GrammarChecker
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
-from tgi_cli.text.windows import is_long
+from tgi_cli.text.windowed_encoding import is_long
 from tgi_cli.text.workers import TextWorkers
 
 
