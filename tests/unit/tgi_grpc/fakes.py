@@ -17,6 +17,7 @@ from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import EngineInfo, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
 
 V2, V3 = "generate.v2.TextGenerationService", "generate.v3.TextGenerationService"
@@ -117,8 +118,8 @@ def served(
         path = Path(folder) / "engine.sock"
         server = EngineServer(core, told, max_loras=engine_limits.max_loras)
         options = GenerateOptions(texts=lambda _info: texts)
-        front = GenerateServices(core.inbox, told, server.adapters, options, path)
-        server.fronts.append(front)
+        front = GenerateServices(ServedEngine(core.inbox, told, server.adapters, path), options)
+        server.services.append(front)
         server.start(path)
         loop.start()
         found = Served(core, server, front, path)
