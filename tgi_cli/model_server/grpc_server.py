@@ -35,11 +35,11 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.metrics import EngineMetrics
+from tgi_cli.engine.validation import check_request
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.model_server.adapter_service import AdapterServicer
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.model_server.grpc_service import GrpcService
-from tgi_cli.model_server.request_checks import problem_of
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
 from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, metrics_codec, step_socket
@@ -240,12 +240,13 @@ class EngineServer(AdapterServicer):
 
     def _submit(self, session: ClientSession, message: pb.Submit) -> None:
         client_id = message.request_id
+        problem = ""
         try:
             request = codec.decode_submit(message)
             adapter_id = self.adapters.id_of(message.adapter)
-            problem = problem_of(request, self._info)
+            check_request(request, self._info)
             if adapter_id is None:
-                problem = unknown(message.adapter, self.adapters.now.names)
+                raise ValueError(unknown(message.adapter, self.adapters.now.names))
         except ValueError as error:
             problem = str(error)
         with self._lock:
