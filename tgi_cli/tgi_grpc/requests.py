@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.validation import check_length
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.sampling.params import SamplingParams
 
@@ -81,7 +82,7 @@ class RequestReader:
         special = request.add_special_tokens if "add_special_tokens" in fields else True
         stopping = request.stopping_parameters
         prompt = self.model_text().encode(text, special, request.truncate)
-        self._check_lengths(len(prompt), stopping.max_new_tokens, bounds)
+        check_length(len(prompt), stopping.max_new_tokens, bounds)
         if max(prompt) >= self._info.vocab_size:
             raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({max(prompt)})")
         if request.top_n_tokens > self._info.vocab_size:
@@ -103,22 +104,6 @@ class RequestReader:
             grammar=self._grammar(request.parameters),
             prompt_logprobs=0 if request.prefill_logprobs else None,
         )
-
-    def _check_lengths(self, prompt: int, new: int, bounds: Bounds) -> None:
-        if not prompt:
-            raise ValueError("the prompt has no tokens")
-        if new < 1:
-            raise ValueError("`max_new_tokens` must be at least 1")
-        if prompt > bounds.max_input_tokens:
-            raise ValueError(
-                f"its prompt of {prompt} tokens is longer than max_input_tokens "
-                f"({bounds.max_input_tokens})"
-            )
-        if prompt + new > bounds.max_total_tokens:
-            raise ValueError(
-                f"its prompt of {prompt} tokens and {new} new ones are more than "
-                f"max_total_tokens ({bounds.max_total_tokens})"
-            )
 
     def _sampling(self, said: Any, top_n_tokens: int) -> SamplingParams:
         temperature = said.temperature or 1.0
