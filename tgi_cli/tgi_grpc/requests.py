@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.validation import check_length
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.tgi_grpc.text_interface import Texts
+
+if TYPE_CHECKING:
+    from tgi_cli.tgi_grpc.model_text import ModelText
 
 _GRAMMARS = {1: "json", 2: "regex"}
 """By GrammarType."""
@@ -51,7 +53,7 @@ class RequestReader:
 
     Args:
         info: of the engine.
-        texts: gives those of its model.
+        model_text: Gives the text side of its model.
         adapters: that requests may name.
         watermark: of requests that ask for one.
     """
@@ -59,11 +61,11 @@ class RequestReader:
     def __init__(
         self,
         info: EngineInfo,
-        texts: Callable[[], Texts],
+        model_text: Callable[[], ModelText],
         adapters: AdapterRegistry,
         watermark: Watermark,
     ) -> None:
-        self.texts = texts
+        self.model_text = model_text
         self._info = info
         self._adapters = adapters
         self._watermark = watermark
@@ -79,7 +81,7 @@ class RequestReader:
         text = _text(request) if "input_chunks" in fields else request.inputs
         special = request.add_special_tokens if "add_special_tokens" in fields else True
         stopping = request.stopping_parameters
-        prompt = self.texts().encode(text, special, request.truncate)
+        prompt = self.model_text().encode(text, special, request.truncate)
         check_length(len(prompt), stopping.max_new_tokens, bounds)
         if max(prompt) >= self._info.vocab_size:
             raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({max(prompt)})")
@@ -137,7 +139,7 @@ class RequestReader:
         if not self._info.grammar:
             raise ValueError("grammars are not supported")
         try:
-            return self.texts().grammar(kind, said.grammar)
+            return self.model_text().grammar(kind, said.grammar)
         except ValueError as error:
             raise ValueError(f"its grammar is not valid: {error}") from error
 

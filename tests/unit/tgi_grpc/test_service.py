@@ -465,9 +465,9 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
         assert "`repetition_penalty`" in refused(parameters={"repetition_penalty": -2.0})[1]
         assert "no grammar type 9" in refused(parameters={"grammar_type": 9})[1]
         assert "grammars are not" in refused(parameters={"grammar_type": 2, "grammar": "a"})[1]
-        assert refused(stops=["a", "b" * 1001]) == (
+        assert refused(stops=["a", "b" * 1025]) == (
             invalid,
-            "request 11: a `stop` sequence is too long",
+            "request 11: a `stop` sequence may have up to 1024 characters. Given: 1025",
         )
         assert refused(top_n_tokens=1001)[0] is invalid
         assert refused(id=10) == (invalid, "request 10 is in the batch already")
@@ -654,7 +654,7 @@ def test_the_end_of_the_engine_is_told() -> None:
         response = heard(client.Decode(batches=[batch]))  # what is here may be driven to its end
         server.front.end("the engine broke")
         assert status(client.Health) == (Code.UNAVAILABLE, "the engine broke")
-        assert server.texts.closed
+        assert server.text.closed
         heard.run_out(client, response.batch)
 
 
