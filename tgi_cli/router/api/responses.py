@@ -39,7 +39,7 @@ from tgi_cli.router.http.bodies import unless_disconnected
 from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.response_reader import Content, Piece, ResponseReader
+from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 
@@ -98,7 +98,7 @@ class ResponseEvents:
         self,
         writer: ResponseWriter,
         generation: Generation,
-        reader: ResponseReader | None,
+        reader: ResponseParser | None,
         tokenizer: Tokenizer,
         logprobs: TextLogprobs | None,
     ) -> None:
@@ -124,7 +124,7 @@ class ResponseEvents:
         if self._logprobs is not None:
             self._logprobs.push(delta)
         text, finish = delta.text, delta.finish
-        pieces: list[Piece] = [Content(text)] if text else []
+        pieces: list[ResponsePart] = [Content(text)] if text else []
         if self._reader is not None:
             pieces = self._reader.push(text) if text else []
             if finish is not None:

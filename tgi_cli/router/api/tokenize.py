@@ -28,7 +28,7 @@ from tgi_cli.router.http.bodies import first_key, parse
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windows import WHOLE_BYTES, Span
+from tgi_cli.text.windowed_encoding import WHOLE_BYTES, Span
 
 INLINE_IDS = 2048
 """Longest list handled on the event loop: 0.3 us an id to decode, and about as much to write."""

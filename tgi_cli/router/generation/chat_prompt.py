@@ -16,8 +16,8 @@ from tgi_cli.router.generation.structured_output import chat_grammar
 from tgi_cli.router.http import errors
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
-from tgi_cli.text.response import ResponseFormat
-from tgi_cli.text.response_reader import ResponseReader
+from tgi_cli.text.response_format import ResponseFormat
+from tgi_cli.text.response_parser import ResponseParser
 from tgi_cli.text.tools import as_text
 
 INLINE_MESSAGES = 64
@@ -52,7 +52,7 @@ class Conversation:
     parallel: bool
     response_format: ResponseFormat | None
 
-    def reader(self) -> ResponseReader | None:
+    def reader(self) -> ResponseParser | None:
         """What reads one of the answers; None if they are text."""
         if self.response_format is None:
             return None

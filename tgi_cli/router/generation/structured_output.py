@@ -10,7 +10,7 @@ from tgi_cli.router.api.schemas.openai import CompletionParameters
 from tgi_cli.router.http import errors
 from tgi_cli.text.grammar import grammar
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
-from tgi_cli.text.response import ResponseFormat
+from tgi_cli.text.response_format import ResponseFormat
 from tgi_cli.text.tools import tool_grammar
 
 T = TypeVar("T")
@@ -118,15 +118,15 @@ def chat_grammar(
             else "`response_format` together with `tools` (with this model's way to call)",
         )
     if tag is None:
-        return None if content is None else content.behind(form.frame.before(reasoning))
+        return None if content is None else content.behind(form.markers.before(reasoning))
     if not forced and content is None and not constrain:
         return None
     structures = [{**each, "strict": each["name"] in strict} for each in tag["structures"]]
     asked = {**tag, "structures": structures}
     if not forced and content is not None:
-        asked |= {"otherwise": content, "otherwise_begin": form.frame.then}
+        asked |= {"otherwise": content, "otherwise_begin": form.markers.then}
     param = "tool_choice" if forced else "tools"
     found = _read(lambda tag: grammar.structural_tag(tag, param), asked, param)
     if not forced and content is None:
         return found
-    return found.behind(replace(form.frame, then="").before(reasoning))
+    return found.behind(replace(form.markers, then="").before(reasoning))
