@@ -120,7 +120,7 @@ class GrammarChecker:
 
 
 def token_setup(tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, Any]:
-    """The arguments of :class:`~tgi_cli.text.grammar.tokens.SpecialTokens` for a model, as JSON values."""
+    """Arguments of :class:`~tgi_cli.text.grammar.tokens.SpecialTokens` as JSON values."""
     added = tokenizer.backend.get_added_tokens_decoder()
     return {
         "added": {token.content: index for index, token in added.items()},
