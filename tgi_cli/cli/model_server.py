@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tgi_cli.engine.messages import EngineInfo
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.model_server.grpc_service import ServiceFactory
-    from tgi_cli.tgi_grpc.text_interface import Texts
+    from tgi_cli.tgi_grpc.model_text import ModelText
 
 
 @takes(SERVER)
@@ -92,12 +92,12 @@ def _generate_services(config: ModelServerConfig) -> ServiceFactory:
 
     serve = config.serve
 
-    def texts(info: EngineInfo) -> Texts:
-        from tgi_cli.tgi_grpc.texts import load_texts
+    def load_text(info: EngineInfo) -> ModelText:
+        from tgi_cli.tgi_grpc.model_text import load_model_text
 
-        return load_texts(config.model_path, serve.trust_remote_code, info)
+        return load_model_text(config.model_path, serve.trust_remote_code, info)
 
     watermark = Watermark(serve.watermark_gamma, serve.watermark_delta)
-    options = GenerateOptions(texts, serve.shard_uds_path, watermark)
+    options = GenerateOptions(load_text, serve.shard_uds_path, watermark)
     options.claim()
     return partial(GenerateServices, options=options)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Protocol
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Fail, Shutdown
-from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ExitCode, ShardError, TgiError
 from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.config import ModelServerConfig
@@ -103,20 +102,17 @@ def _serve(
     capacity = worker.warmup()
     log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
-    metrics = EngineMetrics()
     engine = EngineCore(
         worker,
         SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window),
         0 if config.device == "cpu" else 1,
-        on_statistics=metrics,
-        on_times=metrics.timed,
         grammars=worker.grammars,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()
     gc.freeze()
     info = worker.info()
-    server = EngineServer(engine, info, metrics, config.max_loras)
+    server = EngineServer(engine, info, config.max_loras)
     heartbeat.publish(asdict(info))
     served = ServedEngine(engine.inbox, info, server.adapters, uds_path)
     server.services += [create(served) for create in services]
