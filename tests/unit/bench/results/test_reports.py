@@ -21,8 +21,14 @@ from tgi_cli.bench.events import (
     StepRecord,
 )
 from tgi_cli.bench.reports import comparison, html, markdown, tgi_tables
+from tgi_cli.bench.reports.charts import (
+    AxisScale,
+    ChartLine,
+    ChartPoint,
+    LineChart,
+    format_tick,
+)
 from tgi_cli.bench.reports.markdown import table
-from tgi_cli.bench.reports.svg import AxisScale, SvgChart, number
 from tgi_cli.bench.sweeps import StepBounds
 
 BOUNDS = StepBounds(seconds=20)
@@ -130,7 +136,7 @@ def test_a_load_as_markdown() -> None:
 
 
 def test_of_nothing() -> None:
-    assert markdown(saved([])) == "no step of the run left any figures\n"
+    assert markdown(saved([])) == "no step of the run has any metrics\n"
     assert "</html>" in html(saved([]))
 
 
@@ -238,15 +244,14 @@ def test_axes_have_round_numbers(
 
 
 def test_numbers_on_axes_are_short() -> None:
-    assert [number(x) for x in (0, 0.25, 12, 1500, 2e6, 3e9)] == [
+    assert [format_tick(x) for x in (0, 0.25, 12, 1500, 2e6, 3e9)] == [
         "0", "0.25", "12", "1.5k", "2M", "3G",
     ]  # fmt: skip
 
 
 def test_a_chart_of_one_point_and_of_none() -> None:
-    empty = SvgChart("x", "y").render("empty")
-    one = SvgChart("x", "y", x_log=True, y_log=True)
-    one.point(5, 0, 0, "label <&>")
-    one.line([5], [0], 0)
-    for svg in (empty, one.render("one")):
-        ElementTree.fromstring(svg)
+    empty = LineChart("empty", "x", "y", [])
+    point = ChartPoint(5, 0, label="label <&>")
+    one = LineChart("one", "x", "y", [ChartLine([point])], x_log=True, y_log=True)
+    for chart in (empty, one):
+        ElementTree.fromstring(chart.svg())

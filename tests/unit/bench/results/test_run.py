@@ -28,7 +28,7 @@ from tgi_cli.bench.events import (
 )
 from tgi_cli.bench.run import PlanRunner, broadcast
 from tgi_cli.bench.sweeps import BenchPlan, StepBounds
-from tgi_cli.bench.text_output import TextReporter, title
+from tgi_cli.bench.text_output import TextReporter
 
 TARGET = saved([]).target
 
@@ -215,7 +215,7 @@ def test_batches_and_errors_in_the_plain_screen() -> None:
     ],
 )
 def test_titles(step: BenchStep, said: str) -> None:
-    assert title(step) == said
+    assert step.title == said
 
 
 def test_a_run_begins_with_what_is_known() -> None:
