@@ -9,6 +9,7 @@ import numpy as np
 
 from tgi_cli.bench.compare import ANSWERED, ComparedMetric, Comparison
 from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.plan import explain_knee
 from tgi_cli.bench.statistics import (
     METRICS,
     StepMetrics,
@@ -17,7 +18,6 @@ from tgi_cli.bench.statistics import (
     step_metrics,
     summarize,
 )
-from tgi_cli.bench.sweeps import explain_knee
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.events import (
     BatchRecord,
@@ -20,6 +20,7 @@ from tgi_cli.bench.events import (
     ClientHealth,
     StepRecord,
 )
+from tgi_cli.bench.plan import StepBounds
 from tgi_cli.bench.reports import comparison, html, markdown, tgi_tables
 from tgi_cli.bench.reports.charts import (
     AxisScale,
@@ -29,7 +30,6 @@ from tgi_cli.bench.reports.charts import (
     format_tick,
 )
 from tgi_cli.bench.reports.markdown import table
-from tgi_cli.bench.sweeps import StepBounds
 
 BOUNDS = StepBounds(seconds=20)
 
@@ -65,7 +65,7 @@ def batches() -> BenchRun:
 
 def loads() -> BenchRun:
     server = Server()
-    steps = [server.answer(sweeps.client_step(count, BOUNDS)) for count in (1, 4, 16)]
+    steps = [server.answer(plan.client_step(count, BOUNDS)) for count in (1, 4, 16)]
     broken = msgspec.structs.replace(
         steps[2],
         requests=[*steps[2].requests, request(999, error="http 500", detail="<b>boom</b> | & so")],
@@ -196,7 +196,7 @@ def test_the_page_has_figures_errors_and_the_machine() -> None:
 
 def test_long_runs_stay_bounded() -> None:
     server = Server()
-    few = server.answer(sweeps.client_step(16, StepBounds(requests=700, warmups=0)))
+    few = server.answer(plan.client_step(16, StepBounds(requests=700, warmups=0)))
     text = html(saved([few]))
     assert len(text) < 300_000
     assert "The first 120 of 700." in text
@@ -204,7 +204,7 @@ def test_long_runs_stay_bounded() -> None:
 
 def test_a_comparison_as_markdown() -> None:
     server, slow = Server(), Server(slowed=1.2, seed=1)
-    steps = [sweeps.client_step(count, BOUNDS) for count in (1, 4)]
+    steps = [plan.client_step(count, BOUNDS) for count in (1, 4)]
     first = saved([server.answer(step) for step in steps])
     second = saved([slow.answer(step) for step in steps[:1]], workload={"seed": 1})
     text = comparison(compare(first, second))
