@@ -19,12 +19,12 @@ from tgi_cli.models.checkpoint import (
 )
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
-from tgi_cli.quantization.matmul import make_product
+from tgi_cli.quantization.matmul import make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class WeightGroup:
     """Weights that are kept in one way.
 
     Attributes:
@@ -44,7 +44,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckpointReport:
     """What :func:`describe` finds.
 
     Attributes:
@@ -57,8 +57,8 @@ class Report:
 
     architecture: str
     method: str | None
-    quantized: tuple[Kept, ...]
-    plain: tuple[Kept, ...]
+    quantized: tuple[WeightGroup, ...]
+    plain: tuple[WeightGroup, ...]
     device: str
 
     @property
@@ -88,7 +88,7 @@ class Report:
             yield f"  {name}: {how}"
 
 
-def describe(folder: Path, device: str | None = None) -> Report:
+def describe(folder: Path, device: str | None = None) -> CheckpointReport:
     """Look into the checkpoint in ``folder``; a few of its weights are read.
 
     ``device``: ``cpu`` or ``cuda``; None takes CUDA where there is one.
@@ -113,7 +113,7 @@ def describe(folder: Path, device: str | None = None) -> Report:
         (_kept(how, tensors, dtype, torch.device(facts.kind)) for how, tensors in ways.items()),
         key=lambda kept: -len(kept.modules),
     )
-    return Report(
+    return CheckpointReport(
         config.architecture,
         quantization_name(config),
         tuple(kept for kept in found if kept.kernel is not None),
@@ -122,12 +122,14 @@ def describe(folder: Path, device: str | None = None) -> Report:
     )
 
 
-def _kept(how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device) -> Kept:
+def _kept(
+    how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device
+) -> WeightGroup:
     kernels: dict[str, None] = {}
     by_shape = {tensor.shape: tensor for tensor in tensors if tensor.dtype == QUANTIZED}
     for tensor in by_shape.values():
         kernels[_kernel(tensor, dtype, device)] = None
-    return Kept(
+    return WeightGroup(
         how,
         tuple(tensor.name.removesuffix(".weight") for tensor in tensors),
         sum(torch.Size(tensor.shape).numel() for tensor in tensors),
@@ -140,7 +142,7 @@ def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> s
     """What computes with a weight: it is made, to be sure."""
     assert tensor.read is not None
     weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
-    product = make_product(weight, dtype, device)
+    product = make_matmul(weight, dtype, device)
     if isinstance(product, str):
         return f"dense, as {product}"
     return product.kernel

@@ -10,8 +10,8 @@ from tests.tools import quantized
 from tests.tools.checkpoints import make_llama
 from tests.tools.quantized import Layout, Written, write_quantized
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.kernels import without_native
-from tgi_cli.models.inspect import describe
+from tgi_cli.kernels import without_cpp_kernels
+from tgi_cli.models.checkpoint_report import describe
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_widths_exceptions_and_what_is_plain(llama: Path, tmp_path: Path) -> Non
 
     layout = Layout(four.config, write)
     write_quantized(llama, tmp_path, layout, modules=r".*\.layers\.[01]\..*_proj")
-    with without_native():
+    with without_cpp_kernels():
         report = describe(tmp_path, "cpu")
     assert report.method == "gptq"
     most, one = report.quantized
