@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.grammar import Grammars
-from tgi_cli.engine.lora_slots import Adapters
+from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.messages import EngineInfo, Finished, FinishReason, GenerationRequest
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.waiting_queue import WaitingQueue
@@ -98,7 +98,7 @@ def validate_request(
     limits: SchedulerConfig,
     live: Mapping[int, Sequence],
     waiting: WaitingQueue,
-    adapters: Adapters,
+    adapters: LoraSlots,
     grammars: Grammars,
 ) -> Finished | None:
     """The end of a request that can never run (ERROR) or finds the queue full (OVERLOADED)."""

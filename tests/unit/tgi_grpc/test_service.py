@@ -29,7 +29,7 @@ from tests.unit.tgi_grpc.fakes import (
     served,
 )
 from tgi_cli.engine import reserved_sequences
-from tgi_cli.engine.step import PromptScores
+from tgi_cli.engine.step import ChunkLogprobs
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.tgi_grpc.step_client import MAX_CALLERS
 
@@ -372,7 +372,7 @@ def test_prompts_are_scored_and_likeliest_tokens_told() -> None:
                     scored = min(count, 10 - start)
                     values = [-float(start + i + 1) for i in range(scored)]
                     empty: list[list[Any]] = [[] for _ in values]
-                    result.prompt_scores[place] = PromptScores(start + 1, values, empty, empty)
+                    result.prompt_logprobs[place] = ChunkLogprobs(start + 1, values, empty, empty)
             return pending
 
     worker = Scoring(4, VOCAB)
