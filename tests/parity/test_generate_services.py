@@ -34,8 +34,8 @@ from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.tgi_grpc.model_text import load_model_text
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-from tgi_cli.tgi_grpc.texts import load_texts
 from tgi_cli.worker.worker import ModelWorker, load_worker
 
 NEW = 12
@@ -119,7 +119,7 @@ def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> I
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         socket = Path(folder) / "engine.sock"
         server = EngineServer(core, info)
-        options = GenerateOptions(texts=partial(load_texts, path, False))
+        options = GenerateOptions(load_text=partial(load_model_text, path, False))
         server.fronts.append(GenerateServices(core.inbox, info, server.adapters, options, socket))
         server.start(socket)
         loop = threading.Thread(target=core.run, daemon=True)

@@ -13,8 +13,8 @@ from tgi_cli.config.settings import SERVER
 
 if TYPE_CHECKING:
     from tgi_cli.engine.messages import EngineInfo
+    from tgi_cli.tgi_grpc.model_text import ModelText
     from tgi_cli.tgi_grpc.mount import GenerateOptions
-    from tgi_cli.tgi_grpc.text_interface import Texts
 
 
 @takes(SERVER)
@@ -63,14 +63,14 @@ def model_server(given: ParsedSettings) -> None:
 
 
 def _generate(given: ParsedSettings, path: Path) -> GenerateOptions:
-    """TGI's own services, which read the tokenizer when they are first wanted."""
+    """Options of TGI's own services, which load the tokenizer on first use."""
     from tgi_cli.tgi_grpc.mount import GenerateOptions
     from tgi_cli.tgi_grpc.requests import Watermark
 
-    def texts(info: EngineInfo) -> Texts:
-        from tgi_cli.tgi_grpc.texts import load_texts
+    def load_text(info: EngineInfo) -> ModelText:
+        from tgi_cli.tgi_grpc.model_text import load_model_text
 
-        return load_texts(path, given["trust_remote_code"], info)
+        return load_model_text(path, given["trust_remote_code"], info)
 
     watermark = Watermark(given["watermark_gamma"], given["watermark_delta"])
-    return GenerateOptions(texts, given["shard_uds_path"], watermark)
+    return GenerateOptions(load_text, given["shard_uds_path"], watermark)

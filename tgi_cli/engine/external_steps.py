@@ -36,9 +36,8 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.reserved_sequences import ReservedSequences
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.sequence import Entry, Sequence, Status
+from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
-from tgi_cli.engine.step_stats import StepStatistics
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +134,7 @@ class ExternalStepScheduler(ReservedSequences):
                 self._freed.clear()
             self.grammars.begin(entries)
             self._host._step_id += 1  # one row of numbers for the steps of both
+            self._host._context_tokens += step.num_tokens - step.num_decodes
             self._in_flight.append(entries)
             self._launched_ns = time.monotonic_ns()
             return step
@@ -161,9 +161,8 @@ class ExternalStepScheduler(ReservedSequences):
         self._refuse(call, AdvanceFault.FAILED, cause)
         return outputs
 
-    def statistics(self, step: Step) -> StepStatistics:
-        """Of the host, with this step."""
-        return self._host.statistics(step)._replace(joined="")
+    def join_reason(self, step: Step) -> str:
+        return ""
 
     def describe(self, outputs: StepOutputs) -> None:
         """What there is to tell of the engine as a whole, the host tells."""
@@ -232,9 +231,9 @@ class ExternalStepScheduler(ReservedSequences):
             targets.append((sequence, min(upto, sequence.num_tokens)))
         return targets
 
-    def _fill(self, step: Step, call: _Call) -> list[Entry]:
+    def _fill(self, step: Step, call: _Call) -> list[ScheduledSequence]:
         """What the step computes: tokens that follow others first, prompts within its budget."""
-        entries: list[Entry] = []
+        entries: list[ScheduledSequence] = []
         left = [(s, target) for s, target in call.targets if self._lacks(s, target)]
         for sequence, _ in left:
             if sequence.num_tokens - sequence.num_computed == 1:

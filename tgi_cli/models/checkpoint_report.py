@@ -19,7 +19,7 @@ from tgi_cli.models.checkpoint import (
 )
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
-from tgi_cli.quantization.matmul import make_product
+from tgi_cli.quantization.matmul import make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
@@ -142,7 +142,7 @@ def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> s
     """What computes with a weight: it is made, to be sure."""
     assert tensor.read is not None
     weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
-    product = make_product(weight, dtype, device)
+    product = make_matmul(weight, dtype, device)
     if isinstance(product, str):
         return f"dense, as {product}"
     return product.kernel

@@ -19,10 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.hub import files
-from tgi_cli.hub.headers import read_header
-from tgi_cli.hub.local import read_json
-from tgi_cli.hub.merge_lora import Adapter
+from tgi_cli.hub.merge_lora import LoraAdapter
+from tgi_cli.hub.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
+from tgi_cli.hub.safetensors_header import read_header
 from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import shown
@@ -90,7 +89,7 @@ def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool
     adapter_rank(folder)  # which says what is wrong with a configuration
     _check_header(folder, table)
     try:
-        adapter = Adapter.load(folder)
+        adapter = LoraAdapter.load(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}", "fetch it again") from error
     if adapter.replaced:
@@ -130,7 +129,7 @@ def _check_header(folder: Path, table: LoraTable) -> None:
 
     Whoever names a folder over HTTP may name one with hundreds of gigabytes.
     """
-    weights = folder / files.ADAPTER_WEIGHTS[0]
+    weights = folder / ADAPTER_WEIGHTS[0]
     if not weights.is_file():
         return  # a pickle is converted before
     for name, entry in read_header(weights).items():
@@ -145,13 +144,13 @@ def _too_high(module: str, rank: int, table: LoraTable) -> UnsupportedModelError
     )
 
 
-def _scale(adapter: Adapter, module: str, folder: Path) -> float:
+def _scale(adapter: LoraAdapter, module: str, folder: Path) -> float:
     try:
         return adapter.scale(module)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         why = f": {error}" if isinstance(error, PatternError) else ""
         raise CheckpointError(
-            f"{folder / files.ADAPTER_CONFIG} states no usable r and lora_alpha for {module}{why}"
+            f"{folder / ADAPTER_CONFIG} states no usable r and lora_alpha for {module}{why}"
         ) from error
 
 
@@ -162,9 +161,9 @@ def adapter_rank(folder: Path) -> int:
         CorruptFileError: the configuration, or the header of the weights, cannot be read.
         CheckpointError: it states none, or one that the weights do not have.
     """
-    path = folder / files.ADAPTER_CONFIG
+    path = folder / ADAPTER_CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{folder} has no {files.ADAPTER_CONFIG}: it is no adapter")
+        raise CheckpointError(f"{folder} has no {ADAPTER_CONFIG}: it is no adapter")
     config = read_json(path)
     patterns = config.get("rank_pattern") or {}
     if not isinstance(patterns, dict):
@@ -174,7 +173,7 @@ def adapter_rank(folder: Path) -> int:
     if len(ranks) < len(stated):
         raise CheckpointError(f"{path} states no rank (r), or one below 1")
     rank = max(ranks)
-    if rank > _PLAUSIBLE and (weights := folder / files.ADAPTER_WEIGHTS[0]).is_file():
+    if rank > _PLAUSIBLE and (weights := folder / ADAPTER_WEIGHTS[0]).is_file():
         largest = max((max(e.shape, default=0) for e in read_header(weights).values()), default=0)
         if rank > largest:
             raise CheckpointError(

@@ -67,9 +67,9 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
         return None
     if (FAMILIES.get(config.architecture), stated.get("quant_method")) in _UNPACKED:
         return None
-    from tgi_cli.quantization.detect import recognise  # imports torch
+    from tgi_cli.quantization.detect import detect_format  # imports torch
 
-    return recognise(stated)
+    return detect_format(stated)
 
 
 def quantization_name(config: ModelConfig) -> str | None:

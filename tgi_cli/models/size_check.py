@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub.headers import Entry, read_header
-from tgi_cli.hub.local import weight_map
+from tgi_cli.hub.model_files import weight_map
+from tgi_cli.hub.safetensors_header import TensorEntry, read_header
 from tgi_cli.models.config import shown
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Outline:
     stacked: int
 
     @classmethod
-    def of(cls, entries: list[Entry]) -> Outline:
+    def of(cls, entries: list[TensorEntry]) -> Outline:
         """That of these tensors."""
         return cls(
             len(entries),

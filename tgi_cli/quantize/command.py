@@ -6,11 +6,9 @@ from pathlib import Path
 
 from tgi_cli import hub
 from tgi_cli.errors import ConfigError, GatedModelError, HubError, OfflineError
-from tgi_cli.hub.environment import HubEnvironment
-from tgi_cli.hub.retry import transport_errors
+from tgi_cli.hub.client import HubEnvironment, transport_errors
 from tgi_cli.models.checkpoint_report import describe
-from tgi_cli.quantization.algorithms.checks import check, default_format
-from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, default_format
 from tgi_cli.quantize import gptqmodel, pipeline
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.pipeline import QuantizeJob
@@ -37,7 +35,7 @@ def run(options: QuantizeOptions, command_line: str) -> None:
     if options.output_dir is None:
         raise ConfigError("OUTPUT_DIR is missing", "tgi quantize MODEL_ID OUTPUT_DIR")
     recipe = recipe_from(options)
-    check(recipe)
+    check_recipe(recipe)
     if options.upload_to_model_id is not None:
         check_upload(options.upload_to_model_id)
     job = QuantizeJob(

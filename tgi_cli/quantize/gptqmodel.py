@@ -12,14 +12,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.quantize.calibration import calibrate, heldout
+from tgi_cli.quantize.calibration import heldout_windows, load_calibration
 from tgi_cli.quantize.evaluation import WINDOW, evaluate
-from tgi_cli.quantize.pipeline import Outcome, QuantizeJob
+from tgi_cli.quantize.pipeline import QuantizeJob, QuantizeResult
 
 log = logging.getLogger(__name__)
 
 
-def quantize(job: QuantizeJob) -> Outcome:
+def quantize(job: QuantizeJob) -> QuantizeResult:
     """Do a job with gptqmodel: GPTQ alone, in its own formats.
 
     Raises:
@@ -43,7 +43,7 @@ def quantize(job: QuantizeJob) -> Outcome:
             raise ConfigError(f"gptqmodel does not do {flag} here", "--backend builtin does")
     if job.out.exists() and any(job.out.iterdir()):
         raise ConfigError(f"{job.out} exists and is not an empty folder", "name another one")
-    samples = calibrate(
+    samples = load_calibration(
         job.model,
         job.options.calibration,
         samples=job.options.samples,
@@ -86,7 +86,9 @@ def quantize(job: QuantizeJob) -> Outcome:
     if job.options.evaluate:
         import torch
 
-        ids = heldout(job.model, WINDOW, job.options.trust_remote_code)
+        ids = heldout_windows(job.model, WINDOW, job.options.trust_remote_code)
         evaluation = evaluate(job.model, job.out, ids, torch.device("cpu"))
     size = sum(file.stat().st_size for file in job.out.glob("*.safetensors"))
-    return Outcome(job.out, (), (), size, evaluation, time.monotonic() - began, samples.source)
+    return QuantizeResult(
+        job.out, (), (), size, evaluation, time.monotonic() - began, samples.source
+    )

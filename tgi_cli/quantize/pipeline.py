@@ -21,22 +21,21 @@ from tgi_cli.errors import ConfigError, TgiError
 from tgi_cli.files import read_bytes
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import quantization_name
-from tgi_cli.quantization.algorithms.checks import check, describe
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.layout import pack
-from tgi_cli.quantization.algorithms.recipe import Recipe
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, describe_recipe
 from tgi_cli.quantize import awq, gptq
-from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
+from tgi_cli.quantize.block_runner import BlockRunner
+from tgi_cli.quantize.calibration import Calibration, heldout_windows, load_calibration
+from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.evaluation import WINDOW, Evaluation, evaluate
-from tgi_cli.quantize.gptq import Layer, Work
+from tgi_cli.quantize.gptq import BlockTask, LayerReport
 from tgi_cli.quantize.model_card import model_card
+from tgi_cli.quantize.offloaded_model import OffloadedModel
 from tgi_cli.quantize.options import QuantizeOptions
-from tgi_cli.quantize.output import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.progress import BlockProgress
-from tgi_cli.quantize.selection import Selection, select
-from tgi_cli.quantize.skeleton import Skeleton
-from tgi_cli.quantize.state import Partial
-from tgi_cli.quantize.stream import Stream
+from tgi_cli.quantize.selection import LayerSelection, select_layers
+from tgi_cli.quantize.unfinished_run import UnfinishedRun
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class QuantizeJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuantizeResult:
     """What was made.
 
     Attributes:
@@ -80,7 +79,7 @@ class Outcome:
     """
 
     path: Path
-    layers: Sequence[Layer]
+    layers: Sequence[LayerReport]
     ignored: Sequence[str]
     num_bytes: int
     evaluation: Evaluation | None
@@ -88,7 +87,7 @@ class Outcome:
     source: str
 
 
-def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> Outcome:
+def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> QuantizeResult:
     """Do a job.
 
     Interrupted, it leaves what is done in ``OUT.partial``; the same job with ``resume`` goes on
@@ -100,20 +99,20 @@ def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> Outcome
         CheckpointError, ModelError, HubError: the model, or the calibration, cannot be had.
     """
     began = time.monotonic()
-    check(job.recipe)
+    check_recipe(job.recipe)
     with torch.no_grad(), large_blocks_apart(), progress or BlockProgress(shown=False) as shown:
         device = torch.device(device_facts(job.options.device).kind)
-        model = Skeleton(job.model, device, trust_remote_code=job.options.trust_remote_code)
+        model = OffloadedModel(job.model, device, trust_remote_code=job.options.trust_remote_code)
         _require_plain(model.config)
         job = replace(job, recipe=_with_dtype(job.recipe, model.config))
-        chosen = select(model, job.recipe, job.options.include, job.options.exclude)
+        chosen = select_layers(model, job.recipe, job.options.include, job.options.exclude)
         if any(entry.part is not None for entry in model.stored.values()):
             log.info("experts are written one by one, under the family's names for them")
         _tell(chosen)
         context = getattr(model.decoder.config, "max_position_embeddings", None) or 2048
         samples: Calibration | None = None
         if job.recipe.method in CALIBRATED:
-            samples = calibrate(
+            samples = load_calibration(
                 job.model,
                 job.options.calibration,
                 samples=job.options.samples,
@@ -124,7 +123,7 @@ def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> Outcome
             )
             count, length = samples.ids.shape
             log.info("calibrating with %d samples of %d tokens: %s", count, length, samples.source)
-        partial = Partial(job.out, _identity(job, model, samples), job.options.resume)
+        partial = UnfinishedRun(job.out, _identity(job, model, samples), job.options.resume)
         try:
             shown.start("quantizing", len(model.blocks), partial.done)
             if samples is None:
@@ -139,29 +138,33 @@ def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> Outcome
 
 
 def _round_blocks(
-    model: Skeleton, chosen: Selection, recipe: Recipe, partial: Partial, shown: BlockProgress
+    model: OffloadedModel,
+    chosen: LayerSelection,
+    recipe: Recipe,
+    partial: UnfinishedRun,
+    shown: BlockProgress,
 ) -> None:
     """Without samples: tensor after tensor, and the model is never run."""
     for index in range(partial.done, len(model.blocks)):
         tensors: dict[str, Tensor] = {}
-        layers: list[Layer] = []
+        layers: list[LayerReport] = []
         for slot in chosen.blocks[index]:
             weight = model.tensor(slot.stored).to(model.device)
             result = rtn(weight.T.contiguous() if slot.transposed else weight, recipe)
             for suffix, tensor in pack(result, recipe).items():
                 tensors[f"{slot.name}.{suffix}"] = tensor
-            layers.append(Layer(slot.name, float(result.loss), result.note))
+            layers.append(LayerReport(slot.name, float(result.loss), result.note))
             shown.advance(1 / len(chosen.blocks[index]))
         partial.commit(tensors, layers)
         shown.reached(index + 1)
 
 
 def _calibrated_blocks(
-    model: Skeleton,
-    chosen: Selection,
+    model: OffloadedModel,
+    chosen: LayerSelection,
     recipe: Recipe,
     ids: Tensor,
-    partial: Partial,
+    partial: UnfinishedRun,
     shown: BlockProgress,
 ) -> None:
     """Each block with what the quantized ones before it make of the samples."""
@@ -175,23 +178,23 @@ def _calibrated_blocks(
 
 
 def _run_blocks(
-    model: Skeleton,
-    chosen: Selection,
+    model: OffloadedModel,
+    chosen: LayerSelection,
     recipe: Recipe,
     ids: Tensor,
-    partial: Partial,
+    partial: UnfinishedRun,
     shown: BlockProgress,
     last: int,
 ) -> None:
     """As above, up to the last block that anything is quantized in."""
-    stream = Stream(model, ids)
+    stream = BlockRunner(model, ids)
     first = partial.done
     written = stream.begin(partial.inputs(0) if first == 0 else None)
     inputs = written or stream.activations(partial.inputs(first))
     for index in range(first, last + 1):
         path = model.block_paths[index]
         model.materialize(path)
-        work = Work(
+        work = BlockTask(
             stream,
             index,
             inputs,
@@ -218,13 +221,13 @@ def _run_blocks(
 
 def _finish(
     job: QuantizeJob,
-    model: Skeleton,
-    chosen: Selection,
+    model: OffloadedModel,
+    chosen: LayerSelection,
     samples: Calibration | None,
-    partial: Partial,
+    partial: UnfinishedRun,
     shown: BlockProgress,
     began: float,
-) -> Outcome:
+) -> QuantizeResult:
     whole = partial.folder / "checkpoint"
     if whole.exists():  # of a run that was stopped here
         shutil.rmtree(whole)
@@ -258,7 +261,7 @@ def _finish(
         name=job.out.resolve().name,
         original=job.options.model_id,
         folder=job.model,
-        description=describe(job.recipe),
+        description=describe_recipe(job.recipe),
         command=job.command_line,
         calibration=source,
         layers=partial.layers,
@@ -267,7 +270,7 @@ def _finish(
     )
     (whole / "README.md").write_text(card, encoding="utf-8")
     partial.finish(whole)
-    return Outcome(
+    return QuantizeResult(
         job.out,
         tuple(partial.layers),
         chosen.ignored,
@@ -278,7 +281,9 @@ def _finish(
     )
 
 
-def _text_to_evaluate(job: QuantizeJob, model: Skeleton, samples: Calibration | None) -> Tensor:
+def _text_to_evaluate(
+    job: QuantizeJob, model: OffloadedModel, samples: Calibration | None
+) -> Tensor:
     """Of the data set that it was calibrated with what was not used, else the bundled text."""
     context = getattr(model.decoder.config, "max_position_embeddings", None) or WINDOW
     length = min(WINDOW, context)
@@ -286,7 +291,7 @@ def _text_to_evaluate(job: QuantizeJob, model: Skeleton, samples: Calibration | 
         rest = samples.rest.flatten()
         if len(rest) >= length:
             return rest[: len(rest) // length * length].view(-1, length)
-    ids = heldout(job.model, length, job.options.trust_remote_code)
+    ids = heldout_windows(job.model, length, job.options.trust_remote_code)
     if not len(ids):
         raise ConfigError(f"the held-out text has not one window of {length} tokens")
     return ids
@@ -307,14 +312,16 @@ def _require_plain(config: ModelConfig) -> None:
         )
 
 
-def _tell(chosen: Selection) -> None:
+def _tell(chosen: LayerSelection) -> None:
     for reason in sorted(set(chosen.unfit.values())):
         names = [name for name, each in chosen.unfit.items() if each == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         log.warning("%s%s: stays as it is, %s", names[0], more, reason)
 
 
-def _identity(job: QuantizeJob, model: Skeleton, samples: Calibration | None) -> dict[str, Any]:
+def _identity(
+    job: QuantizeJob, model: OffloadedModel, samples: Calibration | None
+) -> dict[str, Any]:
     """What decides the output, to the last bit."""
     headers = hashlib.sha256(read_bytes(job.model / "config.json"))
     for name, entry in sorted(model.stored.items()):

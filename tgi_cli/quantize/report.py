@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tgi_cli.models.checkpoint_report import CheckpointReport, WeightGroup
-from tgi_cli.quantize.pipeline import Outcome
+from tgi_cli.quantize.pipeline import QuantizeResult
 
 
-def show_outcome(outcome: Outcome, json_output: bool, address: str | None = None) -> None:
+def show_outcome(outcome: QuantizeResult, json_output: bool, address: str | None = None) -> None:
     """On stdout: tables on a terminal; else the folder, after lines of the evaluation if any."""
     if json_output:
         print(json.dumps(_outcome(outcome) | ({"url": address} if address else {})))
@@ -74,7 +74,7 @@ def show_inspection(name: str, report: CheckpointReport, json_output: bool) -> N
         console.print(f"{module}: {how}", highlight=False)
 
 
-def _loss_table(outcome: Outcome, console: Console) -> None:
+def _loss_table(outcome: QuantizeResult, console: Console) -> None:
     """A row for each block, a column for each kind of layer."""
     cells: dict[str, dict[str, list[float]]] = {}
     for layer in outcome.layers:
@@ -105,7 +105,7 @@ def _split(name: str) -> tuple[str, str]:
     return parts[at] if at >= 0 else "", ".".join(inner[-2:]) if "experts" in inner else inner[-1]
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: QuantizeResult) -> dict[str, Any]:
     return {
         "path": str(outcome.path),
         "bytes": outcome.num_bytes,

@@ -6,19 +6,20 @@ a few lines without one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from tgi_cli.engine.distribution import Distribution
 from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
     GenerationRequest,
+    Logits,
     PromptLogprobs,
     Started,
 )
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ModelError
 
 GONE = "the model server is gone"
@@ -86,49 +87,8 @@ class TokenBatch:
     finished: Finished | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Runs of the prompt's, in order, before the first token; empty unless asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """The engine after its latest step; what is counted, is counted since its start.
-
-    Attributes:
-        queued, running: requests.
-        used_blocks: of the KV cache, held by requests.
-        preemptions: counted.
-        reused_tokens: prompt tokens that were found in the prefix cache; counted.
-        prompt_tokens: of all requests that started; counted.
-        cached_blocks: of the KV cache, used or free, whose content can be found by a prefix.
-        steps: counted.
-        context_tokens: prompt tokens that were computed, those that preemption lost included;
-            counted.
-    """
-
-    queued: int = 0
-    running: int = 0
-    used_blocks: int = 0
-    preemptions: int = 0
-    reused_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_blocks: int = 0
-    steps: int = 0
-    context_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """What the engine has counted since its start, by name and label.
-
-    Attributes:
-        distributions: of seconds, by stage and method, and ``("schedule", "join")``; ``sizes``
-            and ``accepted`` without label. See :class:`tgi_cli.engine.metrics.EngineMetrics`.
-        counts: ``launched`` and ``failed`` steps by method, ``joined`` by reason.
-        queue_age: seconds that the longest waiting request has waited; 0: none waits.
-    """
-
-    distributions: Mapping[tuple[str, str], Distribution] = field(default_factory=dict)
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    queue_age: float = 0.0
+    logits: tuple[Logits, ...] = ()
+    """Raw logits, if requested; in the engine's own process only."""
 
 
 class TokenStream(Protocol):
@@ -150,11 +110,6 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def load(self) -> EngineLoad:
-        """As of the latest step message."""
-        ...
-
-    @property
     def connected(self) -> bool:
         """False once the engine is gone: live streams have ended with an ERROR."""
         ...
@@ -172,8 +127,8 @@ class EngineClient(Protocol):
         """Ask the engine; False when it is gone, or stands still while requests wait."""
         ...
 
-    async def statistics(self) -> EngineStatistics:
-        """Ask the engine, which brings :attr:`load` up to date; if it is gone, as last heard."""
+    async def metrics(self) -> EngineMetrics:
+        """The engine's metrics; those fetched last if it does not answer."""
         ...
 
     def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:

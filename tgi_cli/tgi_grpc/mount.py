@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_reflection.v1alpha import reflection
@@ -27,7 +28,9 @@ from tgi_cli.tgi_grpc import (
 from tgi_cli.tgi_grpc.requests import RequestReader, Watermark
 from tgi_cli.tgi_grpc.service import GenerateService
 from tgi_cli.tgi_grpc.step_client import Inbox, StepClient
-from tgi_cli.tgi_grpc.text_interface import Texts
+
+if TYPE_CHECKING:
+    from tgi_cli.tgi_grpc.model_text import ModelText
 
 _VERSIONS: tuple[tuple[ModuleType, Callable[..., None]], ...] = (
     (generate_v2_pb2, generate_v2_pb2_grpc.add_TextGenerationServiceServicer_to_server),
@@ -40,14 +43,14 @@ class GenerateOptions:
     """That the services are wanted, and how.
 
     Attributes:
-        texts: makes the text side of a model, which stands above this room; see
-            :func:`tgi_cli.tgi_grpc.texts.load_texts`.
+        load_text: loads the text side of the model; see
+            :func:`tgi_cli.tgi_grpc.model_text.load_model_text`.
         uds_path: TGI's ``--uds-path``: they are to be found on ``<uds_path>-0`` as well. None:
             on the server's own socket alone.
         watermark: of requests that ask for one.
     """
 
-    texts: Callable[[EngineInfo], Texts]
+    load_text: Callable[[EngineInfo], ModelText]
     uds_path: Path | None = None
     watermark: Watermark = field(default_factory=Watermark)
 
@@ -85,19 +88,19 @@ class GenerateServices:
     ) -> None:
         self._driver = StepClient(inbox)
         self._socket = options.socket
-        self._make_texts = partial(options.texts, info)
-        self._texts: Texts | None = None
-        reader = RequestReader(info, self.texts, adapters, options.watermark)
+        self._load_text = partial(options.load_text, info)
+        self._model_text: ModelText | None = None
+        reader = RequestReader(info, self.model_text, adapters, options.watermark)
         url = f"unix://{(self._socket or path).absolute()}"
         self._services = [
             GenerateService(messages, self._driver, info, reader, url) for messages, _ in _VERSIONS
         ]
 
-    def texts(self) -> Texts:
-        """The model's, made with the first call. One call at a time. Raises ModelError."""
-        if self._texts is None:
-            self._texts = self._make_texts()
-        return self._texts
+    def model_text(self) -> ModelText:
+        """The text side, loaded by the first call. One call at a time. Raises ModelError."""
+        if self._model_text is None:
+            self._model_text = self._load_text()
+        return self._model_text
 
     def add_to(self, server: grpc.Server) -> None:
         """Before the server is started.
@@ -107,7 +110,7 @@ class GenerateServices:
             ModelError: the tokenizer cannot be read.
         """
         if self._socket is not None:
-            self.texts()
+            self.model_text()
         for service, (_, add) in zip(self._services, _VERSIONS, strict=True):
             add(service, server)
         modules = [engine_pb2, *(messages for messages, _ in _VERSIONS)]
@@ -127,8 +130,8 @@ class GenerateServices:
     def end(self, cause: str) -> None:
         """The engine's loop is over: nobody is kept waiting."""
         self._driver.end(cause)
-        if self._texts is not None:
-            self._texts.close()
+        if self._model_text is not None:
+            self._model_text.close()
 
 
 def _bind(server: grpc.Server, path: Path) -> None:

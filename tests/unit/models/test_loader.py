@@ -16,7 +16,7 @@ from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import CheckpointError
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import packing
+from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 def test_shards_stand_side_by_side_in_merged_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
+    monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
     make_llama(tmp_path, attention_bias=True, tie_word_embeddings=False)
     given = weights(tmp_path)
     model = load(tmp_path)
@@ -121,7 +121,7 @@ def test_shards_add_up_the_vectors_of_their_rows(tmp_path: Path) -> None:
 def test_a_tied_head_that_is_not_packed_shares_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
+    monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
     make_llama(tmp_path, tie_word_embeddings=True, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
         with without_cpp_kernels():

@@ -20,7 +20,7 @@ import pytest
 from tests.tools.reflected import Reflected
 from tests.unit.model_server.fakes import INFO, ScriptedEngine
 from tests.unit.model_server.test_main import CPU, MODEL, _Worker
-from tests.unit.tgi_grpc.fakes import V3, FakeTexts, Heard, a_request, answer
+from tests.unit.tgi_grpc.fakes import V3, FakeModelText, Heard, a_request, answer
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.errors import AddressInUseError, ConfigError, ModelError
 from tgi_cli.model_server.adapters import AdapterRegistry
@@ -51,7 +51,7 @@ def start(folder: Path, options: GenerateOptions) -> EngineServer:
 
 def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None:
     tgi = folder / "text-generation-server"
-    server = start(folder, GenerateOptions(lambda _info: FakeTexts(), uds_path=tgi))
+    server = start(folder, GenerateOptions(lambda _info: FakeModelText(), uds_path=tgi))
     try:
         mode = (folder / "text-generation-server-0").stat().st_mode
         assert stat.S_ISSOCK(mode)
@@ -68,7 +68,7 @@ def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None
 def test_a_folder_that_all_may_use_is_taken_if_nobody_can_replace_the_socket(
     folder: Path,
 ) -> None:
-    options = GenerateOptions(lambda _info: FakeTexts(), uds_path=folder / "open" / "tgi")
+    options = GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "open" / "tgi")
     with pytest.raises(ConfigError, match="cannot be used"):
         start(folder, options)
     (folder / "open").mkdir()
@@ -88,13 +88,13 @@ def test_a_folder_that_all_may_use_is_taken_if_nobody_can_replace_the_socket(
         with pytest.raises(AddressInUseError, match="listens on"):
             start(folder, options)
     with pytest.raises(ConfigError, match="longer than"):
-        start(folder, GenerateOptions(options.texts, uds_path=folder / "open" / ("x" * 100)))
+        start(folder, GenerateOptions(options.load_text, uds_path=folder / "open" / ("x" * 100)))
 
 
 def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: Path) -> None:
     read: list[str] = []
 
-    def texts(info: Any) -> FakeTexts:
+    def texts(info: Any) -> FakeModelText:
         read.append(info.model_id)
         raise ModelError("there is no tokenizer")
 
@@ -118,7 +118,7 @@ def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: P
 def test_a_call_that_comes_after_the_loop_is_not_kept_waiting(folder: Path) -> None:
     nobody_reads: SimpleQueue[Any] = SimpleQueue()
     registry = AdapterRegistry(nobody_reads.put)
-    options = GenerateOptions(lambda _info: FakeTexts())
+    options = GenerateOptions(lambda _info: FakeModelText())
     front = GenerateServices(nobody_reads, INFO, registry, options, folder / "engine.sock")
     engine = ScriptedEngine()
     server = EngineServer(engine, INFO)
@@ -189,7 +189,7 @@ def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
             ServeConfig(model_id="m"),
             Path("/m"),
             folder / "engine.sock",
-            GenerateOptions(lambda _info: FakeTexts(), uds_path=folder / "tgi"),
+            GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "tgi"),
         )
     finally:
         talker.join(timeout=60)

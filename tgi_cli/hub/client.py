@@ -1,27 +1,80 @@
-"""Trying again: which failures pass by themselves, and how long to wait for them."""
+"""What the environment says about the hub: where it is, who asks, where files are kept."""
 
 from __future__ import annotations
 
 import email.utils
 import logging
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tgi_cli.errors import HubError, OfflineError
-from tgi_cli.hub.environment import HubEnvironment
+
+_TRUE = {"1", "ON", "YES", "TRUE"}
+
+
+def _is_true(name: str) -> bool:
+    return os.environ.get(name, "").strip().upper() in _TRUE
+
+
+def _first(*names: str) -> str | None:
+    for name in names:
+        if value := os.environ.get(name, "").strip():
+            return value
+    return None
+
+
+@dataclass(frozen=True)
+class HubEnvironment:
+    """The settings of one download, read when it starts rather than at import.
+
+    ``token`` is None for an anonymous caller. ``cache`` is huggingface_hub's cache, in its
+    documented layout, so that other tools find what was downloaded and the other way round.
+    Sources: https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+    """
+
+    endpoint: str
+    token: str | None
+    cache: Path
+    offline: bool
+    timeout: float
+    """Seconds without a byte before a connection counts as lost."""
+    prefer_xet: bool
+    """Whether the user asked for hf-xet's parallel transfers, which do not resume inside a file."""
+
+    @classmethod
+    def read(cls) -> HubEnvironment:
+        """The environment variables, TGI's old spellings included; then huggingface_hub's own."""
+        from huggingface_hub import constants, get_token
+
+        token = _first("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+        cache = _first("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+        if cache is None and (home := _first("HF_HOME")):
+            cache = str(Path(home) / "hub")
+        return cls(
+            endpoint=(_first("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/"),
+            token=token or get_token(),
+            cache=Path(os.path.expandvars(cache or constants.HF_HUB_CACHE)).expanduser(),
+            offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
+            timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
+            prefer_xet=_is_true("HF_XET_HIGH_PERFORMANCE") and not _is_true("HF_HUB_DISABLE_XET"),
+        )
+
 
 logger = logging.getLogger(__name__)
 
-TRIES = 5
-FIRST_WAIT = 1.0
-LONGEST_WAIT = 300.0
+MAX_ATTEMPTS = 5
+INITIAL_DELAY = 1.0
+MAX_DELAY = 300.0
 """Seconds; a hub that asks for more patience than that is reported instead of waited for."""
-TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
-ToError = Callable[[int, str, str], HubError | None]
+ErrorTranslator = Callable[[int, str, str], HubError | None]
 _Result = TypeVar("_Result")
 
 
@@ -37,19 +90,19 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(moment.timestamp() - time.time(), 0.0)
 
 
-def wait_before(attempt: int, asked: float | None) -> float:
+def retry_delay(attempt: int, asked: float | None) -> float:
     """Seconds before try ``attempt`` + 1 (the first is 1): what was asked, else 1, 2, 4 ... s."""
     if asked is not None:
         return asked
-    return FIRST_WAIT * 2.0 ** (attempt - 1) * random.uniform(0.8, 1.2)
+    return INITIAL_DELAY * 2.0 ** (attempt - 1) * random.uniform(0.8, 1.2)
 
 
-def refusal(status: int, headers: Mapping[str, str]) -> tuple[int, str, str]:
-    """What ``ToError`` wants to know of a response."""
+def error_fields(status: int, headers: Mapping[str, str]) -> tuple[int, str, str]:
+    """What ``ErrorTranslator`` wants to know of a response."""
     return status, headers.get("x-error-code", ""), headers.get("x-error-message", "")
 
 
-def exhausted(hub: HubEnvironment, status: int, asked: float | None) -> OfflineError:
+def retries_exhausted(hub: HubEnvironment, status: int, asked: float | None) -> OfflineError:
     """The error after the last try that ended with a transient ``status``."""
     wait = f"; it asks to wait {asked:.0f} s" if asked else ""
     if status == 429:
@@ -61,7 +114,7 @@ def exhausted(hub: HubEnvironment, status: int, asked: float | None) -> OfflineE
     )
 
 
-def unreachable(hub: HubEnvironment, error: BaseException) -> OfflineError:
+def unreachable_error(hub: HubEnvironment, error: BaseException) -> OfflineError:
     """The error for a hub that does not answer, with the reason in the system's words."""
     reason = str(error).strip() or type(error).__name__
     return OfflineError(
@@ -84,14 +137,14 @@ def transport_errors() -> tuple[type[Exception], ...]:
     return (httpx.TransportError, httpx2.TransportError)
 
 
-def call(
+def call_with_retries(
     ask: Callable[[], _Result],
     hub: HubEnvironment,
     doing: str,
-    to_error: ToError,
+    to_error: ErrorTranslator,
     stop: threading.Event | None = None,
 ) -> _Result:
-    """``ask()``, up to ``TRIES`` times, with huggingface_hub's errors translated.
+    """``ask()``, up to ``MAX_ATTEMPTS`` times, with huggingface_hub's errors translated.
 
     A connection that is refused, or a name that does not resolve, is tried twice only: that is
     a setting, not a hiccup. Raises what ``to_error`` makes of a status, or OfflineError.
@@ -105,29 +158,29 @@ def call(
         try:
             return ask()
         except OfflineModeIsEnabled as error:
-            raise offline_by_choice() from error
+            raise offline_mode_error() from error
         except HfHubHTTPError as error:
             response: Any = error.response
             if response is None:
-                raise unreachable(hub, error) from error
-            told = to_error(*refusal(response.status_code, response.headers))
+                raise unreachable_error(hub, error) from error
+            told = to_error(*error_fields(response.status_code, response.headers))
             if told is not None:
                 raise told from error
             asked = retry_after(response.headers)
-            if attempt >= TRIES or (asked or 0) > LONGEST_WAIT:
-                raise exhausted(hub, response.status_code, asked) from error
+            if attempt >= MAX_ATTEMPTS or (asked or 0) > MAX_DELAY:
+                raise retries_exhausted(hub, response.status_code, asked) from error
             why = f"{response.status_code}"
         except transport_errors() as error:
-            tries = 2 if type(error).__name__ == "ConnectError" else TRIES
+            tries = 2 if type(error).__name__ == "ConnectError" else MAX_ATTEMPTS
             if attempt >= tries:
-                raise unreachable(hub, error) from error
+                raise unreachable_error(hub, error) from error
             why = str(error) or type(error).__name__
-        seconds = wait_before(attempt, asked)
+        seconds = retry_delay(attempt, asked)
         logger.warning("%s: %s; trying again in %.0f s", doing, why, seconds)
         (stop or threading.Event()).wait(seconds)
 
 
-def offline_by_choice() -> OfflineError:
+def offline_mode_error() -> OfflineError:
     """The error for a request that HF_HUB_OFFLINE forbids."""
     return OfflineError(
         "HF_HUB_OFFLINE is set and the cache does not have the whole model",

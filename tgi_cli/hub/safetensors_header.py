@@ -25,7 +25,7 @@ _MAX_FILE = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor: its type as safetensors names it, its shape, and its bytes from ``start``."""
 
     dtype: str
@@ -39,7 +39,7 @@ class Entry:
         return math.prod(self.shape)
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a file by name, compared with the file's size. Reads no weights.
 
     Raises:
@@ -80,7 +80,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(about: Mapping[str, Any], data: int) -> Entry:
+def _entry(about: Mapping[str, Any], data: int) -> TensorEntry:
     """Raises ValueError, KeyError, TypeError or AttributeError for one that cannot be."""
     shape, (start, end) = about["shape"], about["data_offsets"]
     numbers = [*shape, start, end]
@@ -88,4 +88,4 @@ def _entry(about: Mapping[str, Any], data: int) -> Entry:
         raise ValueError("sizes and offsets are no whole numbers, or contradict each other")
     if len(shape) > files.MAX_DEPTH:
         raise ValueError("a tensor has too many dimensions")
-    return Entry(str(about["dtype"]), tuple(shape), data + start, end - start)
+    return TensorEntry(str(about["dtype"]), tuple(shape), data + start, end - start)

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import INDEX_BYTES, read_json
-from tgi_cli.quantize.gptq import Layer
+from tgi_cli.quantize.gptq import LayerReport
 
 STATE = "state.json"
 
 
-class Partial:
+class UnfinishedRun:
     """The unfinished output beside ``out``.
 
     Args:
@@ -45,7 +45,7 @@ class Partial:
         self.out = out
         self.folder = out.with_name(f"{out.name}.partial")
         self.done = 0
-        self.layers: list[Layer] = []
+        self.layers: list[LayerReport] = []
         self._identity = json.loads(json.dumps(identity))
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} exists and is not an empty folder", "name another one")
@@ -74,7 +74,7 @@ class Partial:
                 "give the options that it was started with, or delete it",
             )
         self.done = int(state["done"])
-        self.layers = [Layer(**layer) for layer in state["layers"]]
+        self.layers = [LayerReport(**layer) for layer in state["layers"]]
 
     def inputs(self, block: int) -> Path:
         """The file with the hidden states that enter a block."""
@@ -84,7 +84,7 @@ class Partial:
         """The file with what came of a block."""
         return self.folder / f"block-{index:05}.safetensors"
 
-    def commit(self, tensors: dict[str, Tensor], layers: list[Layer]) -> None:
+    def commit(self, tensors: dict[str, Tensor], layers: list[LayerReport]) -> None:
         """One more block is done; what enters the next one is in its file."""
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()}, self.block(self.done)

@@ -34,12 +34,11 @@ from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
-from tgi_cli.quantize.checkpoint_map import Place, locate
-from tgi_cli.quantize.unstack import unstacked
+from tgi_cli.quantize.checkpoint_map import TensorIndex, locate_tensors, unstack_experts
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class LinearLayer:
     """A linear layer of the checkpoint: where the model has its weight.
 
     Attributes:
@@ -56,12 +55,12 @@ class Slot:
     stored: str
     shape: tuple[int, int]
     parameter: str
-    place: Place = ()
+    place: TensorIndex = ()
     transposed: bool = False
     expert: int | None = None
 
 
-class Skeleton:
+class OffloadedModel:
     """A model without weights, as decoder blocks with something before and after them.
 
     Args:
@@ -108,11 +107,11 @@ class Skeleton:
             **dict(self.whole.named_buffers()),
         }
         stored = headers if layout is None else merge_quantized(headers, layout)
-        self.stored = unstacked(self.whole, self._weights, stored)
+        self.stored = unstack_experts(self.whole, self._weights, stored)
         self._tied: dict[str, str] = dict(self.whole.all_tied_weights_keys)
         self._sources = sources(self.whole, self._weights, self.stored)
         self._places = {
-            name: locate(source, self.stored, tuple(self._weights[name].shape))
+            name: locate_tensors(source, self.stored, tuple(self._weights[name].shape))
             for name, source in self._sources.items()
             if name in self._weights
         }
@@ -124,11 +123,11 @@ class Skeleton:
         tied = self._tied.get(parameter, parameter)
         return self._sources.get(parameter) or self._sources.get(tied)
 
-    def slots(self, block: int) -> list[Slot]:
+    def slots(self, block: int) -> list[LinearLayer]:
         """The linear layers of a block whose weights can be told apart in the checkpoint."""
         return list(self._slots(self.block_paths[block], self.blocks[block]))
 
-    def _slots(self, path: str, block: nn.Module) -> Iterator[Slot]:
+    def _slots(self, path: str, block: nn.Module) -> Iterator[LinearLayer]:
         for inner, module in block.named_modules():
             transposed = isinstance(module, Conv1D)
             stacked = is_experts(module)
@@ -143,7 +142,7 @@ class Skeleton:
                         continue
                     quantized = self.stored[stored].dtype == QUANTIZED
                     sizes = (shape[1], shape[0]) if transposed and not quantized else shape
-                    yield Slot(
+                    yield LinearLayer(
                         stored.removesuffix(".weight"),
                         stored,
                         (sizes[0], sizes[1]),
@@ -153,7 +152,7 @@ class Skeleton:
                         place[0] if stacked and isinstance(place[0], int) else None,
                     )
 
-    def places(self, parameter: str) -> list[tuple[str, Place]] | None:
+    def places(self, parameter: str) -> list[tuple[str, TensorIndex]] | None:
         """The stored tensors that the model's is made of, where they stand side by side in it."""
         return self._places.get(parameter)
 
@@ -201,7 +200,7 @@ class Skeleton:
         for path in self._rest(head=True):
             self.release(path, recurse=False)
 
-    def share_rest(self, other: Skeleton) -> None:
+    def share_rest(self, other: OffloadedModel) -> None:
         """Take from ``other``, where they are in memory, the weights that both have alike."""
         for path in self._rest(head=True):
             for name, _ in list(self._own(path, recurse=False)):
