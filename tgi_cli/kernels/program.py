@@ -1,4 +1,4 @@
-"""A decoder's layers as one list of operations, which C++ runs without coming back.
+"""A decoder's layers as one list of operations, which C++ runs in one call.
 
 What a CUDA graph is to a GPU: no Python, no dispatch and no allocation between the operations of
 a step. With one token a 135M Llama takes 240 operations; 3 us each, as calls from Python cost at
@@ -81,7 +81,7 @@ class _RunArgs(Structure):
 
 @dataclass(frozen=True, slots=True)
 class BufferView:
-    """Part of a buffer: its number, and where in a token's row it begins."""
+    """Part of a buffer: the buffer's number, and the offset in a token's row."""
 
     buffer: int
     offset: int = 0
@@ -125,9 +125,9 @@ OUTPUT = BufferView(1)
 
 
 class Program:
-    """Operations are added, then ``seal`` is called, then ``run`` as often as there are steps.
+    """Add operations, then call :meth:`seal` once, then :meth:`run` for each step.
 
-    Tensors are bfloat16; norms' weights are float32. The program keeps all it was given alive.
+    Tensors are bfloat16; norms' weights are float32. The program keeps its tensors alive.
 
     Args:
         hidden_size: of the residual and of the result.
@@ -149,7 +149,7 @@ class Program:
         self._run = _RunArgs()
         self._run_reference = byref(self._run)
         self.labels: list[str] = []
-        """What each operation is, for profiles."""
+        """Names of the operations, for profiles."""
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
@@ -239,7 +239,7 @@ class Program:
         op.attention_scale, op.window, op.sinks = scale, window or 0, self._keep(sinks)
 
     def seal(self) -> None:
-        """No further operations."""
+        """Finish the program: no further operations can be added."""
         ops = (_Op * len(self._ops))(*self._ops)
         widths = (c_int64 * len(self._widths))(*self._widths)
         new = self._library.tgi_program_new

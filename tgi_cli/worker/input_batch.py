@@ -1,18 +1,18 @@
 """The persistent batch: one row per running sequence, for as long as it runs.
 
 ===============  =========================================  ================================
-state            shape                                      who writes it
+state            shape                                      written by
 ===============  =========================================  ================================
 tokens           int32 [max_rows, max_tokens + 1], device   a new row; the sampler; a grammar
-block table      int32 [max_rows, max_blocks], host         a new row; then its differences
-its device copy  the same, device                           the same differences
+block table      int32 [max_rows, max_blocks], host         a new row; appended blocks
+its device copy  the same, device                           the same
 sampling         one record per row, host                   a new row
 adapter slots    int32 [max_rows], host                     a new row
 row options      rows that want more than tokens, host      a new row; a freed one
 ===============  =========================================  ================================
 
-On a CPU the block table and its copy are one memory. A freed row's arrays need no clearing:
-nothing reads them before a new sequence has overwritten what it uses.
+On a CPU the block table and its copy share their memory. A freed row's arrays need no clearing:
+they are not read before a new sequence has overwritten them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tgi_cli.worker.upload import Uploader
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """A row that wants logits processed or reported, and what that takes."""
+    """Options of a row whose logits are to be processed or reported."""
 
     request_id: int
     prompt_tokens: int
@@ -44,11 +44,11 @@ class InputBatch:
 
     Args:
         max_rows: sequences that run at once.
-        max_tokens: of one sequence.
+        max_tokens: of a sequence.
         block_size: tokens per KV block.
-        device: where tokens and block tables are needed.
-        upload: brings host arrays there.
-        shared: whether the device reads the host's memory; for tests, a CPU does.
+        device: of tokens and block tables.
+        upload: copies host arrays to the device.
+        shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class InputBatch:
         self.upload = upload
 
     def apply(self, step: Step) -> None:
-        """Take in what changed since the last step."""
+        """Apply the changes since the last step."""
         if self.row_options:
             for row in step.freed:
                 self.row_options.pop(row, None)
@@ -93,7 +93,7 @@ class InputBatch:
         return self._flat.index_select(0, flat_indices).long()
 
     def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
-        """Put token ids at row * width + position."""
+        """Write token ids at row * width + position."""
         if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
             self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
         else:

@@ -1,7 +1,7 @@
-"""Runs one step: flat inputs from the rows, forward, logits of what samples, sampler.
+"""Runs one step: picks the executor of its forward pass, computes logits, samples.
 
 Host cost of a decode step without the model and the sampler, at 1 / 32 / 256 rows on one 2025
-server core: launch 67 / 76 / 125 us, sample 24 / 25 / 28 us, taking in the result 10 / 13 / 38 us;
+server core: launch 67 / 76 / 125 us, sample 24 / 25 / 28 us, reading the result 10 / 13 / 38 us;
 packing the inputs for a device adds 34 / 61 / 90 us. Nothing in it loops over tokens in Python.
 """
 
@@ -39,12 +39,13 @@ from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
 from tgi_cli.worker.upload import to_host
 
 MAX_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 25}
-"""Logits computed at once (32 and 128 MiB in float32). Each part reads the head's weights again:
-on a CPU, with a vocabulary of 151936 and 32 rows, parts of half the size take a third longer."""
+"""Limit of logits computed at once (32 and 128 MiB in float32). Each part reads the head's weights
+again: on a CPU, with a vocabulary of 151936 and 32 rows, parts of half the size take a third
+longer."""
 
 MAX_SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""Logits sampled at once; the sampler holds up to seven times as much. On a CPU parts that stay
-in its caches are as fast or faster (greedy, 128 rows of 151936: 9 ms against 29)."""
+"""Limit of logits sampled at once; the sampler holds up to seven times as much. On a CPU parts that
+stay in its caches are as fast or faster (greedy, 128 rows of 151936: 9 ms against 29)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class ModelRunner:
             OutOfMemoryError: the device's memory did not suffice for the step.
         """
         with out_of_memory_as_error():
-            # First, and without taking memory: what is in a slot holds for later steps, too.
+            # First, and without taking memory: later steps use the slots, too.
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)

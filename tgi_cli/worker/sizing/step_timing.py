@@ -30,18 +30,19 @@ from tgi_cli.worker.sizing.kv_cache import Capacity
 log = logging.getLogger(__name__)
 
 CONTEXT = 128
-"""Tokens that decoding sequences have, where the limits allow."""
+"""Context of decoding sequences, if the limits allow it."""
 LENGTHS = (128, 512, 1024, 2048, 4096)
-"""Of prompts."""
+"""Lengths of prompts."""
 MOST_SECONDS = 10.0
-"""For a prompt, or for the contexts of one number of sequences; larger ones are left out."""
+"""Time limit of a prompt, or of the contexts of one batch size; larger ones are left out."""
 
 _ROUNDS = 3
 _LONG_SECONDS = 3.0
-"""What takes longer is timed once."""
+"""Time above which a prompt is timed only once."""
 _SECONDS = 0.5
-"""That the decodes of a round are to take, within these numbers of steps:"""
+"""Target duration of a round of decodes."""
 _STEPS = (2, 24)
+"""Minimum and maximum number of steps in a round."""
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -97,7 +98,7 @@ class StepTimer:
         self.left_out: list[str] = []
 
     def prefills(self, lengths: Sequence[int] = LENGTHS) -> Iterator[Prefill]:
-        """Of each length that the limits allow, or of the longest prompt that they do."""
+        """Time prompts of each length that the limits allow, or else the longest allowed one."""
         most = min(self._config.max_input_tokens, self._tokens)
         fitting = [length for length in sorted(lengths) if length <= most]
         rate = 0.0
@@ -115,9 +116,9 @@ class StepTimer:
             yield Prefill(length, seconds)
 
     def decodes(self, sizes: Sequence[int] | None = None) -> Iterator[Decode]:
-        """Of each number of sequences; None: powers of two.
+        """Time decodes of each batch size. Default: powers of two.
 
-        Numbers that the limits do not allow are left out, and those whose contexts would take
+        Sizes that the limits do not allow are left out, and those whose contexts would take
         longer than :data:`MOST_SECONDS` to compute.
         """
         rows, context = 0, min(CONTEXT, self._config.max_total_tokens - 1 - _STEPS[1])
@@ -149,7 +150,7 @@ class StepTimer:
         return median(self._run(steps) / count for _ in range(_ROUNDS))
 
     def _run(self, steps: Sequence[Step]) -> float:
-        """Seconds that they take, with results read as the engine reads them."""
+        """Seconds that the steps take, with results read as the engine reads them."""
         pending: list[PendingResult] = []
         began = time.perf_counter()
         for step in steps:
@@ -161,7 +162,7 @@ class StepTimer:
         return time.perf_counter() - began
 
     def _prompts(self, count: int, length: int, first: int = 0) -> list[Step]:
-        """Rows from ``first`` on get prompts, in steps of the largest budget."""
+        """Steps of the largest budget that prefill ``count`` rows from ``first`` on."""
         budget, steps = self._config.max_batch_prefill_tokens, [Step(0)]
         left = budget
         for row in range(first, first + count):
@@ -183,7 +184,7 @@ class StepTimer:
         return steps
 
     def _decodings(self, rows: int, context: int, count: int) -> list[Step]:
-        """``count`` steps behind the contexts, which are there; from the beginning each time."""
+        """``count`` decode steps after the contexts, which are cached."""
         steps = []
         for number in range(count):
             step = Step(number, num_decodes=rows)
@@ -204,7 +205,7 @@ class StepTimer:
 
 
 def read_rate(device: torch.device) -> float:
-    """Bytes per second that the device reads from its memory: the best of several attempts."""
+    """Bytes per second that the device reads from its memory, the best of several attempts."""
     before = torch.get_num_threads()
     size = (256 << 20) if device.type == "cpu" else (1 << 30)
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""A worker whose model is spread over several processes; this one is shard 0."""
+"""A worker whose model is split over several processes; this one is shard 0."""
 
 from __future__ import annotations
 
