@@ -131,7 +131,7 @@ class Shard:
             own = self.rank // (self.size // units)
             return slice(own * width, (own + 1) * width)
         raise UnsupportedModelError(
-            f"{units} heads or columns cannot be split evenly over {self.size} shards",
+            f"{units} heads or columns cannot be shared out evenly to {self.size} shards",
             "choose --num-shard so that it divides them",
         )
 

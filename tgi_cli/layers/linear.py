@@ -1,4 +1,4 @@
-"""Linear layers, whole or shared out: by their outputs (column) or by their inputs (row).
+"""Linear layers, whole or split: by their outputs (column) or by their inputs (row).
 
 A column-parallel layer followed by a row-parallel one needs a single sum over the shards
 (Megatron-LM, https://arxiv.org/abs/1909.08053).
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Outputs of a merged layer that have a name of their own."""
+    """One of the linear layers that are merged into one."""
 
     size: int
     """Outputs over all shards."""
@@ -73,7 +73,7 @@ class ColumnParallelLinear(LinearBase):
     product pays about 10 us besides reading its weight.
 
     ``parts`` maps names beside the layer's own (``q_proj`` beside ``qkv_proj``) to outputs, in
-    the order in which these stand side by side: x [T, in_features] -> [T, this shard's outputs].
+    the order of these in the layer's output: x [T, in_features] -> [T, this shard's outputs].
     A part named "" is the layer itself.
     """
 
@@ -108,7 +108,7 @@ class ColumnParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """A linear layer whose inputs are shared out: x [T, this shard's inputs] -> [T, out_features].
+    """A linear layer whose inputs are split: x [T, this shard's inputs] -> [T, out_features].
 
     The shards' products are summed up, the bias is added by the first. ``units``: pieces of the
     input that stay whole, as the column-parallel layer before it has them.

@@ -1,4 +1,4 @@
-"""What every causal language model offers to whoever runs it."""
+"""The interface of every causal language model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CausalLM(nn.Module):
 
     kv_specs: list[KVSpec]
     ignored: tuple[str, ...] = ()
-    """Regular expressions for whole names of tensors that a checkpoint may carry in vain."""
+    """Regular expressions for whole names of unneeded tensors that a checkpoint may have."""
 
     def source(self, name: str) -> Source:
         """Where the checkpoint has the tensor that the model calls ``name``."""
@@ -42,14 +42,14 @@ class CausalLM(nn.Module):
     def kv_window(self) -> int | None:
         """Positions that any layer sees of a sequence, if every layer has a window; else None.
 
-        What lies behind them in the cache is never read again.
+        Cached positions behind the window are never read again.
         """
         windows = [spec.window for spec in self.kv_specs]
         return None if None in windows else max(w for w in windows if w is not None)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that the weights take, in the form they are kept in."""
+        """Bytes that the weights take, packed and quantized as they are."""
         packed = [
             layer.packed
             for layer in self.modules()

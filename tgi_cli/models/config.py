@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LARGEST = 1 << 63
-"""Whole numbers of config.json are below it, as torch's are."""
+"""Limit of whole numbers of config.json, as of torch's."""
 
 _MOST_ENDS = 1024
-"""Ids that may end a text; published models have up to a dozen."""
+"""Limit of ids that end a text; published models have up to a dozen."""
 
 _SHOWN = 60
-"""Characters of a value in an error message."""
+"""Limit of a value's characters in an error message."""
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """As safetensors names them."""
 
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Where older checkpoints say how they are quantized, and the method where none is named."""
+"""Files with the quantization config of older checkpoints, and the method if they name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ModelConfig:
     raw: dict[str, Any]
     """config.json."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """generation_config.json; empty where there is none."""
+    """generation_config.json; empty if there is none."""
     trust_remote_code: bool = False
     """Whether code that comes with the checkpoint may run. It does only if neither this package
     nor transformers knows the architecture."""
@@ -54,7 +54,7 @@ class ModelConfig:
         return self.path / "config.json"
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of ``key``, which must be a ``kind``; ``default`` where it is null or absent.
+        """The value of ``key``, which must be a ``kind``; ``default`` if it is null or absent.
 
         Raises:
             ModelError: of another type, or absent with no default.
@@ -83,10 +83,9 @@ class ModelConfig:
         return value
 
     def eos_token_ids(self, vocab_size: int) -> tuple[int, ...]:
-        """What ends a text: of the generation config, else of the model's; may be none.
+        """The ids that end a text: of the generation config, else of the model's; may be empty.
 
-        Ids that no token of the vocabulary has are left out, with a warning: a model never says
-        them.
+        Ids outside the vocabulary are left out, with a warning: a model never generates them.
 
         Raises:
             ModelError: they are no whole numbers, or more than 1,024.
@@ -118,9 +117,9 @@ class ModelConfig:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """What the checkpoint says of its quantization; None: it has none.
+        """The checkpoint's quantization config, or None if it has none.
 
-        It stands in config.json, in older checkpoints in a file of its own.
+        It is part of config.json; older checkpoints have a file of its own.
 
         Raises:
             ModelError: it is no JSON object.
@@ -139,7 +138,7 @@ class ModelConfig:
         """Of the weights on disk: ``float32``, ``bfloat16`` or ``float16``.
 
         Raises:
-            CheckpointError: config.json does not say, and no weights can be read that would.
+            CheckpointError: neither config.json nor any weights name it.
         """
         stated = self.raw.get("dtype", self.raw.get("torch_dtype"))
         if isinstance(stated, str) and stated in _DTYPES.values():
@@ -150,7 +149,7 @@ class ModelConfig:
         from safetensors import SafetensorError, safe_open
 
         for file in sorted(self.path.glob("*.safetensors")):
-            if not file.is_file():  # a pipe, say, would be waited for
+            if not file.is_file():  # reading a pipe would block
                 continue
             try:
                 with safe_open(file, framework="numpy") as tensors:
@@ -186,7 +185,7 @@ def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
 
 
 def shown(value: object) -> str:
-    """A value for an error message, shortened where it is long."""
+    """A value for an error message, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= _LARGEST:
         return f"a whole number of {value.bit_length()} bits"
     text = repr(value) if isinstance(value, (str, int, float, type(None))) else _outline(value)
@@ -194,7 +193,7 @@ def shown(value: object) -> str:
 
 
 def shown_error(error: Exception) -> str:
-    """An error's kind and words for an error message, shortened where they are long."""
+    """An error's class and message for another error message, shortened if they are long."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text if len(text) <= 200 else text[:200] + '...'}"
 

@@ -1,7 +1,7 @@
 """Maps architecture names to the families that implement them.
 
-The names are those of ``architectures`` in config.json. Families are torch-free readers of it:
-knowing what is supported, and a model's facts, takes no torch.
+The names are those of ``architectures`` in config.json. Families read it without torch: neither
+the list of supported models nor a model's facts need it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FAMILIES = {
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
 
 _UNPACKED = {("gpt_oss", "mxfp4")}
-"""Families and the quantized weights that they read into dense ones."""
+"""Families, and the quantization methods whose weights they dequantize themselves."""
 
 
 def is_builtin(config: ModelConfig) -> bool:
@@ -74,7 +74,7 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
 
 
 def quantization_name(config: ModelConfig) -> str | None:
-    """As ``--quantize`` has it, where that knows it. Raises as checkpoint_format."""
+    """The method's value of ``--quantize``, if it has one. Raises as checkpoint_format."""
     layout, stated = checkpoint_format(config), config.quantization
     if layout is not None:
         return layout.name
@@ -104,7 +104,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
 def model_facts(config: ModelConfig) -> ModelFacts:
     """What the engine must know of a checkpoint before it loads it. Raises as decoder_spec.
 
-    Of an architecture that is not defined here it imports transformers, and torch with it.
+    For other architectures than those of built-in families it imports transformers and torch.
     """
     if not is_builtin(config):
         from tgi_cli.models.hf.model import transformers_facts

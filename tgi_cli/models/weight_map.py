@@ -8,7 +8,7 @@ The model has one set of names, close to those of Llama's checkpoints:
     model.layers.N.mlp.gate_proj  .up_proj  .down_proj
     model.layers.N.mlp.router  .experts.E.gate_proj  .up_proj  .down_proj  .shared_expert...
 
-A family says what is called otherwise, and how to take a tensor out of a larger one.
+A family declares other names, and how to take a tensor out of a larger one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A module of the checkpoint that has what a module of the model wants."""
+    """A module of the checkpoint with the tensors of a module of the model."""
 
     name: str
     rows: Rows | None = None
@@ -59,12 +59,12 @@ class ModuleSource:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The checkpoint's names for the model's modules; what is not in the tables is unchanged.
+    """The checkpoint's names for the model's modules; names that are not in the tables are the same.
 
     Attributes:
         layers: prefix of the decoder layers.
-        modules: within a layer. A ``*`` stands for a number, also in the value; a value may be
-            a function of that number.
+        modules: within a layer. A ``*`` matches a number, also in the value; a value may be a
+            function of that number.
         top: outside of the layers.
     """
 
@@ -105,7 +105,7 @@ def _joined(module: str, parameter: str) -> str:
 def stacked(
     sizes: Mapping[str, int], name: str, transposed: bool = False
 ) -> dict[str, ModuleSource]:
-    """Modules whose outputs stand one after the other in the checkpoint's module ``name``."""
+    """Modules whose outputs are concatenated in the checkpoint's module ``name``."""
     table: dict[str, ModuleSource] = {}
     start = 0
     for module, size in sizes.items():
@@ -117,10 +117,10 @@ def stacked(
 def interleaved(
     groups: int, members: Mapping[str, slice], head_dim: int, name: str
 ) -> dict[str, ModuleSource]:
-    """Modules whose heads stand in turns in the checkpoint's module ``name``.
+    """Modules whose heads alternate in the checkpoint's module ``name``.
 
-    The outputs there are [groups, heads of a group, head_dim]; ``members`` says which of a
-    group's heads belong to which module.
+    The outputs there are [groups, heads of a group, head_dim]; ``members`` maps each module to
+    its heads of a group.
     """
     return {
         module: ModuleSource(name, _heads(groups, which, head_dim))

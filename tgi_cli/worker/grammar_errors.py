@@ -10,7 +10,7 @@ import re
 NOTHING_FITS = "NoExtensionBias"
 """llguidance's error for a text that no token can continue, and that may not end."""
 _LARGE = "it is too large: its regular expressions, enumerations and repetitions together"
-_MANY = "too many of its rules may apply at one position of the text: at most {most} are followed"
+_MANY = "too many of its rules may apply at one place of the text: at most {most} are followed"
 _COMPLEX = (
     "its regular expressions have too many ways to match the same text: use fewer repetitions "
     "that may overlap"

@@ -85,11 +85,11 @@ class DeviceResult:
         for index, logits in self._produced.generation_logits.items():
             result.generation_logits[index] = logits.numpy()
         for chunk in self._produced.prompts:
-            scores, logits = chunk.scores(), chunk.logits()
+            scores, raw = chunk.scores(), chunk.logits()
             if scores is not None:
                 result.prompt_logprobs[chunk.index] = scores
-            if logits is not None:
-                result.context_logits[chunk.index] = logits
+            if raw is not None:
+                result.context_logits[chunk.index] = raw
         return result
 
 
