@@ -59,7 +59,7 @@ class ModuleSource:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The checkpoint's names for the model's modules; names that are not in the tables are the same.
+    """The checkpoint's names for the model's modules; names missing in the tables are the same.
 
     Attributes:
         layers: prefix of the decoder layers.
