@@ -1,4 +1,4 @@
-"""Every native family against transformers' own implementation of it, in float32.
+"""Every built-in family against transformers' own implementation of it, in float32.
 
 A case is a miniature configuration. transformers makes a model of it with random weights, which
 is written as a checkpoint; what transformers then computes from that checkpoint is compared with
