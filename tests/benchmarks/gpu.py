@@ -32,7 +32,7 @@ from tests.benchmarks import gpu_check, gpu_engine, gpu_peers, gpu_trace
 from tests.benchmarks.gpu_device import Device, measure, synchronize, versions
 from tests.benchmarks.gpu_engine import Shape, decode_steps, make, play, prefill_seconds
 from tgi_cli.engine.config import SchedulerConfig
-from tgi_cli.engine.step_stats import StepStatistics
+from tgi_cli.engine.metrics import StepStats
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker
 
@@ -255,9 +255,9 @@ class Benchmark:
         profiler = torch.profiler.profile(activities=[kind])
         alone = 0
 
-        def watch(statistics: StepStatistics) -> None:
+        def watch(stats: StepStats) -> None:
             nonlocal alone
-            if statistics.context_requests:
+            if stats.context_requests:
                 return
             alone += 1
             if alone == new // 4:
@@ -267,7 +267,7 @@ class Benchmark:
                 profiler.stop()
 
         prompts = gpu_engine.random_prompts(requests, prompt, self.shape.config["vocab_size"])
-        play(*self.worker, prompts, new, on_statistics=watch)
+        play(*self.worker, prompts, new, on_step=watch)
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "decode-trace.json"
         profiler.export_chrome_trace(str(path))

@@ -25,8 +25,8 @@ from tgi_cli.device import describe
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import NewRow, PendingResult, Step
-from tgi_cli.engine.step_stats import StepStatistics
 from tgi_cli.models import loader, model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker, make_worker
@@ -295,10 +295,10 @@ def play(
     new: int,
     depth: int = 1,
     sampling: SamplingParams = GREEDY,
-    on_statistics: Callable[[StepStatistics], None] | None = None,
+    on_step: Callable[[StepStats], None] | None = None,
 ) -> Played:
     """All prompts at once through the core loop, which runs on this thread."""
-    core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_statistics)
+    core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_step=on_step)
     tokens: dict[int, list[int]] = {index: [] for index in range(len(prompts))}
     logprobs: dict[int, list[float]] = {index: [] for index in tokens}
     failures: list[str] = []

@@ -22,7 +22,7 @@ from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.sampling.params import SamplingParams
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    kernels = "C++" if native() is not None else "torch"
+    kernels = "C++" if cpp_library() is not None else "torch"
     print(f"{options.threads} threads, kernels: {kernels}; median CPU us per decode step\n")
     print(f"| running sequences | vocabulary | {' | '.join(STAGES)} | all |")
     print("|---" * (len(STAGES) + 3) + "|")

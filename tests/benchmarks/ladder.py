@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention, create_attention
-from tgi_cli.kernels import elementwise, without_native
+from tgi_cli.kernels import elementwise, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import packing
+from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -36,7 +36,7 @@ COLUMNS = {"1 decoding": (1, 1), "8": (8, 1), "32": (32, 1), "prompt of 512": (1
 @contextmanager
 def plain() -> Iterator[None]:
     """Weights as they are: torch brings them into its kernels' order in every product."""
-    with without_native(), patch.object(packing, "_PACKABLE", frozenset()):
+    with without_cpp_kernels(), patch.object(unquantized, "ONEDNN_DTYPES", frozenset()):
         yield
 
 
@@ -59,7 +59,7 @@ class Rung:
 
 RUNGS = (
     Rung("torch, plain weights", plain, "cpu"),
-    Rung("torch, weights packed once", without_native, "cpu"),
+    Rung("torch, weights packed once", without_cpp_kernels, "cpu"),
     Rung("products in C++", products_alone, "cpu"),
     Rung("attention in C++", products_alone, "native"),
     Rung("small operations in C++", nullcontext, "native"),

@@ -160,17 +160,17 @@ def _evaluated(model: Path, out: Path) -> dict[str, Any]:
 
     import torch
 
-    from tgi_cli.quantize.calibration import heldout
+    from tgi_cli.quantize.calibration import heldout_windows
     from tgi_cli.quantize.evaluation import WINDOW, evaluate
 
-    return asdict(evaluate(model, out, heldout(model, WINDOW), torch.device("cpu")))
+    return asdict(evaluate(model, out, heldout_windows(model, WINDOW), torch.device("cpu")))
 
 
 def _samples(model: Path, options: argparse.Namespace, work: Path) -> Path:
     """The token ids that ``tgi quantize`` with these flags is calibrated with."""
-    from tgi_cli.quantize.calibration import calibrate
+    from tgi_cli.quantize.calibration import load_calibration
 
-    found = calibrate(
+    found = load_calibration(
         model,
         options.calibration,
         samples=options.samples,

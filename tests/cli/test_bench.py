@@ -12,22 +12,23 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import job, saved_runs, sweeps
-from tgi_cli.bench.events import Run, RunEnded, StepEnded, StepStarted
-from tgi_cli.bench.job import Job, Measurement
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench import saved_runs, sweeps
+from tgi_cli.bench.events import BenchRun, RunEnded, StepEnded, StepStarted
+from tgi_cli.bench.options import described
+from tgi_cli.bench.run import INTERRUPTED, BenchConfig, BenchJob
+from tgi_cli.bench.sweeps import StepBounds
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
 
-STEP = sweeps.client_step(2, Bounds(requests=10))
+STEP = sweeps.client_step(2, StepBounds(requests=10))
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     """What a command line asks for; instead of being done it answers with a run."""
-    seen: list[Measurement] = []
+    seen: list[BenchConfig] = []
 
-    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+    def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
         seen.append(self._request)
         made = saved([Server().answer(STEP)])
         on_event(StepStarted(0, 1, STEP))
@@ -35,27 +36,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
         on_event(RunEnded(made))
         return made
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(BenchJob, "run", run)
     return seen
 
 
-def options(asked: list[Measurement], *arguments: str) -> Any:
+def options(asked: list[BenchConfig], *arguments: str) -> Any:
     assert main.run(["bench", *arguments]) == ExitCode.OK
     return asked[-1].options
 
 
-def test_a_model_alone_is_measured_as_tgi_does(asked: list[Measurement]) -> None:
+def test_a_model_alone_is_measured_as_tgi_does(asked: list[BenchConfig]) -> None:
     found = options(asked, "a/model")
     assert (found.load, found.values, found.requests, found.warmups) == ("batch", (), 10, 1)
     assert (found.input_tokens, found.output_tokens) == ("10", "8")
     (made,) = asked
     assert (made.address, made.model, made.tokenizer_name) == ("", "a/model", "a/model")
     assert made.settings.ignore_eos
-    plan = Job(made).plan
+    plan = BenchJob(made).plan
     assert plan.total == 6
 
 
-def test_text_generation_benchmark_s_flags(asked: list[Measurement]) -> None:
+def test_text_generation_benchmark_s_flags(asked: list[BenchConfig]) -> None:
     found = options(
         asked,
         *("--tokenizer-name", "a/model", "--revision", "main", "-b", "1", "-b", "8"),
@@ -88,7 +89,7 @@ def test_text_generation_benchmark_s_flags(asked: list[Measurement]) -> None:
     }
 
 
-def test_its_socket_is_where_tgi_puts_it(asked: list[Measurement]) -> None:
+def test_its_socket_is_where_tgi_puts_it(asked: list[BenchConfig]) -> None:
     options(asked, "-t", "a/model")
     assert asked[-1].address == "/tmp/text-generation-server-0"
     options(asked, "a/model", "-t", "another")
@@ -113,14 +114,14 @@ def test_its_socket_is_where_tgi_puts_it(asked: list[Measurement]) -> None:
     ],
 )
 def test_which_load(
-    asked: list[Measurement], arguments: str, load: str, values: tuple[float, ...]
+    asked: list[BenchConfig], arguments: str, load: str, values: tuple[float, ...]
 ) -> None:
     found = options(asked, *arguments.split())
     assert (found.load, found.values) == (load, values)
-    Job(asked[-1])
+    BenchJob(asked[-1])
 
 
-def test_what_a_load_is_made_of(asked: list[Measurement]) -> None:
+def test_what_a_load_is_made_of(asked: list[BenchConfig]) -> None:
     found = options(
         asked,
         *("a-model", "--url", "http://h", "-c", "2", "--slo", "ttft:200,tpot:50"),
@@ -140,7 +141,7 @@ def test_what_a_load_is_made_of(asked: list[Measurement]) -> None:
     assert settings.extra_body == {"min_tokens": 2}
     assert settings.ignore_eos
     assert settings.timeout == 30
-    assert "secret" not in json.dumps(job.described(found, settings, "t"))
+    assert "secret" not in json.dumps(described(found, settings, "t"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_what_a_load_is_made_of(asked: list[Measurement]) -> None:
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(
-    asked: list[Measurement], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+    asked: list[BenchConfig], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["bench", *arguments.split()]) == ExitCode.USAGE
     error = capsys.readouterr().err
@@ -184,7 +185,7 @@ def test_what_cannot_be_is_said_before_anything_runs(
 
 
 def test_what_a_run_leaves_behind(
-    asked: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: list[BenchConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("run.json", "run.csv", "run.html", "run.md")
     flags = [f"--{flag}={tmp_path / name}" for flag, name in
@@ -199,7 +200,7 @@ def test_what_a_run_leaves_behind(
 
 
 def test_none_is_silent(
-    asked: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: list[BenchConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--ui", "none", "--output", str(output)]
@@ -220,11 +221,11 @@ def test_nothing_measured_is_a_failure(
         ]
     )
 
-    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+    def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
         on_event(RunEnded(made))
         return made
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(BenchJob, "run", run)
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--output", str(output)]
     assert main.run(arguments) == ExitCode.FAILURE
@@ -237,13 +238,13 @@ def test_an_interrupted_run_leaves_its_files(
 ) -> None:
     made = saved([Server().answer(STEP)], notes=["the run was interrupted before its end"])
 
-    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+    def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
         assert signals
         on_event(RunEnded(made))
-        self._stopped = job.INTERRUPTED
+        self._stopped = INTERRUPTED
         return made
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(BenchJob, "run", run)
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--output", str(output)]
     assert main.run(arguments) == ExitCode.INTERRUPTED
@@ -251,7 +252,7 @@ def test_an_interrupted_run_leaves_its_files(
 
 
 def test_without_the_extra_lines_are_written_and_said_why(
-    asked: list[Measurement], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: list[BenchConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec
 
@@ -270,7 +271,7 @@ def test_without_the_extra_lines_are_written_and_said_why(
 
 
 def two(tmp_path: Path, **second: Any) -> tuple[str, str]:
-    step = sweeps.client_step(2, Bounds(seconds=30))
+    step = sweeps.client_step(2, StepBounds(seconds=30))
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, server in zip(paths, (Server(), Server(seed=1, **second)), strict=True):
         saved_runs.save(saved([server.answer(step)]), path)
@@ -310,7 +311,7 @@ def test_view_prints_where_there_is_no_terminal(
     assert "no regression: " in capsys.readouterr().out
 
 
-def test_a_model_named_as_a_command_is_given_as_a_path(asked: list[Measurement]) -> None:
+def test_a_model_named_as_a_command_is_given_as_a_path(asked: list[BenchConfig]) -> None:
     options(asked, "./view")
     assert asked[-1].model == "./view"
 

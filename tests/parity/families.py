@@ -278,7 +278,7 @@ def _running(core: EngineCore) -> Iterator[Client]:
 def table(names: Iterable[str]) -> Iterator[str]:
     """The rows of the parity table, in Markdown."""
     yield (
-        "| Model | Largest difference of a logit | On two shards "
+        "| Model | Maximum difference of logits | On two shards "
         "| Greedy tokens compared | Identical |"
     )
     yield "|---|---|---|---|---|"

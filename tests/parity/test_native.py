@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint, random_ids
 from tests.tools.paged import PagedRun
-from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.models.decoder import DecoderForCausalLM
 
@@ -31,7 +31,7 @@ BY_MODULES = {
 
 @pytest.fixture(autouse=True)
 def _kernels() -> None:
-    if native() is None:
+    if cpp_library() is None:
         pytest.skip("the kernels are not compiled: there is no C++ compiler here")
 
 
@@ -66,7 +66,7 @@ def logits_of(model: CausalLM, dtype: torch.dtype, backend: str) -> Tensor:
 
 def test_native(checkpoint: Path) -> None:
     wanted = logits_of(load(checkpoint, torch.float32), torch.float32, "cpu")
-    with without_native():
+    with without_cpp_kernels():
         theirs = logits_of(load(checkpoint, torch.bfloat16), torch.bfloat16, "cpu")
     model = load(checkpoint, torch.bfloat16)
     assert isinstance(model, DecoderForCausalLM)

@@ -104,8 +104,8 @@ def test_inspection(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--inspect", MODEL, "out"], ExitCode.USAGE, "--inspect makes nothing"),
-        ([MODEL], ExitCode.USAGE, "no OUTPUT_DIR"),
+        (["--inspect", MODEL, "out"], ExitCode.USAGE, "--inspect writes nothing"),
+        ([MODEL], ExitCode.USAGE, "OUTPUT_DIR is missing"),
         ([MODEL, "out", "--bits", "5"], ExitCode.USAGE, "'5' is not one of 2, 3, 4, 8"),
         ([MODEL, "out", "--method", "awq", "--bits", "8"], ExitCode.USAGE, "4 bits, not 8"),
         ([MODEL, "out", "--method", "fp8", "--format", "gptq"], ExitCode.USAGE, "format gptq"),
@@ -113,7 +113,7 @@ def test_inspection(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([MODEL, "out", "--resume", *FEW], ExitCode.USAGE, "no unfinished run"),
         ([MODEL, "out", "--include", "x", *FEW], ExitCode.USAGE, "matches no layer"),
         (["./nowhere", "out"], ExitCode.MODEL_UNAVAILABLE, "there is no folder"),
-        ([MODEL, "out", "--upload-to-model-id", "a/b/c"], ExitCode.USAGE, "no name of a model"),
+        ([MODEL, "out", "--upload-to-model-id", "a/b/c"], ExitCode.USAGE, "not a valid model id"),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -133,17 +133,19 @@ def test_what_cannot_be_is_said(
 MEASURED = """
 import sys
 from pathlib import Path
-from tgi_cli.quantize.pipeline import Job, quantize
+from tgi_cli.quantize.options import QuantizeOptions
+from tgi_cli.quantize.pipeline import QuantizeJob, quantize
 from tgi_cli.quantization.algorithms.recipe import Recipe
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 for model in sys.argv[1:]:
-    quantize(Job(
-        model=Path(model), out=Path(model + "-out"), calibration="bundled", samples=4, seq_len=64,
-        device="cpu", include=("*.v_proj",), recipe=Recipe(method="gptq"),
-    ))
+    options = QuantizeOptions(
+        model_id=model, calibration="bundled", samples=4, seq_len=64, device="cpu",
+        include=("*.v_proj",),
+    )
+    quantize(QuantizeJob(Path(model), Path(model + "-out"), Recipe(method="gptq"), options))
     print(peak())
 """
 

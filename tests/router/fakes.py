@@ -16,16 +16,13 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
 )
-from tgi_cli.engine.metrics import EngineMetrics
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import metrics_codec
 from tgi_cli.rpc.interface import (
     Adapter,
     AdapterError,
     AdapterFault,
     Adapters,
-    EngineLoad,
-    EngineStatistics,
     TokenBatch,
 )
 from tgi_cli.text.tokenizer import Tokenizer
@@ -72,7 +69,7 @@ class FakeEngine:
         used: the adapters' names of ``requests``.
         adapters: what the router has heard of; ``there`` is what is loaded.
         asked: how often the router asked.
-        tally: what it has counted.
+        measured: the answer of ``metrics()``.
         fault: what the next loading or unloading ends with; ``faults``: the next ones of a name.
         loading, sources: names and places of all that was to be loaded, in order.
         opened: loading goes on when it is set.
@@ -83,18 +80,19 @@ class FakeEngine:
     def __init__(self, tokenizer: Tokenizer, reply: str = "hello world") -> None:
         self.tokenizer = tokenizer
         self.info = engine_info()
-        self.load = EngineLoad(
-            queued=3,
-            running=2,
-            used_blocks=5,
-            preemptions=1,
-            reused_tokens=40,
-            prompt_tokens=100,
-            cached_blocks=7,
-            steps=11,
-            context_tokens=60,
+        self.measured = EngineMetrics(
+            EngineLoad(
+                queued=3,
+                running=2,
+                used_blocks=5,
+                preemptions=1,
+                reused_tokens=40,
+                prompt_tokens=100,
+                cached_blocks=7,
+                steps=11,
+                context_tokens=60,
+            )
         )
-        self.tally = EngineMetrics()
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()
@@ -153,8 +151,8 @@ class FakeEngine:
     async def healthy(self) -> bool:
         return self.is_healthy
 
-    async def statistics(self) -> EngineStatistics:
-        return metrics_codec.statistics_of(self.tally, self.load.queued)
+    async def metrics(self) -> EngineMetrics:
+        return self.measured
 
     async def list_adapters(self) -> Adapters:
         self.asked += 1

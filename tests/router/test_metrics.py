@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.engine.step_stats import StepStatistics, StepTimes
+from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.state import RouterState
 from tgi_cli.sampling.params import SamplingParams
@@ -149,14 +149,21 @@ async def test_labels(client: httpx.AsyncClient) -> None:
         assert some == {f"{counted}{{{label}={value}}}" for value in values}, name
 
 
+NEW_ROW = NewRow(0, 1, [1], 1, [0], SamplingParams())
+
+
 async def test_the_engines_steps(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    tally = engine.tally
-    tally(step_statistics(new_requests=3, context_tokens=20, joined="chunking"))
-    tally(step_statistics(generation_requests=3, oldest_ns=time.monotonic_ns() - 3_000_000_000))
-    tally(step_statistics(generation_requests=3, oldest_ns=time.monotonic_ns() - 3_000_000_000))
-    tally.timed(step_times(prefill=True, seconds=0.5))
-    tally.timed(step_times(prefill=False, seconds=0.01))
-    tally.timed(step_times(prefill=False, seconds=0.01, failed=True))
+    measured = engine.measured
+    prefill = Step(1, new=[NEW_ROW] * 3, rows=[0, 1, 2])
+    decode = Step(2, rows=[0, 1, 2], num_decodes=3)
+    measured.step_launched(prefill, "chunking", 0)
+    for _ in range(2):
+        measured.step_launched(decode, "", time.monotonic_ns() - 3_000_000_000)
+    for method, seconds in (("prefill", 0.5), ("decode", 0.01)):
+        for stage, share in (("total", 1.6), ("forward", 1.0), ("update", 0.2), ("send", 0.1)):
+            measured.histograms[stage, method].observe(share * seconds)
+    measured.histograms["schedule", "join"].observe(0.15)
+    measured.counts["failed", "decode"] += 1
     found = await samples(client)
     for name, prefill, decode in (("count", 1, 2), ("success", 1, 1), ("failure", 0, 1)):
         name = f"tgi_batch_inference_{name}"
@@ -175,23 +182,6 @@ async def test_the_engines_steps(client: httpx.AsyncClient, engine: FakeEngine) 
     assert found["tgi_request_skipped_tokens_count"] == 6
     assert found["tgi_request_skipped_tokens_sum"] == 0
     assert 3 <= found["tgi_queue_age_seconds"] < 60
-
-
-def step_statistics(**fields: Any) -> StepStatistics:
-    counts = dict.fromkeys(StepStatistics._fields, 0)
-    return StepStatistics(**(counts | {"joined": ""} | fields))
-
-
-def step_times(prefill: bool, seconds: float, failed: bool = False) -> StepTimes:
-    return StepTimes(
-        prefill=prefill,
-        joined=prefill,
-        failed=failed,
-        schedule=0.3 * seconds,
-        forward=seconds,
-        update=0.2 * seconds,
-        send=0.1 * seconds,
-    )
 
 
 class TestGateways:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tgi_cli.router.api.schemas.openai import ChatRequest, CompletionRequest
-from tgi_cli.router.api.schemas.refused import REFUSED, Refused, refused_names
+from tgi_cli.router.api.schemas.refused import REFUSED, RefusedParameters, refused_names
 from tgi_cli.router.api.schemas.responses import ResponsesRequest
 
 REFUSALS = (400, 422)
@@ -19,7 +19,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/responses": {"input": "hi"},
 }
-KINDS: dict[str, type[Refused]] = {
+KINDS: dict[str, type[RefusedParameters]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,

@@ -18,7 +18,7 @@ from tests.router.fakes import FakeEngine
 from tests.tools.loop_gap import loop_gap
 from tgi_cli.router.api import kserve, prompt_echo, vertex
 from tgi_cli.router.state import RouterState
-from tgi_cli.text import windows
+from tgi_cli.text import windowed_encoding
 from tgi_cli.text.tokenizer import Tokenizer
 
 LONG = "the quick brown fox jumps over the lazy dog. " * 30_000
@@ -32,13 +32,15 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Characters of each call of the tokenizer on a long text, and whether on the loop."""
     seen: list[tuple[int, bool]] = []
     loop = threading.get_ident()
-    encode = windows._encode
+    encode = windowed_encoding._encode
 
-    def watched(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[windows.Span]:
+    def watched(
+        tokenizer: Tokenizer, text: str, start: int, stop: int
+    ) -> list[windowed_encoding.Span]:
         seen.append((min(stop, len(text)) - start, threading.get_ident() == loop))
         return encode(tokenizer, text, start, stop)
 
-    monkeypatch.setattr(windows, "_encode", watched)
+    monkeypatch.setattr(windowed_encoding, "_encode", watched)
     return seen
 
 
@@ -53,7 +55,9 @@ class TestTokenize:
             assert answer.status_code == 200
             assert "content-length" not in answer.headers, "it is sent while it is found"
             text = await answer.aread()
-        assert max(characters for characters, _ in encoded) <= 2 * windows.WINDOW_CHARACTERS
+        assert (
+            max(characters for characters, _ in encoded) <= 2 * windowed_encoding.WINDOW_CHARACTERS
+        )
         assert not any(here for _, here in encoded)
         assert gap.work < SECONDS
         found = msgspec.json.decode(text)
@@ -98,7 +102,9 @@ class TestPrompts:
             answer = await client.post(route, json=body)
         assert answer.status_code in (400, 422)
         assert "at least" in answer.text, "how many there are is not known"
-        assert sum(characters for characters, _ in encoded) < 10 * windows.WINDOW_CHARACTERS
+        assert (
+            sum(characters for characters, _ in encoded) < 10 * windowed_encoding.WINDOW_CHARACTERS
+        )
         assert gap.work < SECONDS
 
     async def test_those_that_are_truncated_keep_their_end(
@@ -112,7 +118,9 @@ class TestPrompts:
         assert (await client.post("/generate", json=body)).status_code == 200
         whole = state.text.tokenizer.encode(LONG)
         assert engine.requests[-1].prompt_ids == tuple(whole[-50:])
-        assert max(characters for characters, _ in encoded) <= 2 * windows.WINDOW_CHARACTERS
+        assert (
+            max(characters for characters, _ in encoded) <= 2 * windowed_encoding.WINDOW_CHARACTERS
+        )
         assert not any(here for _, here in encoded)
 
     async def test_the_tokens_of_a_prompt_are_shown_off_the_loop(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tests.unit.bench.dashboard.test_screens import TEXTS
 from tests.unit.bench.dashboard.views import SIZES, drawn_views, opened
-from tgi_cli.bench.dashboard import VIEWS, ViewName, picture
+from tgi_cli.bench.dashboard import picture
+from tgi_cli.bench.dashboard.views import VIEWS, ViewName
 from tgi_cli.bench.saved_runs import load
 
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor], torc
     import numpy as np
 
     from tgi_cli.quantization.algorithms import grid
-    from tgi_cli.quantization.algorithms.checks import describe
+    from tgi_cli.quantization.algorithms.grid import rtn
     from tgi_cli.quantization.algorithms.layout import pack, quantization_config
-    from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-    from tgi_cli.quantization.algorithms.rtn import rtn
+    from tgi_cli.quantization.algorithms.recipe import Recipe, describe_recipe
 
     weight = torch.from_numpy(np.random.default_rng(0).standard_normal(SHAPE, np.float32) * 0.05)
     weight[5], weight[6] = weight[5].abs(), 0.0
@@ -84,8 +84,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor], torc
         result = rtn(weight, recipe)
         if recipe.desc_act:  # as if inputs had been gone through in this order
             codes, groups = result.codes[:, order], result.groups[order]
-            result = Result(codes.contiguous(), result.scales, result.zeros, groups, 0.0)
-        name = f"{recipe.format}: {describe(recipe)}"
+            result = replace(result, codes=codes.contiguous(), groups=groups)
+        name = f"{recipe.format}: {describe_recipe(recipe)}"
         yield name, quantization_config(recipe, []), pack(result, recipe), grid.dequantize(result)
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tgi_cli.attention import AttentionMetadata, create_attention
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import packing
+from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
 NOWHERE = 2**31 - 1
@@ -52,13 +52,17 @@ def kernels_add_up_rows_alike(dtype: torch.dtype) -> bool:
         )
         return attended[:, :, :4]
 
-    x, packed = torch.randn(64, 1536).to(dtype), packing.pack(torch.randn(48, 1536).to(dtype))
+    x, packed = (
+        torch.randn(64, 1536).to(dtype),
+        unquantized.pack_onednn(torch.randn(48, 1536).to(dtype)),
+    )
     return (
         packed is not None
         and torch.equal(attend(4, 0, 112), attend(64, 0, 512))
         and torch.equal(attend(4, 48, 112), attend(64, 0, 512))
         and torch.equal(
-            packing.packed_linear(x[:2], packed, None), packing.packed_linear(x, packed, None)[:2]
+            unquantized.onednn_linear(x[:2], packed, None),
+            unquantized.onednn_linear(x, packed, None)[:2],
         )
     )
 

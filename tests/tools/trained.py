@@ -20,8 +20,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tgi_cli.demo import corpus
-from tgi_cli.demo.tokenizer import END_OF_TEXT_ID, save_tokenizer, train_tokenizer
+from tests.tools.demo import corpus
+from tests.tools.demo.tokenizer import END_OF_TEXT_ID, save_tokenizer, train_tokenizer
 
 VOCABULARY = 2048
 LENGTH = 256

@@ -25,7 +25,7 @@ __all__ = [
 BACKENDS = {
     "torch": "tgi_cli.attention.reference:ReferenceAttention",
     "cpu": "tgi_cli.attention.cpu_torch:CpuAttention",
-    "native": "tgi_cli.attention.cpu_cpp:NativeAttention",
+    "native": "tgi_cli.attention.cpu_cpp:CppAttention",
     "triton": "tgi_cli.attention.triton:TritonAttention",
     "flashinfer": "tgi_cli.attention.flashinfer:FlashInferAttention",
 }
@@ -51,7 +51,7 @@ def create_attention(
     if kind is None:
         kind = "torch"
         if device.type == "cpu":
-            kind = "native" if _has_native(specs, block_size, dtype, cache_dtype) else "cpu"
+            kind = "native" if _has_cpp(specs, block_size, dtype, cache_dtype) else "cpu"
         elif device.type == "cuda" and _has_triton():
             kind = "triton"
     if kind not in BACKENDS:
@@ -67,21 +67,23 @@ def attention_name(attention: PagedAttention) -> str:
     return next(name for name, place in BACKENDS.items() if place == here)
 
 
-def _has_native(
+def _has_cpp(
     specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> bool:
-    from tgi_cli.attention.cpu_cpp import NativeAttention
-    from tgi_cli.kernels import native
+    from tgi_cli.attention.cpu_cpp import CppAttention
+    from tgi_cli.kernels import cpp_library
 
-    return native() is not None and NativeAttention.supports(specs, block_size, dtype, cache_dtype)
+    return cpp_library() is not None and CppAttention.supports(
+        specs, block_size, dtype, cache_dtype
+    )
 
 
 @cache
 def _has_triton() -> bool:
     """Asked once, as it takes a while."""
-    from tgi_cli.kernels import wanted
+    from tgi_cli.kernels import custom_kernels_enabled
 
-    if not wanted():
+    if not custom_kernels_enabled():
         return False
     try:
         from tgi_cli.attention.triton import probe

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
-from tgi_cli.kernels import native, threads
+from tgi_cli.kernels import cpp_library, threads
 
 TILE = 16
 """Tokens whose keys and values stand together in the cache."""
@@ -27,7 +27,7 @@ _LINE = 64
 _CACHE_DTYPES = {torch.bfloat16: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 
 
-class Step(Structure):
+class StepArgs(Structure):
     """kernels/cpp/attention.h has the meaning of these, as of the following."""
 
     _fields_ = (
@@ -41,7 +41,7 @@ class Step(Structure):
     )
 
 
-class Cache(Structure):
+class CacheArgs(Structure):
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
@@ -53,14 +53,14 @@ class Cache(Structure):
     )
 
 
-class Attention(Structure):
+class AttentionArgs(Structure):
     _fields_ = (
         ("query", c_void_p),
         ("query_stride", c_int64),
         ("output", c_void_p),
         ("output_stride", c_int64),
         ("heads", c_int64),
-        ("cache", Cache),
+        ("cache", CacheArgs),
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
@@ -68,7 +68,7 @@ class Attention(Structure):
     )
 
 
-class NativeAttention(PagedAttention):
+class CppAttention(PagedAttention):
     """Over tiles of 16 tokens: ``key_cache`` and ``value_cache`` hold [blocks, tiles of a block,
     kv_heads, head_dim * 16], in the order of kernels/cpp/attention.h.
 
@@ -86,7 +86,7 @@ class NativeAttention(PagedAttention):
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(specs, block_size, dtype, device, cache_dtype)
-        library = native()
+        library = cpp_library()
         if library is None:
             raise ValueError(
                 "attention's kernels were not compiled; python -m tgi_cli.kernels does"
@@ -96,30 +96,32 @@ class NativeAttention(PagedAttention):
                 "attention's kernels are for bfloat16 on a CPU, heads of 16 n to"
                 f" {_MAX_HEAD_DIM} and blocks of {TILE} n tokens"
             )
-        self.step = Step()
+        self.step = StepArgs()
         """Of the last :meth:`plan`; what it points to lives until the next."""
         self._planned: tuple[Tensor, ...] = ()
         self._stored = (0, 0)
         self._step_pointer = byref(self.step)
-        self.caches = (Cache * len(self.specs))(
+        self.caches = (CacheArgs * len(self.specs))(
             *(
-                Cache(None, None, block_size, 0, spec.num_kv_heads, spec.head_dim, self._cache_code)
+                CacheArgs(
+                    None, None, block_size, 0, spec.num_kv_heads, spec.head_dim, self._cache_code
+                )
                 for spec in self.specs
             )
         )
         """Per layer, side by side; valid until the next :meth:`allocate`."""
         self._calls = [
-            Attention(cache=cache, window=spec.window or 0)
+            AttentionArgs(cache=cache, window=spec.window or 0)
             for cache, spec in zip(self.caches, self.specs, strict=True)
         ]
         self._cache_pointers = [byref(cache) for cache in self.caches]
         self._call_pointers = [byref(call) for call in self._calls]
         self._attend = library.tgi_attention
-        self._attend.argtypes = [POINTER(Attention), POINTER(Step), c_int]
+        self._attend.argtypes = [POINTER(AttentionArgs), POINTER(StepArgs), c_int]
         self._attend.restype = None
         self._store = library.tgi_store_kv
         self._store.argtypes = [
-            POINTER(Cache), c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int
+            POINTER(CacheArgs), c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int
         ]  # fmt: skip
         self._store.restype = None
 

@@ -51,7 +51,7 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class QueryTile:
     """Neighbouring queries of a prefill that share a call."""
 
     begin: int
@@ -76,7 +76,7 @@ class Prefills:
     """How many are gathered per sequence."""
     blocks: Tensor
     """int32 [n * blocks]."""
-    tiles: list[Tile]
+    tiles: list[QueryTile]
 
 
 class WindowPlan:
@@ -212,7 +212,7 @@ class WindowPlan:
             end = min(begin + QUERY_TILE, query_len)
             first = self._first_key(earlier + begin)
             visible = earlier + end - first
-            tiles.append(Tile(begin, end, first - base, visible, self._call_keys(visible)))
+            tiles.append(QueryTile(begin, end, first - base, visible, self._call_keys(visible)))
         keys = max(tile.first_key + tile.keys for tile in tiles)
         # As in a decode, what is no longer or not yet the sequence's is not read.
         columns = np.clip(

@@ -38,7 +38,7 @@ class _Leading:
     """No KV of theirs is longer."""
 
 
-class _Step:
+class _StepTensors:
     """A plan. How many sequences lead depends on how many heads share a KV head."""
 
     def __init__(self, metadata: AttentionMetadata, leading: _Leading | None = None) -> None:
@@ -88,11 +88,11 @@ class TritonAttention(PagedAttention):
                 driver.active.utils.get_device_properties(index)["max_shared_mem"],
                 (properties.major, properties.minor),
             )
-        self._step: _Step | None = None
+        self._step: _StepTensors | None = None
         self._buffers: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._step = _Step(metadata)
+        self._step = _StepTensors(metadata)
 
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -147,14 +147,14 @@ class TritonAttention(PagedAttention):
             rows,
         )
         # That the longest could fill its blocks is all that a launch may depend on.
-        self._step = _Step(padded, _Leading(rows, rows, 1, max_blocks * self.block_size))
+        self._step = _StepTensors(padded, _Leading(rows, rows, 1, max_blocks * self.block_size))
 
     @property
     def step_slots(self) -> Tensor:
         return self._planned.metadata.slot_mapping
 
     @property
-    def _planned(self) -> _Step:
+    def _planned(self) -> _StepTensors:
         if self._step is None:
             raise ValueError("attention before the first plan")
         return self._step

@@ -12,12 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.events import RequestRecord, Run, StepRecord
-from tgi_cli.bench.statistics import METRICS, batch_values, counted, observe, windows
-from tgi_cli.bench.statistics.bootstrap import resampled
-from tgi_cli.bench.statistics.goodput import goodput_windows
+from tgi_cli.bench.events import BenchRequestRecord, BenchRun, StepRecord
+from tgi_cli.bench.statistics import METRICS, batch_values, latencies_of, windows, without_warmup
 from tgi_cli.bench.statistics.metrics import MERGED
-from tgi_cli.bench.statistics.rates import SLICES, resampled_rate
+from tgi_cli.bench.statistics.rates import SLICES, goodput_windows, resampled_rate
+from tgi_cli.bench.statistics.summary import resampled
 
 FAIL_ON = 0.05
 CONFIDENCE = 0.99
@@ -44,7 +43,7 @@ _RATES = ("requests_per_second", "output_tokens_per_second", "goodput")
 _BATCH = ("prefill", "decode_token", "prefill_throughput", "decode_throughput")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedMetric(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one step in both runs.
 
     Attributes:
@@ -76,18 +75,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         unmatched: steps that only one of them has.
     """
 
-    rows: list[Row]
+    rows: list[ComparedMetric]
     notes: list[str]
     unmatched: list[str]
     fail_on: float | None
 
     @property
-    def regressions(self) -> list[Row]:
+    def regressions(self) -> list[ComparedMetric]:
         """Rows that fail."""
         return [row for row in self.rows if row.failed]
 
 
-def compare(a: Run, b: Run, fail_on: float | None = FAIL_ON) -> Comparison:
+def compare(a: BenchRun, b: BenchRun, fail_on: float | None = FAIL_ON) -> Comparison:
     """Compare ``b`` with ``a`` step by step; steps match by kind and value.
 
     A figure is better or worse if the interval of its ratio leaves out 1 and the ratio itself is
@@ -113,7 +112,7 @@ def compare(a: Run, b: Run, fail_on: float | None = FAIL_ON) -> Comparison:
     return Comparison(rows=rows, notes=differences(a, b), unmatched=unmatched, fail_on=fail_on)
 
 
-def differences(a: Run, b: Run) -> list[str]:
+def differences(a: BenchRun, b: BenchRun) -> list[str]:
     """In what two runs differ that should be alike, a sentence each."""
     notes = []
     for what, left, right in (
@@ -127,7 +126,7 @@ def differences(a: Run, b: Run) -> list[str]:
             if left.get(key) != right.get(key):
                 notes.append(f"{what} differs: {key} {left.get(key)!r} and {right.get(key)!r}")
     for name, run in (("first", a), ("second", b)):
-        if any(_merged(counted(record.requests)) for record in run.steps):
+        if any(_merged(without_warmup(record.requests)) for record in run.steps):
             notes.append(
                 f"several tokens came in an event in the {name} run: ITL is not compared, TPOT is"
             )
@@ -145,7 +144,7 @@ def _label(record: StepRecord) -> str:
     return f"{record.step.kind} {record.step.label}"
 
 
-def _by_step(run: Run) -> dict[tuple[str, float], StepRecord]:
+def _by_step(run: BenchRun) -> dict[tuple[str, float], StepRecord]:
     """Steps by kind and value; of repeated ones all requests and batches together."""
     found: dict[tuple[str, float], StepRecord] = {}
     for record in run.steps:
@@ -199,7 +198,7 @@ class _Pair(msgspec.Struct):
     a: _Figure
     b: _Figure
 
-    def row(self, tail: float, threshold: float, may_fail: bool) -> Row:
+    def row(self, tail: float, threshold: float, may_fail: bool) -> ComparedMetric:
         """Its line. ``tail``: the probability that the interval leaves out on either side."""
         ratio, low, high = _ratio(self.a, self.b, tail)
         lower_is_better = self.metric in METRICS and METRICS[self.metric].better == "lower"
@@ -208,7 +207,7 @@ class _Pair(msgspec.Struct):
         verdict: Verdict = "same"
         if abs(ratio - 1) >= least and (low > 1 or high < 1):
             verdict = "better" if (ratio < 1) == lower_is_better else "worse"
-        return Row(
+        return ComparedMetric(
             step=self.step,
             metric=self.metric,
             statistic=self.statistic,
@@ -260,7 +259,7 @@ def _figures(
         if name in _BATCH and len(values) > 1:
             replicates = resampled(values, None, [50.0], seed)[:, 1]
             found[name, "p50"] = _Figure(float(np.median(values)), replicates, len(values))
-    requests = counted(record.requests)
+    requests = without_warmup(record.requests)
     if not requests:
         return found
     answered = [request for request in requests if request.error is None]
@@ -271,7 +270,7 @@ def _figures(
         float(share.mean()), resampled(share, slices, [], seed)[:, 0], blocks
     )
     slice_of = slices[share > 0]
-    observed = observe(requests)
+    observed = latencies_of(requests)
     for name, group in groupby(_COMPARED, key=lambda pair: pair[0]):
         values, clusters = observed[name]
         if name == "itl" and _merged(answered):
@@ -293,7 +292,7 @@ def _figures(
     return found
 
 
-def _merged(answered: Sequence[RequestRecord]) -> bool:
+def _merged(answered: Sequence[BenchRequestRecord]) -> bool:
     """Whether tokens came several in an event, so that gaps are what chance put together."""
     events = sum(len(request.arrivals) for request in answered)
     return sum(request.output_tokens for request in answered) > MERGED * max(events, 1)

@@ -15,7 +15,7 @@ VERSION = 1
 """Of saved runs. A reader takes every version up to its own."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request that a workload wants sent.
 
     Attributes:
@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     think: float = 0.0
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One load to be held for a while: a batch size, a number of clients, a rate.
 
     Attributes:
@@ -56,7 +56,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float | None = None
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchRequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request as its client saw it.
 
     Attributes:
@@ -103,7 +103,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     warmup: bool = False
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the load generator itself fared during a step.
 
     Attributes:
@@ -131,17 +131,17 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             none.
     """
 
-    step: Step
+    step: BenchStep
     began: float
     duration: float
-    requests: list[RequestRecord] = []
+    requests: list[BenchRequestRecord] = []
     batches: list[BatchRecord] = []
-    client: Client = Client()
+    client: ClientHealth = ClientHealth()
     server: dict[str, float] = {}
     stopped: str = ""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is measured.
 
     Attributes:
@@ -157,7 +157,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_here: list[str] = []
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole run: what is saved, reported, compared and opened again.
 
     Attributes:
@@ -174,7 +174,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: list[str]
     tgi: str
     machine: dict[str, Any]
-    target: Target
+    target: BenchTarget
     workload: dict[str, Any]
     steps: list[StepRecord]
     slo: dict[str, float] = {}
@@ -190,10 +190,10 @@ class StepStarted(msgspec.Struct, frozen=True, tag=True):
 
     index: int
     total: int
-    step: Step
+    step: BenchStep
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class StepProgress(msgspec.Struct, frozen=True, tag=True):
     """A few times a second: how far the step is, and what is in flight."""
 
     index: int
@@ -211,7 +211,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     """One request is over."""
 
     index: int
-    record: RequestRecord
+    record: BenchRequestRecord
 
 
 class BatchDone(msgspec.Struct, frozen=True, tag=True):
@@ -240,7 +240,7 @@ class StepEnded(msgspec.Struct, frozen=True, tag=True):
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
     """The run is over, whole or cut short (``notes`` say why)."""
 
-    run: Run
+    run: BenchRun
 
 
-Event = StepStarted | Progress | RequestDone | BatchDone | StepFailed | StepEnded | RunEnded
+Event = StepStarted | StepProgress | RequestDone | BatchDone | StepFailed | StepEnded | RunEnded

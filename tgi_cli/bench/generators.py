@@ -16,15 +16,15 @@ from pathlib import Path
 import msgspec
 
 import tgi_cli
-from tgi_cli.bench.events import Request, Step
+from tgi_cli.bench.events import BenchRequest, BenchStep
 from tgi_cli.bench.load.frames import (
-    Ended,
+    EndOfRequests,
+    FrameReader,
     FromGenerator,
-    Item,
-    NoMore,
-    Requests,
+    GeneratorEnded,
+    IndexedRequest,
+    RequestChunk,
     ToGenerator,
-    Unpacker,
     pack,
 )
 
@@ -38,14 +38,14 @@ _GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Lost:
+class GeneratorLost:
     """A process that ended without having said so."""
 
     cause: str
     remedy: str
 
 
-class LoadProcess:
+class GeneratorProcess:
     """One load generator.
 
     Args:
@@ -53,7 +53,9 @@ class LoadProcess:
         told: gets (number, message) of whatever it says; Lost if it ends before its Ended.
     """
 
-    def __init__(self, number: int, told: asyncio.Queue[tuple[int, FromGenerator | Lost]]) -> None:
+    def __init__(
+        self, number: int, told: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]]
+    ) -> None:
         self._number = number
         self._told = told
         self._process: asyncio.subprocess.Process | None = None
@@ -117,7 +119,7 @@ class LoadProcess:
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        unpacker = Unpacker()
+        unpacker = FrameReader()
         broken = ""
         while data := await process.stdout.read(_READ):
             try:
@@ -127,7 +129,7 @@ class LoadProcess:
                 self._signal(signal.SIGKILL)
                 break
             for message in messages:
-                self._ended = self._ended or isinstance(message, Ended)
+                self._ended = self._ended or isinstance(message, GeneratorEnded)
                 self._told.put_nowait((self._number, message))
         if self._ended:
             return
@@ -135,15 +137,17 @@ class LoadProcess:
         await asyncio.wait(self._tasks[1:], timeout=1.0)
         self._told.put_nowait((self._number, self._lost(status, broken)))
 
-    def _lost(self, status: int, broken: str) -> Lost:
+    def _lost(self, status: int, broken: str) -> GeneratorLost:
         """What its last words say."""
         lines = [line for line in self._errors if line.strip()]
         for number, line in enumerate(lines):
             if line.startswith("error: "):
-                return Lost(line.removeprefix("error: "), "".join(lines[number + 1 : number + 2]))
+                return GeneratorLost(
+                    line.removeprefix("error: "), "".join(lines[number + 1 : number + 2])
+                )
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         last = f": {lines[-1]}" if lines else ""
-        return Lost(broken or f"the load generator {how}{last}", "run the step again")
+        return GeneratorLost(broken or f"the load generator {how}{last}", "run the step again")
 
     async def _keep_errors(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -152,7 +156,7 @@ class LoadProcess:
                 self._errors.append(line.decode(errors="replace").rstrip("\n"))
 
 
-class Feeder:
+class RequestFeeder:
     """Hands requests out to processes, as they are made.
 
     Args:
@@ -162,10 +166,10 @@ class Feeder:
 
     def __init__(
         self,
-        processes: Sequence[LoadProcess],
-        step: Step,
-        requests: Iterator[Request],
-        on_made: Callable[[int, Request], None],
+        processes: Sequence[GeneratorProcess],
+        step: BenchStep,
+        requests: Iterator[BenchRequest],
+        on_made: Callable[[int, BenchRequest], None],
     ) -> None:
         self._on_made = on_made
         self._processes = processes
@@ -188,22 +192,22 @@ class Feeder:
 
     async def _some(self) -> None:
         count = _CHUNK if self._left is None else min(_CHUNK, self._left - self._next)
-        made: list[Request] = []
+        made: list[BenchRequest] = []
         try:
             made = await asyncio.to_thread(lambda: list(islice(self._requests, count)))
         finally:
             self._over = len(made) < count or count == 0 or self._next + len(made) == self._left
-            shares: list[list[Item]] = [[] for _ in self._processes]
+            shares: list[list[IndexedRequest]] = [[] for _ in self._processes]
             for request in made:
                 self._on_made(self._next, request)
                 turn = self._next if request.conversation is None else request.conversation
-                shares[turn % len(shares)].append(Item(self._next, request))
+                shares[turn % len(shares)].append(IndexedRequest(self._next, request))
                 self._next += 1
             for process, items in zip(self._processes, shares, strict=True):
                 if items:
-                    process.send(Requests(items))
+                    process.send(RequestChunk(items))
                 if self._over:
-                    process.send(NoMore())
+                    process.send(EndOfRequests())
         for process in self._processes:
             await process.drain()
 

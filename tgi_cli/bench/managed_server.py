@@ -28,7 +28,7 @@ _LAST_LINES = 3
 
 
 @dataclass(frozen=True)
-class OwnServer:
+class ManagedServer:
     """A server that runs.
 
     Attributes:
@@ -45,13 +45,13 @@ class OwnServer:
 
 
 @asynccontextmanager
-async def own_server(
+async def start_server(
     model: str,
     arguments: Sequence[str] = (),
     *,
     shard: bool = False,
     say: Callable[[str], None] = lambda line: None,
-) -> AsyncIterator[OwnServer]:
+) -> AsyncIterator[ManagedServer]:
     """``tgi serve MODEL`` on a free port of 127.0.0.1, ready; ended with the block.
 
     Args:
@@ -85,7 +85,7 @@ async def own_server(
             )
         url = await _ready(process, log, say)
         socket = folder / "shard-0" if shard else None
-        yield OwnServer(url, socket, ["tgi", *told], log)
+        yield ManagedServer(url, socket, ["tgi", *told], log)
     finally:
         if process is not None:
             await _stopped(process)

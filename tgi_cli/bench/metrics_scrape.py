@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tgi_cli.bench.settings import Settings
+from tgi_cli.bench.settings import RequestSettings
 
 _SECONDS = 1.0
 _TIMEOUT = 2.0
@@ -34,14 +34,14 @@ _ALSO = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricsReading:
     """What an exposition says: sums over labels, and which of them are gauges."""
 
     values: dict[str, float]
     gauges: frozenset[str]
 
 
-def parse(text: str) -> Reading:
+def parse(text: str) -> MetricsReading:
     """All TGI samples of an exposition but for the buckets of histograms.
 
     Raises:
@@ -61,13 +61,13 @@ def parse(text: str) -> Reading:
                 found[name] += sample.value
                 if family.type == "gauge":
                     gauges.add(name)
-    return Reading({**theirs, **own}, frozenset(gauges))
+    return MetricsReading({**theirs, **own}, frozenset(gauges))
 
 
-_NOTHING = Reading({}, frozenset())
+_NOTHING = MetricsReading({}, frozenset())
 
 
-class Scraper:
+class MetricsScraper:
     """Reads /metrics once a second.
 
     Args:
@@ -75,7 +75,7 @@ class Scraper:
         latest: is kept at what was read last.
     """
 
-    def __init__(self, url: str, settings: Settings, latest: dict[str, float]) -> None:
+    def __init__(self, url: str, settings: RequestSettings, latest: dict[str, float]) -> None:
         self._url = f"{url.removesuffix('/').removesuffix('/v1')}/metrics" if url else ""
         self._settings = settings
         self._latest = latest
@@ -144,7 +144,7 @@ class Scraper:
         return True
 
 
-def http_client(settings: Settings, timeout: float) -> httpx.AsyncClient:
+def http_client(settings: RequestSettings, timeout: float) -> httpx.AsyncClient:
     """A general client for what is not measured."""
     from tgi_cli.bench.load.http import tls_context
 

@@ -11,16 +11,15 @@ from typing import Any, Literal
 import msgspec
 
 from tgi_cli.bench import sweeps
-from tgi_cli.bench.events import Request, Step
-from tgi_cli.bench.run import Requests
-from tgi_cli.bench.settings import Settings, TokenCounter
-from tgi_cli.bench.statistics.saturation import ENOUGH
-from tgi_cli.bench.sweeps import Bounds, Plan
+from tgi_cli.bench.events import BenchRequest, BenchStep
+from tgi_cli.bench.settings import RequestSettings, TokenCounter
+from tgi_cli.bench.statistics.metrics import ENOUGH
+from tgi_cli.bench.sweeps import BenchPlan, RequestsOfStep, StepBounds
 from tgi_cli.bench.workloads import (
-    Arrivals,
-    Conversations,
-    Lengths,
-    Synthetic,
+    ArrivalProcess,
+    ConversationWorkload,
+    LengthDistribution,
+    SyntheticWorkload,
     conversations,
     file_prompts,
     scheduled,
@@ -37,10 +36,10 @@ OUTPUT = "128"
 SECONDS = 30.0
 """Of a step of clients or of a rate, if nothing else bounds it."""
 
-Load = Literal["batch", "concurrency", "rate", "ramp", "sweep", "peak", "trace"]
+LoadKind = Literal["batch", "concurrency", "rate", "ramp", "sweep", "peak", "trace"]
 
 
-class Prefix(msgspec.Struct, frozen=True):
+class SharedPrefix(msgspec.Struct, frozen=True):
     """Beginnings that prompts share: so long, in so many of them, so many different ones."""
 
     tokens: int
@@ -48,7 +47,7 @@ class Prefix(msgspec.Struct, frozen=True):
     count: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Prefix:
+    def parse(cls, text: str) -> SharedPrefix:
         """Of ``512``, ``512:0.5`` or ``512:0.5:4``. Raises ConfigError."""
         try:
             tokens, *rest = text.split(":")
@@ -65,25 +64,25 @@ class Prefix(msgspec.Struct, frozen=True):
         return prefix
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A run, as it was asked for.
 
     Attributes:
         load: what is varied.
         values: batch sizes, clients or rates; of a ramp the first and the last rate.
-        input_tokens, output_tokens: forms of ``Lengths``; of batches whole numbers. An empty one
-            is what a file says, else the usual.
+        input_tokens, output_tokens: lengths as ``LengthDistribution`` parses them; whole
+            numbers for batches. Empty: those of the file, or the default.
         seconds, requests: of each step; of batches, ``requests`` are the runs.
         slo: limits by metric, ms.
         enough: share of requests that must meet them, of a search for the peak rate.
     """
 
-    load: Load
+    load: LoadKind
     values: tuple[float, ...] = ()
     input_tokens: str = "256"
     output_tokens: str = ""
     arrival: str = "poisson"
-    prefix: Prefix | None = None
+    prefix: SharedPrefix | None = None
     turns: str = ""
     think: float = 0.0
     prompts: Path | None = None
@@ -98,7 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool = False
 
 
-def plan_of(options: Options) -> Plan:
+def plan_of(options: BenchOptions) -> BenchPlan:
     """The steps. Raises ConfigError for values that no step can have."""
     bounds = _bounds(options)
     values = options.values
@@ -122,7 +121,7 @@ def plan_of(options: Options) -> Plan:
             return sweeps.peak_rate(options.slo, bounds, enough=options.enough)
         case "trace":
             assert options.trace is not None
-            step = Step(
+            step = BenchStep(
                 kind="rate",
                 value=options.speed,
                 label=f"trace x{options.speed:g}",
@@ -132,14 +131,14 @@ def plan_of(options: Options) -> Plan:
             return sweeps.listed("trace", [step])
 
 
-def _bounds(options: Options) -> Bounds:
+def _bounds(options: BenchOptions) -> StepBounds:
     seconds = options.seconds
     if seconds is None and (options.requests is None or options.load == "ramp"):
         seconds = SECONDS
-    return Bounds(requests=options.requests, seconds=seconds, warmups=options.warmups)
+    return StepBounds(requests=options.requests, seconds=seconds, warmups=options.warmups)
 
 
-def requests_of(options: Options, tokenizer: TokenCounter) -> Requests:
+def requests_of(options: BenchOptions, tokenizer: TokenCounter) -> RequestsOfStep:
     """What each step sends; built anew for each, from a seed that its kind and value decide.
 
     So no step repeats another's made-up prompts, which a prefix cache would know by then, and
@@ -148,37 +147,44 @@ def requests_of(options: Options, tokenizer: TokenCounter) -> Requests:
     Raises:
         ConfigError: lengths, arrivals or files that cannot be; now rather than in the first step.
     """
-    lengths = Lengths.parse(options.input_tokens), Lengths.parse(options.output_tokens or OUTPUT)
+    lengths = (
+        LengthDistribution.parse(options.input_tokens),
+        LengthDistribution.parse(options.output_tokens or OUTPUT),
+    )
     arrivals = _arrivals(options)
 
-    def requests(step: Step, index: int) -> Iterable[Request]:
+    def requests(step: BenchStep, index: int) -> Iterable[BenchRequest]:
         seed = zlib.crc32(f"{options.seed} {step.kind} {step.value:g}".encode())
         stream = _stream(options, tokenizer, *lengths, seed)
         if step.kind == "rate" and options.load != "trace":
             return scheduled(stream, arrivals.times(step.value, seed))
         return stream
 
-    first = requests(Step(kind="concurrency", value=1, label=""), 0)
+    first = requests(BenchStep(kind="concurrency", value=1, label=""), 0)
     if not list(islice(first, 1)):
         raise ConfigError("the workload has no requests", "give another file")
     return requests
 
 
-def _arrivals(options: Options) -> Arrivals:
+def _arrivals(options: BenchOptions) -> ArrivalProcess:
     if options.load != "ramp":
-        return Arrivals.parse(options.arrival)
+        return ArrivalProcess.parse(options.arrival)
     first, last = options.values
-    return Arrivals.parse(f"ramp:{first:g},{last:g},{options.seconds or SECONDS:g}")
+    return ArrivalProcess.parse(f"ramp:{first:g},{last:g},{options.seconds or SECONDS:g}")
 
 
 def _stream(
-    options: Options, tokenizer: TokenCounter, input_: Lengths, output: Lengths, seed: int
-) -> Iterator[Request]:
+    options: BenchOptions,
+    tokenizer: TokenCounter,
+    input_: LengthDistribution,
+    output: LengthDistribution,
+    seed: int,
+) -> Iterator[BenchRequest]:
     if options.trace is not None:
         return trace(options.trace, tokenizer, options.seed, speed=options.speed, chat=options.chat)
     if options.prompts is not None:
         if options.prompts.suffix == ".json":
-            turns = Lengths.parse(options.turns).high if options.turns else 1
+            turns = LengthDistribution.parse(options.turns).high if options.turns else 1
             return sharegpt(
                 options.prompts,
                 tokenizer,
@@ -192,8 +198,8 @@ def _stream(
             options.prompts, tokenizer, output, seed, chat=options.chat, shuffle=True
         )
     if options.turns:
-        spec = Conversations(
-            turns=Lengths.parse(options.turns),
+        spec = ConversationWorkload(
+            turns=LengthDistribution.parse(options.turns),
             first=input_,
             turn=input_,
             output=output,
@@ -202,8 +208,8 @@ def _stream(
             chat=options.chat,
         )
         return conversations(tokenizer, spec, seed)
-    prefix = options.prefix or Prefix(0)
-    made = Synthetic(
+    prefix = options.prefix or SharedPrefix(0)
+    made = SyntheticWorkload(
         prompt=input_,
         output=output,
         prefix_tokens=prefix.tokens,
@@ -214,14 +220,16 @@ def _stream(
     return synthetic(tokenizer, made, seed)
 
 
-def notes_of(options: Options) -> list[str]:
+def notes_of(options: BenchOptions) -> list[str]:
     """What a reader of the figures must know of the workload."""
     if options.prompts is None:
         return []
     return ["the file's prompts come again in every step: a prefix cache may know them by then"]
 
 
-def described(options: Options, settings: Settings, tokenizer_name: str) -> dict[str, Any]:
+def described(
+    options: BenchOptions, settings: RequestSettings, tokenizer_name: str
+) -> dict[str, Any]:
     """Every setting that shaped the requests, for ``Run.workload``; no key, no header."""
     sampling = msgspec.structs.asdict(settings.sampling)
     common: dict[str, Any] = {"load": options.load, "tokenizer_name": tokenizer_name}

@@ -17,8 +17,8 @@ from typing import IO, Any
 import msgspec
 
 from tgi_cli.bench import events
-from tgi_cli.bench.events import Run, StepRecord
-from tgi_cli.bench.statistics import BATCH_METRICS, LATENCIES, RATES, step_figures
+from tgi_cli.bench.events import BenchRun, StepRecord
+from tgi_cli.bench.statistics import BATCH_METRICS, LATENCIES, RATES, step_metrics
 from tgi_cli.bench.statistics.observations import MS, tpot
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
@@ -26,14 +26,14 @@ from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
 _UPGRADE = "open it with the tgi that wrote it, or upgrade: pip install --upgrade tgi-cli"
 
 
-class _Head(msgspec.Struct):
+class _RunVersion(msgspec.Struct):
     version: int
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag=True):
     """The first line of JSON lines: the run without its steps."""
 
-    run: Run
+    run: BenchRun
 
 
 _Line = RunStarted | events.Event
@@ -80,12 +80,12 @@ def write(path: Path, content: str | bytes) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def save(run: Run, path: Path) -> None:
+def save(run: BenchRun, path: Path) -> None:
     """Write a run as JSON, whole or not at all. Raises ConfigError if that cannot be."""
     write(path, msgspec.json.encode(_plain(run)))
 
 
-def load(path: Path) -> Run:
+def load(path: Path) -> BenchRun:
     """Read a saved run: JSON, or the JSON lines of a run that may not have ended.
 
     Raises:
@@ -101,7 +101,7 @@ def load(path: Path) -> Run:
         if data.startswith(b'{"type":'):
             return _from_lines(data, path)
         _check_version(data, path)
-        return msgspec.json.decode(data, type=Run)
+        return msgspec.json.decode(data, type=BenchRun)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not a saved run: {error}", "give what `tgi bench --output` wrote"
@@ -109,7 +109,7 @@ def load(path: Path) -> Run:
 
 
 def _check_version(data: bytes, path: Path) -> None:
-    version = msgspec.json.decode(data, type=_Head).version
+    version = msgspec.json.decode(data, type=_RunVersion).version
     if version > events.VERSION:
         raise ConfigError(
             f"{path} is of version {version} of saved runs; this tgi reads up to {events.VERSION}",
@@ -117,12 +117,12 @@ def _check_version(data: bytes, path: Path) -> None:
         )
 
 
-def _plain(run: Run) -> dict[str, Any]:
+def _plain(run: BenchRun) -> dict[str, Any]:
     """The run as it is written: its version too, which as a default would be left out."""
     return {"version": run.version, **msgspec.to_builtins(run)}
 
 
-class Lines:
+class EventLog:
     """Writes a run's events as JSON lines while they happen; every line is flushed.
 
     Progress is left out. The record of a step has no requests and batches: their lines came
@@ -133,7 +133,7 @@ class Lines:
         self._file: IO[bytes] = path.open("wb")
 
     def __call__(self, event: RunStarted | events.Event) -> None:
-        if isinstance(event, events.Progress):
+        if isinstance(event, events.StepProgress):
             return
         if isinstance(event, events.StepEnded):
             bare = msgspec.structs.replace(event.record, requests=[], batches=[])
@@ -151,12 +151,12 @@ class Lines:
         self._file.close()
 
 
-def _from_lines(data: bytes, path: Path) -> Run:
+def _from_lines(data: bytes, path: Path) -> BenchRun:
     """A run out of its events; of a step that did not end, what was done of it."""
     whole = data[: data.rfind(b"\n") + 1].splitlines()  # a last line may have been cut short
     started = msgspec.json.decode(whole[0], type=dict[str, Any]) if whole else {}
     _check_version(msgspec.json.encode(started.get("run", {})), path)
-    run: Run | None = None
+    run: BenchRun | None = None
     ended, over = False, set()
     steps: dict[int, StepRecord] = {}
     for line in whole:
@@ -205,7 +205,7 @@ def csv_paths(path: Path) -> tuple[Path, Path]:
     return path, path.with_name(f"{path.stem}-requests{path.suffix or '.csv'}")
 
 
-def save_csv(run: Run, path: Path) -> None:
+def save_csv(run: BenchRun, path: Path) -> None:
     """Write a row for each step, and in a second file (``csv_paths``) one for each request."""
     for file, rows in zip(csv_paths(path), (step_rows(run), request_rows(run)), strict=True):
         out = StringIO()
@@ -214,7 +214,7 @@ def save_csv(run: Run, path: Path) -> None:
         write(file, out.getvalue())
 
 
-def step_rows(run: Run) -> Iterable[list[Any]]:
+def step_rows(run: BenchRun) -> Iterable[list[Any]]:
     """The header, then a row of figures for each step; empty where a step has no such figure."""
     summaries = [
         (name, statistic) for name in (*LATENCIES, *BATCH_METRICS) for statistic in STATISTICS
@@ -226,7 +226,7 @@ def step_rows(run: Run) -> Iterable[list[Any]]:
         *(_column(name, statistic) for name, statistic in summaries),
     ]
     for record in run.steps:
-        figures = step_figures(record, run.slo, intervals=False)
+        figures = step_metrics(record, run.slo, intervals=False)
         found = {**figures.latencies, **figures.batches}
         yield [
             *(record.step.kind, record.step.value, record.step.label, record.duration),
@@ -246,7 +246,7 @@ def _column(name: str, statistic: str) -> str:
     return f"{name}_{statistic}{unit}"
 
 
-def request_rows(run: Run) -> Iterable[list[Any]]:
+def request_rows(run: BenchRun) -> Iterable[list[Any]]:
     """The header, then a row for each request, or for each run of a batch."""
     if any(record.batches for record in run.steps):
         yield ["batch_size", "warmup", "prefill_ms", "decode_ms_each"]

@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from tgi_cli.bench.events import Target
+from tgi_cli.bench.events import BenchTarget
 from tgi_cli.errors import ConfigError
 
 Route = Literal["generate_stream", "completions", "chat"]
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What bodies say of the choice of tokens; what is None or False is left out of them."""
 
     temperature: float | None = None
@@ -31,7 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     do_sample: bool = False
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What all requests of a run have in common.
 
     Attributes:
@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     api_key: str = ""
     headers: dict[str, str] = {}
     extra_body: dict[str, Any] = {}
-    sampling: Sampling = Sampling()
+    sampling: BenchSampling = BenchSampling()
     ignore_eos: bool = False
     include_usage: bool = True
     timeout: float = 600.0
@@ -84,7 +84,7 @@ class TokenCounter(Protocol):
         """Words that are mostly one token each, to build prompts of."""
 
 
-def route_of(target: Target, settings: Settings, chat: bool = False) -> Route:
+def route_of(target: BenchTarget, settings: RequestSettings, chat: bool = False) -> Route:
     """The route that requests take; ``chat``: they are messages.
 
     Raises:

@@ -22,26 +22,34 @@ from itertools import chain, islice
 from tgi_cli.bench.events import (
     BatchDone,
     BatchRecord,
-    Client,
+    BenchRequest,
+    BenchRequestRecord,
+    BenchStep,
+    BenchTarget,
+    ClientHealth,
     Event,
-    Progress,
-    Request,
     RequestDone,
-    RequestRecord,
-    Step,
     StepEnded,
     StepFailed,
+    StepProgress,
     StepRecord,
     StepStarted,
-    Target,
 )
-from tgi_cli.bench.generators import Feeder, LoadProcess, Lost
-from tgi_cli.bench.load.client_lag import merged
-from tgi_cli.bench.load.frames import Begin, Ended, Finished, FromGenerator, Job, Note, Ready
+from tgi_cli.bench.generators import GeneratorLost, GeneratorProcess, RequestFeeder
+from tgi_cli.bench.load.client_lag import worst_of
+from tgi_cli.bench.load.frames import (
+    BeginStep,
+    FromGenerator,
+    GeneratorEnded,
+    GeneratorJob,
+    GeneratorReady,
+    RequestFinished,
+    RunNote,
+)
 from tgi_cli.bench.load.http import request_head, tls_context
-from tgi_cli.bench.metrics_scrape import Scraper
-from tgi_cli.bench.settings import Route, Settings, TokenCounter, route_of
-from tgi_cli.bench.token_recount import Recount
+from tgi_cli.bench.metrics_scrape import MetricsScraper
+from tgi_cli.bench.settings import RequestSettings, Route, TokenCounter, route_of
+from tgi_cli.bench.token_counter import TokenRecount
 from tgi_cli.errors import ConfigError
 
 _STREAMS_PER_PROCESS = 256
@@ -51,7 +59,7 @@ _STOP_SECONDS = 5.0
 _EARLY = frozenset({"stop", "eos_token", "stop_sequence"})
 
 
-class Driver:
+class LoadDriver:
     """Puts load on one target, a step at a time.
 
     Args:
@@ -68,14 +76,14 @@ class Driver:
     """
 
     def __init__(
-        self, target: Target, settings: Settings, tokenizer: TokenCounter | None = None
+        self, target: BenchTarget, settings: RequestSettings, tokenizer: TokenCounter | None = None
     ) -> None:
         self.notes: list[str] = []
         self.server: dict[str, float] = {}
         self._target = target
         self._settings = settings
-        self._recount = Recount(tokenizer)
-        self._running: _Run | None = None
+        self._recount = TokenRecount(tokenizer)
+        self._running: _StepRun | None = None
         if target.kind == "engine":
             raise ConfigError(
                 "a model server is driven by generate.v3 here, not by its own sessions",
@@ -83,7 +91,7 @@ class Driver:
             )
 
     async def drive(
-        self, step: Step, requests: Iterable[Request], index: int = 0, total: int = 0
+        self, step: BenchStep, requests: Iterable[BenchRequest], index: int = 0, total: int = 0
     ) -> AsyncGenerator[Event, None]:
         """Run ``step`` with the requests in their order.
 
@@ -98,7 +106,7 @@ class Driver:
         """
         _check(step, self._target, self._settings)
         yield StepStarted(index, total, step)
-        run = _Run(self, step, requests, index)
+        run = _StepRun(self, step, requests, index)
         self._running = run
         try:
             async with contextlib.aclosing(run.events()) as events:
@@ -121,27 +129,29 @@ class Driver:
             self.notes.append(text)
 
 
-class _Run:
+class _StepRun:
     """One step: its processes, and what they told."""
 
-    def __init__(self, driver: Driver, step: Step, requests: Iterable[Request], index: int) -> None:
+    def __init__(
+        self, driver: LoadDriver, step: BenchStep, requests: Iterable[BenchRequest], index: int
+    ) -> None:
         self._driver = driver
         self._target, self._settings = driver._target, driver._settings
         self._recount = driver._recount
         self._step, self._index = step, index
         self._requests = iter(requests)
-        self._processes: list[LoadProcess] = []
-        self._told: asyncio.Queue[tuple[int, FromGenerator | Lost]] = asyncio.Queue()
-        self._progress: dict[int, Progress] = {}
-        self._records: list[RequestRecord] = []
+        self._processes: list[GeneratorProcess] = []
+        self._told: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]] = asyncio.Queue()
+        self._progress: dict[int, StepProgress] = {}
+        self._records: list[BenchRequestRecord] = []
         self._batches: list[BatchRecord] = []
-        self._clients: list[Client] = []
+        self._clients: list[ClientHealth] = []
         self._ended: set[int] = set()
         self._stopped = ""
         self._began = time.time()
 
     def stop(self, reason: str) -> None:
-        """See :meth:`Driver.stop`."""
+        """See :meth:`LoadDriver.stop`."""
         self._stopped = self._stopped or reason
         for process in self._processes:
             process.terminate(_STOP_SECONDS)
@@ -154,12 +164,12 @@ class _Run:
         if self._target.kind != "shard-v3":
             route = route_of(self._target, self._settings, bool(first and first[0].messages))
         url = "" if self._target.kind == "shard-v3" else self._target.address
-        scraper = Scraper(url, self._settings, self._driver.server)
+        scraper = MetricsScraper(url, self._settings, self._driver.server)
         feeder: asyncio.Task[None] | None = None
         try:
             await self._start(route)
             made = chain(first, self._requests)
-            feed = Feeder(self._processes, self._step, made, self._recount.expect)
+            feed = RequestFeeder(self._processes, self._step, made, self._recount.expect)
             async for event in self._until_ready():
                 yield event
             if not self._over:
@@ -168,7 +178,7 @@ class _Run:
                 self._began = time.time()
                 origin = time.perf_counter() + _START_SECONDS
                 for process in self._processes:
-                    process.send(Begin(origin))
+                    process.send(BeginStep(origin))
                 feeder = asyncio.create_task(feed.rest())
             while not self._over:
                 number, message = await self._told.get()
@@ -194,9 +204,9 @@ class _Run:
         """The processes, each with its share of the step."""
         shares = _shares(self._step, self._target, self._settings)
         for number, clients in enumerate(shares):
-            process = LoadProcess(number, self._told)
+            process = GeneratorProcess(number, self._told)
             self._processes.append(process)
-            job = Job(
+            job = GeneratorJob(
                 self._target,
                 self._step,
                 self._settings,
@@ -213,16 +223,16 @@ class _Run:
         while waiting and not self._over:
             number, message = await self._told.get()
             waiting.discard(number)
-            if not isinstance(message, Ready):
+            if not isinstance(message, GeneratorReady):
                 async for event in self._taken(number, message):
                     yield event
 
     async def _taken(
-        self, number: int, message: FromGenerator | Lost
+        self, number: int, message: FromGenerator | GeneratorLost
     ) -> AsyncGenerator[Event, None]:
         """What a message of a process means."""
         match message:
-            case Finished(record, text):
+            case RequestFinished(record, text):
                 record = await self._recount.count(record, text)
                 self._records.append(record)
                 yield RequestDone(self._index, record)
@@ -231,17 +241,17 @@ class _Run:
                 yield message
             case StepFailed():
                 yield message
-            case Progress():
+            case StepProgress():
                 self._progress[number] = message
                 if number == min(set(range(len(self._processes))) - self._ended):
                     yield self._whole_progress()
-            case Note(text):
+            case RunNote(text):
                 self._driver.note(text)
-            case Ended(client, stopped):
+            case GeneratorEnded(client, stopped):
                 self._ended.add(number)
                 self._clients.append(client)
                 self._stopped = self._stopped or stopped
-            case Lost(cause, remedy):
+            case GeneratorLost(cause, remedy):
                 self._ended.add(number)
                 if not self._stopped:
                     yield StepFailed(self._index, cause, remedy, True)
@@ -257,10 +267,10 @@ class _Run:
             "The server does not keep to ignore_eos: answers ended before the last token asked for."
         ]
 
-    def _whole_progress(self) -> Progress:
+    def _whole_progress(self) -> StepProgress:
         """The progress of all processes together."""
         parts = self._progress.values()
-        return Progress(
+        return StepProgress(
             index=self._index,
             done=sum(part.done for part in parts),
             expected=self._step.requests or 0,
@@ -279,13 +289,13 @@ class _Run:
             duration=_duration(records, self._batches),
             requests=records,
             batches=self._batches,
-            client=merged(self._clients),
+            client=worst_of(self._clients),
             server=server,
             stopped=self._stopped,
         )
 
 
-def _duration(records: list[RequestRecord], batches: list[BatchRecord]) -> float:
+def _duration(records: list[BenchRequestRecord], batches: list[BatchRecord]) -> float:
     """From the first request that counts to the end of the last; of a shard, the time in calls."""
     counted = [record for record in records if not record.warmup]
     if counted:
@@ -294,7 +304,7 @@ def _duration(records: list[RequestRecord], batches: list[BatchRecord]) -> float
     return sum(batch.prefill + sum(batch.decodes) for batch in batches if not batch.warmup)
 
 
-def _shares(step: Step, target: Target, settings: Settings) -> list[int]:
+def _shares(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> list[int]:
     """How many clients each process has; of other kinds of load than those, 0."""
     if step.kind == "batch" or target.kind == "shard-v3":
         return [0]
@@ -308,7 +318,7 @@ def _shares(step: Step, target: Target, settings: Settings) -> list[int]:
     return [streams // number + (place < streams % number) for place in range(number)]
 
 
-def _check(step: Step, target: Target, settings: Settings) -> None:
+def _check(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> None:
     """Raises ConfigError for what cannot be, before a process is started for it."""
     if target.kind != "shard-v3":
         request_head(target.address, "/", settings.headers)

@@ -7,20 +7,22 @@ that a test needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from tgi_cli.bench.events import Step, StepRecord
-from tgi_cli.bench.statistics import StepFigures, step_figures
-from tgi_cli.bench.statistics.saturation import ENOUGH, find_knee, meets
+from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
+from tgi_cli.bench.statistics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.metrics import ENOUGH, find_knee, meets
 
-Search = Generator[Step, StepRecord, list[str]]
+Search = Generator[BenchStep, StepRecord, list[str]]
+RequestsOfStep = Callable[[BenchStep, int], Iterable[BenchRequest]]
+"""Builds the requests of a step from the step and its position in the run."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The steps of a run.
 
     Attributes:
@@ -34,7 +36,7 @@ class Plan:
     search: Callable[[], Search]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
     """When a step ends: after so many counted requests or seconds, whichever comes first.
 
     Attributes:
@@ -46,28 +48,30 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     warmups: int = 1
 
 
-def batch_step(size: int, runs: int, warmups: int) -> Step:
+def batch_step(size: int, runs: int, warmups: int) -> BenchStep:
     """Closed batches of one size; the warm-ups come before the ``runs`` that count."""
-    return Step(kind="batch", value=size, label=str(size), warmup=warmups, requests=runs + warmups)
+    return BenchStep(
+        kind="batch", value=size, label=str(size), warmup=warmups, requests=runs + warmups
+    )
 
 
-def client_step(clients: int, bounds: Bounds) -> Step:
+def client_step(clients: int, bounds: StepBounds) -> BenchStep:
     """So many clients that each send, wait for the answer, and send again."""
     return _step("concurrency", clients, str(clients), bounds, bounds.warmups * clients)
 
 
-def rate_step(rate: float, bounds: Bounds, label: str = "") -> Step:
+def rate_step(rate: float, bounds: StepBounds, label: str = "") -> BenchStep:
     """Requests per second, sent when they are due whatever the server does."""
     return _step("rate", rate, label or f"{rate:.4g}/s", bounds, bounds.warmups)
 
 
-def _step(kind: str, value: float, label: str, bounds: Bounds, warmup: int) -> Step:
+def _step(kind: str, value: float, label: str, bounds: StepBounds, warmup: int) -> BenchStep:
     requests = None if bounds.requests is None else bounds.requests + warmup
     fields = {"kind": kind, "value": value, "label": label, "warmup": warmup}
-    return Step(**fields, requests=requests, seconds=bounds.seconds)  # type: ignore[arg-type]
+    return BenchStep(**fields, requests=requests, seconds=bounds.seconds)  # type: ignore[arg-type]
 
 
-def listed(name: str, steps: Sequence[Step]) -> Plan:
+def listed(name: str, steps: Sequence[BenchStep]) -> BenchPlan:
     """Steps that are known before the first one runs."""
 
     def search() -> Search:
@@ -75,25 +79,25 @@ def listed(name: str, steps: Sequence[Step]) -> Plan:
             yield step
         return []
 
-    return Plan(name, len(steps), search)
+    return BenchPlan(name, len(steps), search)
 
 
-def batches(sizes: Sequence[int], runs: int, warmups: int) -> Plan:
+def batches(sizes: Sequence[int], runs: int, warmups: int) -> BenchPlan:
     """TGI's batch sweep: for each size its warm-ups, then its runs."""
     return listed("batch sizes", [batch_step(size, runs, warmups) for size in sizes])
 
 
-def clients(counts: Sequence[int], bounds: Bounds) -> Plan:
+def clients(counts: Sequence[int], bounds: StepBounds) -> BenchPlan:
     """One step for each number of clients."""
     return listed("concurrency", [client_step(count, bounds) for count in counts])
 
 
-def rates(values: Sequence[float], bounds: Bounds) -> Plan:
+def rates(values: Sequence[float], bounds: StepBounds) -> BenchPlan:
     """One step for each rate; how requests are spaced (constant, Poisson) is the workload's."""
     return listed("rates", [rate_step(value, bounds) for value in values])
 
 
-def to_saturation(bounds: Bounds, most: int = 1024, refine: int = 2) -> Plan:
+def to_saturation(bounds: StepBounds, most: int = 1024, refine: int = 2) -> BenchPlan:
     """Doubles the clients until throughput stays while latency grows, then looks between.
 
     It ends when two steps one after the other are past the knee (``find_knee``) - one alone may
@@ -102,7 +106,7 @@ def to_saturation(bounds: Bounds, most: int = 1024, refine: int = 2) -> Plan:
     """
 
     def search() -> Search:
-        points: list[StepFigures] = []
+        points: list[StepMetrics] = []
         count, end = 1, f"saturation was not reached with {most} clients"
         while count <= most:
             points.append(_figures((yield client_step(count, bounds))))
@@ -127,10 +131,10 @@ def to_saturation(bounds: Bounds, most: int = 1024, refine: int = 2) -> Plan:
         points.sort(key=lambda point: point.step.value)
         return [note for note in (end, explain_knee(points)) if note]
 
-    return Plan("sweep to saturation", 0, search)
+    return BenchPlan("sweep to saturation", 0, search)
 
 
-def explain_knee(points: Sequence[StepFigures]) -> str:
+def explain_knee(points: Sequence[StepMetrics]) -> str:
     """The knee in a sentence; empty where the steps show none."""
     knee = find_knee(points)
     if knee is None:
@@ -147,13 +151,13 @@ def explain_knee(points: Sequence[StepFigures]) -> str:
 
 def peak_rate(
     slo: dict[str, float],
-    bounds: Bounds,
+    bounds: StepBounds,
     *,
     enough: float = ENOUGH,
     precision: float = 0.1,
     most: int = 16,
     first: float | None = None,
-) -> Plan:
+) -> BenchPlan:
     """The highest rate at which a share ``enough`` of the requests meet every limit.
 
     One client alone shows what the limits cost unloaded; if that misses them no rate will do.
@@ -171,7 +175,7 @@ def peak_rate(
         if not meets(alone, enough):
             return [_unmet(alone, slo)]
         rate = first or 1000.0 / alone.latencies["e2e"].mean
-        met: StepFigures | None = None
+        met: StepMetrics | None = None
         missed: float | None = None
         for _ in range(most - 1):
             figures = _figures((yield rate_step(rate, bounds)), slo)
@@ -187,14 +191,14 @@ def peak_rate(
                 rate = (met.step.value + missed) / 2 if met else rate / 2
         return [_peak(met, missed, enough)]
 
-    return Plan("peak rate within limits", 0, search)
+    return BenchPlan("peak rate within limits", 0, search)
 
 
-def _figures(record: StepRecord, slo: dict[str, float] | None = None) -> StepFigures:
-    return step_figures(record, slo, intervals=False)
+def _figures(record: StepRecord, slo: dict[str, float] | None = None) -> StepMetrics:
+    return step_metrics(record, slo, intervals=False)
 
 
-def _unmet(alone: StepFigures, slo: dict[str, float]) -> str:
+def _unmet(alone: StepMetrics, slo: dict[str, float]) -> str:
     if not alone.succeeded:
         return "one client alone got no answer; no rate was tried"
     parts = {"ttft": "ttft_scheduled", "e2e": "e2e_scheduled"}
@@ -207,7 +211,7 @@ def _unmet(alone: StepFigures, slo: dict[str, float]) -> str:
     return f"the limits are missed by one client alone, so by every rate: {took}"
 
 
-def _peak(met: StepFigures | None, missed: float | None, enough: float) -> str:
+def _peak(met: StepMetrics | None, missed: float | None, enough: float) -> str:
     if met is None:
         share = f"{enough:.0%} of the requests"
         return f"no rate met the limits for {share}; the lowest was {missed:.4g}/s"

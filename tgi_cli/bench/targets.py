@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from tgi_cli.bench.events import Target
+from tgi_cli.bench.events import BenchTarget
 from tgi_cli.bench.load.http import tls_context
 from tgi_cli.bench.metrics_scrape import http_client
-from tgi_cli.bench.settings import Settings, TokenCounter
-from tgi_cli.bench.token_counter import GuessedTokens, LocalTokens, ServerTokens
+from tgi_cli.bench.settings import RequestSettings, TokenCounter
+from tgi_cli.bench.token_counter import LocalTokenCounter, ServerTokenCounter, TokenEstimator
 from tgi_cli.errors import ConfigError, HubError, ModelError, RouterError, ShardError
 
 _SECONDS = 10.0
@@ -23,7 +23,7 @@ _REFUSED = (401, 403)
 
 
 @dataclass(frozen=True)
-class Found:
+class ResolvedTarget:
     """A target that answered.
 
     Attributes:
@@ -31,19 +31,19 @@ class Found:
         notes: for ``Run.notes``: how tokens are counted where that is not the plain way.
     """
 
-    target: Target
+    target: BenchTarget
     tokenizer: TokenCounter
     notes: list[str] = field(default_factory=list)
 
 
-async def find(
+async def resolve_target(
     address: str,
-    settings: Settings,
+    settings: RequestSettings,
     *,
     tokenizer_name: str = "",
     revision: str = "",
     started_here: list[str] | None = None,
-) -> Found:
+) -> ResolvedTarget:
     """Ask what is at ``address``: a URL, or a path (also ``unix://...``) of a shard's socket.
 
     A URL may end in ``/v1``. The tokenizer is ``tokenizer_name``'s (a folder or a model id of the
@@ -73,25 +73,25 @@ async def find(
     tokenizer = await asyncio.to_thread(
         _tokenizer, url, settings, target, tokenizer_name, revision, notes
     )
-    return Found(target, tokenizer, notes)
+    return ResolvedTarget(target, tokenizer, notes)
 
 
 # ------------------------------------------------------------------ servers
 
 
-async def _server(url: str, settings: Settings) -> Target:
+async def _server(url: str, settings: RequestSettings) -> BenchTarget:
     async with http_client(settings, _SECONDS) as client:
         info = await _asked(client, f"{url}/info")
         if isinstance(info, dict) and isinstance(info.get("model_id"), str):
-            return Target(kind="tgi", address=url, model=info["model_id"], info=info)
+            return BenchTarget(kind="tgi", address=url, model=info["model_id"], info=info)
         listed = await _asked(client, f"{url}/v1/models")
     data = listed.get("data") if isinstance(listed, dict) else None
     models = [one for one in data or [] if isinstance(one, dict) and one.get("id")]
     if models:
         chosen = next((one for one in models if one["id"] == settings.model), models[0])
-        return Target(kind="openai", address=url, model=str(chosen["id"]), info=chosen)
+        return BenchTarget(kind="openai", address=url, model=str(chosen["id"]), info=chosen)
     if settings.model:  # it lists no models; its user knows one
-        return Target(kind="openai", address=url, model=settings.model)
+        return BenchTarget(kind="openai", address=url, model=settings.model)
     raise ConfigError(
         f"{url} answers neither /info as TGI does nor /v1/models as OpenAI does",
         "check the URL; for a server without these routes name the model",
@@ -120,8 +120,8 @@ async def _asked(client: httpx.AsyncClient, url: str) -> Any:
 # ------------------------------------------------------------------ shards
 
 
-def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
-    from tgi_cli.bench.load.shard import Shards
+def _shard(address: str, settings: RequestSettings, tokenizer_name: str) -> BenchTarget:
+    from tgi_cli.bench.load.shard import ShardGroup
     from tgi_cli.rpc.client import fetch_info
 
     path = Path(address.removeprefix("unix:"))
@@ -133,7 +133,7 @@ def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
             f"there is no socket {path}",
             f"name one of {', '.join(beside)}" if beside else "see whether the server runs",
         )
-    told = Shards(str(path), settings.timeout, settings.connect_timeout).info
+    told = ShardGroup(str(path), settings.timeout, settings.connect_timeout).info
     info: dict[str, Any] = {
         "dtype": told.dtype,
         "device_type": told.device_type,
@@ -154,7 +154,7 @@ def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
             f"the shard on {path} does not say which model it is",
             "name its tokenizer: --tokenizer-name MODEL",
         )
-    return Target(kind="shard-v3", address=str(path), model=model, info=info)
+    return BenchTarget(kind="shard-v3", address=str(path), model=model, info=info)
 
 
 # ------------------------------------------------------------------ tokens
@@ -162,8 +162,8 @@ def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
 
 def _tokenizer(
     url: str,
-    settings: Settings,
-    target: Target,
+    settings: RequestSettings,
+    target: BenchTarget,
     tokenizer_name: str,
     revision: str,
     notes: list[str],
@@ -180,7 +180,7 @@ def _tokenizer(
             headers = {"authorization": f"Bearer {settings.api_key}"} | headers
         context = tls_context(settings.insecure, settings.ca_file)
         client = httpx.Client(headers=headers, timeout=_SECONDS, verify=context, trust_env=False)
-        counter = ServerTokens.find(url, client, settings.model or target.model)
+        counter = ServerTokenCounter.find(url, client, settings.model or target.model)
         if counter is not None:
             notes.append(
                 f"The tokenizer of {target.model} is not here ({cause}): {counter.name} "
@@ -192,16 +192,16 @@ def _tokenizer(
         f"The tokenizer of {target.model} is not here ({cause}), and the server has no /tokenize: "
         "lengths of prompts are guessed. Name a tokenizer to have them exact."
     )
-    return GuessedTokens()
+    return TokenEstimator()
 
 
-def _local(name: str, revision: str) -> LocalTokens:
+def _local(name: str, revision: str) -> LocalTokenCounter:
     """Of a folder, a model of the hub or the bundled one. Raises HubError, ModelError."""
     from tgi_cli import demo, hub
 
     if name == demo.MODEL_ID:
-        return LocalTokens.load(demo.model_path(), name)
+        return LocalTokenCounter.load(demo.model_path(), name)
     folder = Path(name).expanduser()
     if not (folder / "tokenizer.json").is_file():
         folder = hub.resolve_model(name, revision=revision or None, weights=False).path
-    return LocalTokens.load(folder, name)
+    return LocalTokenCounter.load(folder, name)

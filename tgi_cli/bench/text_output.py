@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from tgi_cli.bench.events import Event, Progress, RunEnded, Step, StepEnded, StepFailed, StepStarted
-from tgi_cli.bench.statistics import StepFigures, step_figures
+from tgi_cli.bench.events import (
+    BenchStep,
+    Event,
+    RunEnded,
+    StepEnded,
+    StepFailed,
+    StepProgress,
+    StepStarted,
+)
+from tgi_cli.bench.statistics import StepMetrics, step_metrics
 
 PATIENCE = 10.0
 """Seconds between two lines of a step's progress."""
 
 
-class PlainScreen:
+class TextReporter:
     """Follows a run's events and writes lines; for stderr, so that stdout stays for data.
 
     Args:
@@ -29,7 +37,7 @@ class PlainScreen:
             place = f"{event.index + 1}/{event.total}" if event.total else f"{event.index + 1}"
             self._place = f"[{place}] {title(event.step)}"
             self._told = 0.0
-        elif isinstance(event, Progress):
+        elif isinstance(event, StepProgress):
             if event.elapsed - self._told >= PATIENCE:
                 self._told = event.elapsed
                 self._say(f"{self._place}: {_progress(event)}")
@@ -37,7 +45,7 @@ class PlainScreen:
             remedy = f" ({event.remedy})" if event.remedy else ""
             self._say(f"{self._place}: error: {event.cause}{remedy}")
         elif isinstance(event, StepEnded):
-            figures = step_figures(event.record, self._slo, intervals=False)
+            figures = step_metrics(event.record, self._slo, intervals=False)
             self._say(f"{self._place}: {line(figures)}")
             for warning in figures.warnings:
                 self._say(f"{' ' * len(self._place)}  warning: {warning}")
@@ -49,7 +57,7 @@ class PlainScreen:
         print(text, file=self._out, flush=True)
 
 
-def title(step: Step) -> str:
+def title(step: BenchStep) -> str:
     """``batch size 8``, ``8 clients``, ``2.5 requests/s``."""
     if step.kind == "batch":
         return f"batch size {step.label}"
@@ -58,7 +66,7 @@ def title(step: Step) -> str:
     return step.label.replace("/s", " requests/s") if step.label.endswith("/s") else step.label
 
 
-def line(figures: StepFigures) -> str:
+def line(figures: StepMetrics) -> str:
     """One step's figures in a line: what was done, how fast, how long one waited (p50, p99)."""
     if figures.batches:
         return _batch_line(figures)
@@ -77,7 +85,7 @@ def line(figures: StepFigures) -> str:
     return f"{figures.succeeded} answers, {', '.join(parts)}"
 
 
-def _batch_line(figures: StepFigures) -> str:
+def _batch_line(figures: StepMetrics) -> str:
     parts = [f"prefill {figures.batches['prefill'].p50:.2f} ms"]
     parts.append(f"{figures.batches['prefill_throughput'].mean:.1f} tokens/s")
     if "decode_token" in figures.batches:
@@ -86,7 +94,7 @@ def _batch_line(figures: StepFigures) -> str:
     return f"{figures.runs} runs, {', '.join(parts)}"
 
 
-def _progress(event: Progress) -> str:
+def _progress(event: StepProgress) -> str:
     done = f"{event.done} of {event.expected}" if event.expected else f"{event.done}"
     text = f"{event.elapsed:.0f} s, {done} done, {event.in_flight} in flight"
     text += f", {event.tokens_per_second:.1f} tokens/s"

@@ -13,9 +13,9 @@ from tgi_cli.errors import ConfigError, ExitCode, TgiError
 
 if TYPE_CHECKING:
     from tgi_cli.bench.compare import Comparison
-    from tgi_cli.bench.events import Event, Run
-    from tgi_cli.bench.job import Measurement
-    from tgi_cli.bench.options import Options
+    from tgi_cli.bench.events import BenchRun, Event
+    from tgi_cli.bench.options import BenchOptions
+    from tgi_cli.bench.run import BenchConfig
 
 
 def bench(
@@ -87,10 +87,10 @@ def bench(
     elif _dashboard(ui):
         run, interrupted = _on_screen(asked, svg), False
     else:
-        from tgi_cli.bench.text_output import PlainScreen
+        from tgi_cli.bench.text_output import TextReporter
 
         _refuse_svg(svg)
-        run, interrupted = _quietly(asked, PlainScreen(sys.stderr, asked.options.slo))
+        run, interrupted = _quietly(asked, TextReporter(sys.stderr, asked.options.slo))
     if run is not None:
         _leave(run, output=output, csv=csv, html=html, markdown=markdown, silent=ui == "none")
     if interrupted or run is None:
@@ -220,12 +220,12 @@ def _dashboard(ui: str) -> bool:
     return ui == "auto" and terminal and installed
 
 
-def _quietly(asked: Measurement, screen: Any) -> tuple[Run | None, bool]:
+def _quietly(asked: BenchConfig, screen: Any) -> tuple[BenchRun | None, bool]:
     """Run in this thread. Returns: the run, and whether Ctrl-C cut it short."""
     from tgi_cli.bench.events import RunEnded
-    from tgi_cli.bench.job import Job
+    from tgi_cli.bench.run import BenchJob
 
-    ended: list[Run] = []
+    ended: list[BenchRun] = []
 
     def on_event(event: Event) -> None:
         if isinstance(event, RunEnded):
@@ -233,7 +233,7 @@ def _quietly(asked: Measurement, screen: Any) -> tuple[Run | None, bool]:
         if screen is not None:
             screen(event)
 
-    job = Job(asked, say=_say if screen is not None else lambda line: None)
+    job = BenchJob(asked, say=_say if screen is not None else lambda line: None)
     try:
         job.run(on_event, signals=True)
     except KeyboardInterrupt:
@@ -246,16 +246,16 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _on_screen(asked: Measurement, svg: Path | None) -> Run | None:
+def _on_screen(asked: BenchConfig, svg: Path | None) -> BenchRun | None:
     """Run in a thread, with the dashboard in this one. Returns None if nobody waited for it."""
-    from tgi_cli.bench.dashboard import Title, run_screen
+    from tgi_cli.bench.dashboard import ScreenTitle, run_screen
     from tgi_cli.bench.events import RunEnded
-    from tgi_cli.bench.job import Job
+    from tgi_cli.bench.run import BenchJob
 
-    jobs: list[Job] = []
+    jobs: list[BenchJob] = []
 
-    def start(emit: Any) -> Run:
-        jobs.append(Job(asked, say=emit))
+    def start(emit: Any) -> BenchRun:
+        jobs.append(BenchJob(asked, say=emit))
         # The screen tells itself of the end.
         return jobs[0].run(lambda event: None if isinstance(event, RunEnded) else emit(event))
 
@@ -267,7 +267,7 @@ def _on_screen(asked: Measurement, svg: Path | None) -> Run | None:
     if asked.settings.api_key:
         headers["authorization"] = f"Bearer {asked.settings.api_key}"
     return run_screen(
-        Title(asked.model or asked.address or "the bundled model", _details(asked.options)),
+        ScreenTitle(asked.model or asked.address or "the bundled model", _details(asked.options)),
         start,
         stop=stop,
         url=lambda: jobs[0].url if jobs else None,
@@ -277,7 +277,7 @@ def _on_screen(asked: Measurement, svg: Path | None) -> Run | None:
     )
 
 
-def _details(options: Options) -> tuple[str, ...]:
+def _details(options: BenchOptions) -> tuple[str, ...]:
     if options.load == "batch":
         return (
             f"Sequence Length: {options.input_tokens}",
@@ -287,7 +287,7 @@ def _details(options: Options) -> tuple[str, ...]:
 
 
 def _leave(
-    run: Run,
+    run: BenchRun,
     *,
     output: Path | None,
     csv: Path | None,
@@ -333,7 +333,7 @@ def _refuse_svg(svg: Path | None) -> None:
         )
 
 
-def _refuse_nothing(run: Run) -> None:
+def _refuse_nothing(run: BenchRun) -> None:
     """Raises TgiError if nothing at all was measured, or not all that was to be."""
     answered = any(
         record.batches or any(request.error is None for request in record.requests)

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from tgi_cli.bench.job import Measurement
-from tgi_cli.bench.options import Load, Options, Prefix
-from tgi_cli.bench.settings import Sampling, Settings
+from tgi_cli.bench.options import BenchOptions, LoadKind, SharedPrefix
+from tgi_cli.bench.run import BenchConfig
+from tgi_cli.bench.settings import BenchSampling, RequestSettings
 from tgi_cli.bench.statistics import parse_slo
-from tgi_cli.bench.workloads import Arrivals, Lengths
+from tgi_cli.bench.workloads import ArrivalProcess, LengthDistribution
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import decode_json
 
@@ -41,7 +41,7 @@ _HTTP_ONLY = {
 """Without meaning for closed batches."""
 
 
-def measurement(given: Mapping[str, Any], command: list[str]) -> Measurement:
+def measurement(given: Mapping[str, Any], command: list[str]) -> BenchConfig:
     """What the flags ask for.
 
     Args:
@@ -52,7 +52,7 @@ def measurement(given: Mapping[str, Any], command: list[str]) -> Measurement:
         ConfigError: values that cannot be, or do not go together.
     """
     options = _options(given)
-    return Measurement(
+    return BenchConfig(
         options=options,
         settings=_settings(given, options),
         address=_address(given, options),
@@ -65,7 +65,7 @@ def measurement(given: Mapping[str, Any], command: list[str]) -> Measurement:
     )
 
 
-def _address(given: Mapping[str, Any], options: Options) -> str:
+def _address(given: Mapping[str, Any], options: BenchOptions) -> str:
     """Where the target is; empty if it is to be started."""
     url, socket = given["url"], given["master_shard_uds_path"]
     if url and socket:
@@ -85,12 +85,12 @@ def _address(given: Mapping[str, Any], options: Options) -> str:
     return str(socket or "")
 
 
-def _options(given: Mapping[str, Any]) -> Options:
+def _options(given: Mapping[str, Any]) -> BenchOptions:
     load = _load(given)
     common: dict[str, Any] = {"load": load, "warmups": given["warmups"], "seed": given["seed"]}
     if load == "batch":
         _refuse(given, _HTTP_ONLY, "has no meaning for closed batches", "give --url and a load")
-        return Options(
+        return BenchOptions(
             **common,
             values=tuple(given["batch_size"] or ()),
             input_tokens=str(given["sequence_length"] or 10),
@@ -98,13 +98,13 @@ def _options(given: Mapping[str, Any]) -> Options:
             requests=given["runs"] or 10,
         )
     _refuse(given, _BATCH_ONLY, "is for closed batches only", "leave it out, or the load")
-    return Options(
+    return BenchOptions(
         **common,
         values=_values(given, load),
         input_tokens=_length(given, "input_tokens", "sequence_length") or "256",
         output_tokens=_length(given, "output_tokens", "decode_length"),
         arrival=_arrival(given["arrival"]),
-        prefix=Prefix.parse(given["prefix"]) if given["prefix"] else None,
+        prefix=SharedPrefix.parse(given["prefix"]) if given["prefix"] else None,
         turns=given["conversations"] or "",
         think=given["think"],
         prompts=given["prompts"],
@@ -118,13 +118,13 @@ def _options(given: Mapping[str, Any]) -> Options:
     )
 
 
-def _load(given: Mapping[str, Any]) -> Load:
+def _load(given: Mapping[str, Any]) -> LoadKind:
     chosen = [name for name in _LOADS if given[name]]
     if len(chosen) > 1:
         both = " and ".join(_LOADS[name] for name in chosen[:2])
         raise ConfigError(f"{both} are two loads", "give one of them")
     if chosen:
-        loads: dict[str, Load] = {
+        loads: dict[str, LoadKind] = {
             "batch_size": "batch",
             "concurrency": "concurrency",
             "rate": "rate",
@@ -145,7 +145,7 @@ def _refuse(given: Mapping[str, Any], names: Mapping[str, str], why: str, remedy
             raise ConfigError(f"{flag} {why}", remedy)
 
 
-def _values(given: Mapping[str, Any], load: Load) -> tuple[float, ...]:
+def _values(given: Mapping[str, Any], load: LoadKind) -> tuple[float, ...]:
     match load:
         case "concurrency" if given["concurrency"]:
             return _numbers("--concurrency", given["concurrency"], ",", int)
@@ -176,12 +176,12 @@ def _length(given: Mapping[str, Any], name: str, fixed: str) -> str:
         raise ConfigError(f"{flags} say the same", "give one of them")
     text = str(given[name] or given[fixed] or "")
     if text:
-        Lengths.parse(text)
+        LengthDistribution.parse(text)
     return text
 
 
 def _arrival(text: str) -> str:
-    if Arrivals.parse(text).kind == "ramp":
+    if ArrivalProcess.parse(text).kind == "ramp":
         raise ConfigError(f"--arrival: {text!r} is a load of its own", "give --ramp FROM:TO")
     return text
 
@@ -195,16 +195,16 @@ def _slo(text: str | None) -> dict[str, float]:
         raise ConfigError(f"--slo: {error}", "for example ttft:200,tpot:50") from error
 
 
-def _settings(given: Mapping[str, Any], options: Options) -> Settings:
+def _settings(given: Mapping[str, Any], options: BenchOptions) -> RequestSettings:
     names = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty")
     more = ("frequency_penalty", "top_n_tokens", "watermark", "do_sample")
-    return Settings(
+    return RequestSettings(
         route=_ROUTES[given["route"]],  # type: ignore[arg-type]
         model=(given["model"] or "") if given["url"] else "",
         api_key=given["api_key"] or "",
         headers=dict(_header(text) for text in given["header"] or ()),
         extra_body=_body(given["extra_body"]),
-        sampling=Sampling(**{name: given[name] for name in (*names, *more)}),
+        sampling=BenchSampling(**{name: given[name] for name in (*names, *more)}),
         ignore_eos=given["ignore_eos"] or options.load == "batch",
         timeout=given["timeout"],
     )

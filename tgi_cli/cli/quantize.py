@@ -5,17 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tgi_cli.cli.parsers import ratio, whole
 from tgi_cli.cli.setup import set_up_logs
-from tgi_cli.errors import ConfigError, ExitCode
-
-if TYPE_CHECKING:
-    from tgi_cli.quantization.algorithms.recipe import Recipe
-    from tgi_cli.quantize.pipeline import Job
+from tgi_cli.errors import ExitCode
 
 _GRID = "How weights are kept"
 _SAMPLES = "Calibration"
@@ -250,119 +246,48 @@ def quantize(
     One block of the model is in memory at a time. OUTPUT_DIR is there when it is whole; a run
     that was stopped goes on with --resume.
     """
-    from tgi_cli import hub
+    from tgi_cli.quantize.command import run
+    from tgi_cli.quantize.options import QuantizeOptions
 
     set_up_logs("quantize", logger_level, json_output)
-    if inspect:
-        if output_dir is not None:
-            raise ConfigError("--inspect makes nothing", f"leave out {output_dir}")
-        _inspect(model_id, revision, trust_remote_code, device, json_output)
-        return
-    if output_dir is None:
-        raise ConfigError("no OUTPUT_DIR is named", "tgi quantize MODEL_ID OUTPUT_DIR")
-    from tgi_cli.quantization.algorithms.checks import check
-    from tgi_cli.quantize import report
-    from tgi_cli.quantize.hub_upload import check_upload, upload
-    from tgi_cli.quantize.pipeline import Job
-
-    recipe = _recipe(context.params)
-    check(recipe)
-    if upload_to_model_id is not None:
-        check_upload(upload_to_model_id)
-    command = _command_line(context)
-    interrupted = f"interrupted; to go on: {command} --resume"
-    try:
-        folder = hub.resolve_model(
-            model_id,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            progress=hub.pick_progress(json_output=json_output),
-        )
-        outcome = _run(
-            Job(
-                model=folder.path,
-                out=output_dir,
-                recipe=recipe,
-                name=model_id,
-                calibration=calibration,
-                samples=samples,
-                seq_len=seq_len,
-                seed=seed,
-                device=device,
-                include=tuple(include or ()),
-                exclude=tuple(exclude or ()),
-                trust_remote_code=trust_remote_code,
-                evaluate=evaluate,
-                resume=resume,
-                command=command,
-            ),
-            backend,
-            json_output,
-        )
-    except KeyboardInterrupt:
-        started = output_dir.with_name(f"{output_dir.name}.partial").exists()
-        again = interrupted.replace("--resume --resume", "--resume")
-        print(again if started else "interrupted: nothing was made", file=sys.stderr)
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    address = None if upload_to_model_id is None else upload(output_dir, upload_to_model_id)
-    report.show_outcome(outcome, json_output, address)
-
-
-def _recipe(given: dict[str, Any]) -> Recipe:
-    """What the flags of the first panel ask for."""
-    from tgi_cli.quantization.algorithms.checks import default_format
-    from tgi_cli.quantization.algorithms.recipe import Recipe
-
-    method = given["method"]
-    eight = method in ("fp8", "int8")
-    group = given["group_size"] if given["groupsize"] is None else given["groupsize"]
-    default_group = -1 if eight else 128
-    symmetric = method != "awq" if given["sym"] is None else given["sym"]
-    by_importance = given["act_order"] or given["desc_act"]
-    within = given["group_aware"]
-    return Recipe(
+    options = QuantizeOptions(
+        model_id=model_id,
+        output_dir=output_dir,
+        inspect=inspect,
         method=method,
-        bits=given["bits"] or (8 if eight else 4),
-        group_size=default_group if group is None else group,
-        sym=symmetric,
-        desc_act=by_importance,
-        static_groups=given["static_groups"],
-        group_aware=method == "gptq" and not by_importance if within is None else within,
-        mse=given["mse"],
-        percdamp=given["percdamp"],
-        format=given["format"] or default_format(method, symmetric),
-    )
-
-
-def _run(job: Job, backend: str, json_output: bool) -> Any:
-    if backend == "gptqmodel":
-        from tgi_cli.quantize import gptqmodel
-
-        return gptqmodel.quantize(job)
-    from tgi_cli.quantize.pipeline import quantize
-    from tgi_cli.quantize.progress import BlockProgress
-
-    return quantize(job, BlockProgress(json_output=json_output))
-
-
-def _inspect(
-    model_id: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    device: str | None,
-    json_output: bool,
-) -> None:
-    from tgi_cli import hub
-    from tgi_cli.models.inspect import describe
-    from tgi_cli.quantize import report
-
-    folder = hub.resolve_model(
-        model_id,
+        bits=bits,
+        group_size=group_size if groupsize is None else groupsize,
+        sym=sym,
+        act_order=act_order or desc_act,
+        static_groups=static_groups,
+        group_aware=group_aware,
+        mse=mse,
+        percdamp=percdamp,
+        format=format,
+        calibration=calibration,
+        samples=samples,
+        seq_len=seq_len,
+        seed=seed,
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        evaluate=evaluate,
+        resume=resume,
+        device=device,
+        backend=backend,
+        upload_to_model_id=upload_to_model_id,
         revision=revision,
         trust_remote_code=trust_remote_code,
-        progress=hub.pick_progress(json_output=json_output),
+        json_output=json_output,
     )
-    report.show_inspection(model_id, describe(folder.path, device), json_output)
+    command = _command_line(context)
+    try:
+        run(options, command)
+    except KeyboardInterrupt:
+        message = "interrupted: nothing was made"
+        if output_dir and output_dir.with_name(f"{output_dir.name}.partial").exists():
+            message = f"interrupted; to go on: {command.removesuffix(' --resume')} --resume"
+        print(message, file=sys.stderr)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def _command_line(context: typer.Context) -> str:

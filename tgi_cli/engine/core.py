@@ -32,9 +32,9 @@ from tgi_cli.engine.messages import (
     StepOutputs,
     UnloadAdapter,
 )
+from tgi_cli.engine.metrics import EngineMetrics, StepStats, StepTimer
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
-from tgi_cli.engine.step_stats import StepClock, StepStatistics, StepTimes
 from tgi_cli.errors import ShardError
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,8 @@ class EngineCore:
         worker: runs the steps.
         limits: what a step and a request may not exceed.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
-        on_statistics: told of every step as it is launched, on the loop's thread: keep it quick.
-        on_times: told of every step as it ends, there too.
-        grammars: compiles them; None: no request may have one.
+        grammars: compiles grammars, or None to refuse requests that have one.
+        on_step: called for each step as it is launched, on the loop's thread: keep it quick.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -72,9 +71,8 @@ class EngineCore:
         worker: Worker,
         limits: SchedulerConfig,
         depth: int = 0,
-        on_statistics: Callable[[StepStatistics], None] | None = None,
         grammars: GrammarCompiler | None = None,
-        on_times: Callable[[StepTimes], None] | None = None,
+        on_step: Callable[[StepStats], None] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
@@ -84,8 +82,9 @@ class EngineCore:
         self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
         self._stepper = ExternalStepScheduler(self._scheduler, grammars)
         self._depth = depth
-        self._on_statistics = on_statistics
-        self._clock = StepClock(on_times)
+        self._on_step = on_step
+        self._metrics = EngineMetrics()
+        self._timer = StepTimer(self._metrics)
         self._pending: deque[PendingResult] = deque()
         self._failures = 0
         self._stalled = False
@@ -108,6 +107,12 @@ class EngineCore:
     def driven_requests(self) -> int:
         """Those whose steps somebody asks for, and not long ago; may be read from any thread."""
         return self._stepper.num_driven
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The engine's measurements up to now; may be read from any thread."""
+        self._metrics.load = self._scheduler.load()
+        return self._metrics
 
     def run(self) -> None:
         """Serve until a Shutdown arrives.
@@ -190,7 +195,7 @@ class EngineCore:
         began = time.perf_counter()
         step = self._scheduler.schedule()
         if step is not None:
-            self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
+            self._timer.launch(step, began)
             try:
                 handle = self._worker.launch(step)
                 masks = self._masks() if self._scheduler.grammars.needs_mask else None
@@ -201,7 +206,7 @@ class EngineCore:
                 while self._pending:
                     self._collect()
                 self._fail(error)
-            self._tell(step)
+            self._record(step)
         self._scheduler.adapters.read_wanted()
         if self._stepper.running and self._scheduler.waiting:
             self._stepper.give_way()
@@ -222,7 +227,7 @@ class EngineCore:
         if step is None:
             self._scheduler.adapters.read_wanted()
             return
-        self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
+        self._timer.launch(step, began)
         try:
             handle = self._worker.launch(step)
             masks = stepper.grammars.masks() if stepper.grammars.needs_mask else None
@@ -234,9 +239,9 @@ class EngineCore:
             return
         self._arrive()
         stepper.update(result)
-        self._clock.update()
-        self._clock.end()
-        self._tell(step, stepper)
+        self._timer.update()
+        self._timer.end()
+        self._record(step, stepper)
 
     def _masks(self) -> tuple[list[int], Any] | None:
         """What grammars allow in the step just launched, computed while the device works on it.
@@ -260,34 +265,36 @@ class EngineCore:
             return
         self._arrive()
         outputs = self._scheduler.update(result)
-        self._clock.update()
+        self._timer.update()
         if outputs:
             self.outbox.put(outputs)
-        self._clock.end()
+        self._timer.end()
 
     def _arrive(self) -> None:
         """The oldest result is there."""
         self._failures = 0
         self.steps += 1
-        self._clock.arrive()
+        self._timer.arrive()
 
-    def _tell(self, step: Step, scheduler: Scheduler | None = None) -> None:
-        """Statistics of a step, to whoever asked; computed while the device works."""
+    def _record(self, step: Step, scheduler: Scheduler | None = None) -> None:
+        """Record a step that was launched, while the device works."""
+        scheduler = scheduler or self._scheduler
+        self._metrics.step_launched(step, scheduler.join_reason(step), self._scheduler.oldest_ns)
         debug = log.isEnabledFor(logging.DEBUG)
-        if self._on_statistics is None and not debug:
+        if self._on_step is None and not debug:
             return
-        statistics = (scheduler or self._scheduler).statistics(step)
-        if self._on_statistics is not None:
-            self._on_statistics(statistics)
+        stats = self._scheduler.stats(step)
+        if self._on_step is not None:
+            self._on_step(stats)
         if debug:
-            log.debug("%s", statistics.to_json())
+            log.debug("%s", stats.to_json())
 
     def _fail(self, error: Exception, scheduler: Scheduler | None = None) -> None:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         log.error("a step failed: %s", cause, exc_info=error)
         self.steps += 1
         self._failures += 1
-        self._clock.end(failed=True)
+        self._timer.fail()
         self.outbox.put((scheduler or self._scheduler).fail(cause))
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures} steps failed in a row") from error

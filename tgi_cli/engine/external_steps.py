@@ -38,7 +38,6 @@ from tgi_cli.engine.reserved_sequences import ReservedSequences
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Entry, Sequence, Status
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
-from tgi_cli.engine.step_stats import StepStatistics
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +134,7 @@ class ExternalStepScheduler(ReservedSequences):
                 self._freed.clear()
             self.grammars.begin(entries)
             self._host._step_id += 1  # one row of numbers for the steps of both
+            self._host._context_tokens += step.num_tokens - step.num_decodes
             self._in_flight.append(entries)
             self._launched_ns = time.monotonic_ns()
             return step
@@ -161,9 +161,8 @@ class ExternalStepScheduler(ReservedSequences):
         self._refuse(call, AdvanceFault.FAILED, cause)
         return outputs
 
-    def statistics(self, step: Step) -> StepStatistics:
-        """Of the host, with this step."""
-        return self._host.statistics(step)._replace(joined="")
+    def join_reason(self, step: Step) -> str:
+        return ""
 
     def describe(self, outputs: StepOutputs) -> None:
         """What there is to tell of the engine as a whole, the host tells."""

@@ -212,7 +212,6 @@ class StepOutputs:
     logarithms of the model's own distribution (before penalties, temperature and filters); 0.0
     for a token that a grammar left no choice about, which was not computed.
     ``top_ids[i]`` and ``top_logprobs[i]`` are empty unless the request asked for them.
-    ``queued``, ``running``, ``used_blocks`` and ``preemptions`` describe the engine after it.
     """
 
     request_ids: list[int] = field(default_factory=list)
@@ -225,10 +224,6 @@ class StepOutputs:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
     adapters: list[AdapterAnswer] = field(default_factory=list)
-    queued: int = 0
-    running: int = 0
-    used_blocks: int = 0
-    preemptions: int = 0
 
     def __bool__(self) -> bool:
         """Whether there is anything for a client in it."""

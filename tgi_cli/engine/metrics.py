@@ -1,26 +1,73 @@
-"""What the engine's statistics add up to: a few sums for every message, the rest for who asks."""
+"""What the engine measures: its load, and the number, size and duration of its steps.
+
+:class:`EngineMetrics` is the one record of it, from the core loop to ``/metrics``.
+:class:`StepStats` describes a single step, for callers of the Python API who ask for it.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import NamedTuple
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from tgi_cli.engine.distribution import SECONDS, Distribution
-from tgi_cli.engine.step_stats import StepStatistics, StepTimes
+from tgi_cli.engine.step import Step
 
 METHODS = ("prefill", "decode")
+"""Kinds of steps; one that computes any prompt tokens is a ``prefill``."""
 STAGES = ("total", "schedule", "forward", "update", "send")
-REASONS = ("backpressure", "wait_exceeded", "chunking")
-_SIZES = tuple(range(1, 1025))
-_ACCEPTED = (*range(9), 12, 16)
+"""Stages of a step: choosing what to compute, the worker's time from launch to result (less what it
+still spent on the step before), applying the result, and handing the outputs over."""
+JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
+"""TGI's names of why waiting requests join a running batch."""
+
+SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
+"""TGI's buckets of all durations: 0.00015 to 145.6."""
 
 
-class EngineCounters(NamedTuple):
-    """Since the engine's start; ``cached_blocks`` as of its latest step.
+class Histogram:
+    """A Prometheus histogram; finds the bucket by bisection (0.3 us an observation).
 
-    Fields as :class:`tgi_cli.rpc.interface.EngineLoad` has them.
+    Attributes:
+        bounds: upper bounds of the buckets, ascending and inclusive.
+        counts: values per bucket, not cumulative; the last bucket has no bound.
+        sum: of all values.
     """
 
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The engine's gauges at one moment, and its totals since it started.
+
+    Attributes:
+        queued, running: requests.
+        used_blocks: KV blocks that requests hold.
+        cached_blocks: KV blocks, used or free, that a prefix can find.
+        preemptions: total.
+        reused_tokens: total of prompt tokens found in the prefix cache.
+        prompt_tokens: total of prompt tokens of all requests that have started.
+        steps: total.
+        context_tokens: total of prompt tokens computed, recomputation after preemption included.
+    """
+
+    queued: int = 0
+    running: int = 0
+    used_blocks: int = 0
+    preemptions: int = 0
     reused_tokens: int = 0
     prompt_tokens: int = 0
     cached_blocks: int = 0
@@ -28,67 +75,159 @@ class EngineCounters(NamedTuple):
     context_tokens: int = 0
 
 
+def _histograms() -> dict[tuple[str, str], Histogram]:
+    seconds = [(stage, method) for stage in STAGES for method in METHODS]
+    histograms = {key: Histogram(SECONDS) for key in (*seconds, ("schedule", "join"))}
+    histograms["next_size", ""] = Histogram(range(1, 1025))
+    histograms["skipped_tokens", ""] = Histogram((*range(9), 12, 16))
+    return histograms
+
+
+def _counts() -> dict[tuple[str, str], int]:
+    steps = {(name, method): 0 for name in ("launched", "failed") for method in METHODS}
+    return steps | {("joined", reason): 0 for reason in JOIN_REASONS}
+
+
+@dataclass(slots=True)
 class EngineMetrics:
-    """Give it to the core loop as ``on_statistics``, and its :meth:`timed` as ``on_times``.
+    """Counts and histograms since the engine started, by name and label.
+
+    The core loop's thread records them in place, without a lock; other threads may read them and
+    see the latest step half recorded.
 
     Attributes:
-        now: replaced whole by the loop's thread at every step, never changed: others read it
-            without a lock.
-        seconds: of a stage of the steps of a method; ``("schedule", "join")``: of choosing those
-            that let somebody in.
-        sizes: how many got their place together.
-        accepted: tokens that a step gave a request beyond its first.
-        launched, failed: steps, by method.
-        joined: times that newcomers joined running requests, by reason.
-
-    The distributions and counts grow in place; who reads one meanwhile sees it a step old.
+        load: set by the reader's side, see :attr:`tgi_cli.engine.core.EngineCore.metrics`.
+        histograms: seconds by stage and method; ``("schedule", "join")``: seconds of scheduling
+            steps that requests join; ``next_size``: requests that join together;
+            ``skipped_tokens``: tokens of a request in one step beyond its first.
+        counts: steps ``launched`` and ``failed`` by method; ``joined``: times that requests joined
+            a running batch, by reason.
+        oldest_ns: arrival of the longest waiting request, or 0 if none waits, in
+            ``time.monotonic_ns()``; as of the latest step.
     """
 
-    def __init__(self) -> None:
-        self.now = EngineCounters()
-        self.seconds = {
-            (stage, method): Distribution(SECONDS) for stage in STAGES for method in METHODS
-        }
-        self.seconds["schedule", "join"] = Distribution(SECONDS)
-        self.sizes = Distribution(_SIZES)
-        self.accepted = Distribution(_ACCEPTED)
-        self.launched = dict.fromkeys(METHODS, 0)
-        self.failed = dict.fromkeys(METHODS, 0)
-        self.joined = dict.fromkeys(REASONS, 0)
-        self._oldest_ns = 0
-
-    def __call__(self, step: StepStatistics) -> None:
-        """Take in one more step."""
-        self.now = EngineCounters(
-            reused_tokens=step.reused_tokens,
-            prompt_tokens=step.prompt_tokens,
-            cached_blocks=step.cached_blocks,
-            steps=step.iteration,
-            context_tokens=self.now.context_tokens + step.context_tokens,
-        )
-        self._oldest_ns = step.oldest_ns
-        self.launched["prefill" if step.context_tokens else "decode"] += 1
-        if step.new_requests:
-            self.sizes.observe(step.new_requests)
-        if step.joined:
-            self.joined[step.joined] += 1
-        if step.generation_requests:
-            # A step gives a request one token as long as nothing speculates.
-            self.accepted.observe(0, step.generation_requests)
-
-    def timed(self, step: StepTimes) -> None:
-        """Take in what one took, when it has ended."""
-        method = "prefill" if step.prefill else "decode"
-        if step.failed:
-            self.failed[method] += 1
-            return
-        for stage in STAGES:
-            self.seconds[stage, method].observe(getattr(step, stage))
-        if step.joined:
-            self.seconds["schedule", "join"].observe(step.schedule)
+    load: EngineLoad = EngineLoad()
+    histograms: dict[tuple[str, str], Histogram] = field(default_factory=_histograms)
+    counts: dict[tuple[str, str], int] = field(default_factory=_counts)
+    oldest_ns: int = 0
 
     @property
-    def queue_age(self) -> float:
-        """Seconds that the longest waiting request had waited, and has since the latest step."""
-        oldest = self._oldest_ns
-        return (time.monotonic_ns() - oldest) / 1e9 if oldest else 0.0
+    def queue_seconds(self) -> float:
+        """How long the longest waiting request has been waiting."""
+        waiting = self.oldest_ns and self.load.queued
+        return (time.monotonic_ns() - self.oldest_ns) / 1e9 if waiting else 0.0
+
+    def step_launched(self, step: Step, join_reason: str, oldest_ns: int) -> None:
+        """Record a step; ``join_reason`` is empty unless requests join a running batch."""
+        self.counts["launched", _method(step)] += 1
+        if step.new:
+            self.histograms["next_size", ""].observe(len(step.new))
+        if join_reason:
+            self.counts["joined", join_reason] += 1
+        if step.num_decodes:
+            # A step gives a request one token as long as nothing speculates.
+            self.histograms["skipped_tokens", ""].observe(0, step.num_decodes)
+        self.oldest_ns = oldest_ns
+
+
+def _method(step: Step) -> str:
+    return "prefill" if len(step.rows) > step.num_decodes else "decode"
+
+
+class StepTimer:
+    """Times the stages of steps, which end in the order of their launches.
+
+    Args:
+        metrics: gets the durations.
+    """
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._launched: deque[tuple[str, bool, float, float]] = deque()
+        self._previous = self._arrived = self._updated = 0.0
+
+    def launch(self, step: Step, began: float) -> None:
+        """A step that was scheduled from ``began`` on is about to be launched."""
+        now = time.perf_counter()
+        self._launched.append((_method(step), bool(step.new), now - began, now))
+
+    def arrive(self) -> None:
+        """The result of the oldest step has arrived."""
+        self._arrived = time.perf_counter()
+
+    def update(self) -> None:
+        """The result has been applied."""
+        self._updated = time.perf_counter()
+
+    def end(self) -> None:
+        """The outputs of the oldest step have been handed over."""
+        method, joined, schedule, launched = self._launched.popleft()
+        forward = self._arrived - max(launched, self._previous)
+        update, send = self._updated - self._arrived, time.perf_counter() - self._updated
+        self._previous = self._arrived
+        histograms = self._metrics.histograms
+        histograms["total", method].observe(schedule + forward + update + send)
+        histograms["schedule", method].observe(schedule)
+        histograms["forward", method].observe(forward)
+        histograms["update", method].observe(update)
+        histograms["send", method].observe(send)
+        if joined:
+            histograms["schedule", "join"].observe(schedule)
+
+    def fail(self) -> None:
+        """The oldest step has failed, and has no durations."""
+        self._metrics.counts["failed", self._launched.popleft()[0]] += 1
+        self._previous = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One step, in the terms of TensorRT-LLM's batch manager.
+
+    https://nvidia.github.io/TensorRT-LLM/legacy/advanced/batch-manager.html#statistics
+
+    Attributes:
+        timestamp: seconds since the epoch.
+        load: after the step was scheduled.
+        context_requests: requests whose prompt the step computes, or what a preemption lost or a
+            grammar forced.
+        generation_requests: requests that the step gives one more token.
+        context_tokens: tokens of the context requests.
+        max_requests: requests that can run at once.
+        max_blocks: KV blocks.
+        tokens_per_block: of the KV cache.
+    """
+
+    timestamp: float
+    load: EngineLoad
+    context_requests: int
+    generation_requests: int
+    context_tokens: int
+    max_requests: int
+    max_blocks: int
+    tokens_per_block: int
+
+    def to_json(self) -> str:
+        """One object under the batch manager's names, and ours for what it lacks."""
+        load = self.load
+        return json.dumps(
+            {
+                "Timestamp": time.strftime("%m-%d-%Y %H:%M:%S", time.localtime(self.timestamp)),
+                "Iteration Counter": load.steps,
+                "Active Request Count": load.queued + load.running,
+                "Max Request Count": self.max_requests,
+                "Max KV cache blocks": self.max_blocks,
+                "Free KV cache blocks": self.max_blocks - load.used_blocks,
+                "Used KV cache blocks": load.used_blocks,
+                "Tokens per KV cache block": self.tokens_per_block,
+                "Scheduled Requests": self.context_requests + self.generation_requests,
+                "Context Requests": self.context_requests,
+                "Generation Requests": self.generation_requests,
+                "Total Context Tokens": self.context_tokens,
+                "MicroBatch ID": 0,
+                "Cached KV cache blocks": load.cached_blocks,
+                "Reused prompt tokens": load.reused_tokens,
+                "Total prompt tokens": load.prompt_tokens,
+                "Preemptions": load.preemptions,
+            }
+        )

@@ -33,6 +33,7 @@ from tgi_cli.engine.messages import (
     Logits,
     StepOutputs,
 )
+from tgi_cli.engine.metrics import EngineLoad, StepStats
 from tgi_cli.engine.optional_outputs import report_context
 from tgi_cli.engine.sequence import Entry, Sequence, Status
 from tgi_cli.engine.step import (
@@ -43,7 +44,6 @@ from tgi_cli.engine.step import (
     StepResult,
     TokenAppend,
 )
-from tgi_cli.engine.step_stats import StepStatistics
 from tgi_cli.engine.validation import validate_request
 from tgi_cli.engine.waiting_queue import WaitingQueue
 
@@ -87,6 +87,7 @@ class Scheduler:
             self._admission, self._freed = beside._admission, beside._freed
         self._in_flight: deque[list[Entry]] = deque()
         self._step_id = 0
+        self._context_tokens = 0
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._arrivals = 0
 
@@ -181,6 +182,7 @@ class Scheduler:
             self._freed.clear()
         self.grammars.begin(entries)
         self._step_id += 1
+        self._context_tokens += step.num_tokens - step.num_decodes
         self._in_flight.append(entries)
         return step
 
@@ -358,36 +360,45 @@ class Scheduler:
         del self._live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
 
-    def statistics(self, step: Step) -> StepStatistics:
-        """Of a step that was just scheduled."""
-        contexts = len(step.rows) - step.num_decodes
+    # ------------------------------------------------------------------ measurements
+
+    @property
+    def oldest_ns(self) -> int:
+        """Arrival of the longest waiting sequence, or 0 if none waits."""
         oldest = self.waiting.oldest()
-        return StepStatistics(
-            timestamp=time.time(),
-            iteration=self._step_id,
-            active_requests=self.num_live,
-            max_requests=self.limits.max_batch_size,
-            max_blocks=self.pool.num_blocks,
-            free_blocks=self.pool.num_available,
+        return 0 if oldest is None else oldest.arrival_ns
+
+    def join_reason(self, step: Step) -> str:
+        """Why requests join a running batch in a step just scheduled; empty if none does."""
+        return self._rule.reason if 0 < len(step.new) < len(self.running) else ""
+
+    def load(self) -> EngineLoad:
+        """The gauges and totals; may be called from any thread."""
+        return EngineLoad(
+            queued=len(self.waiting),
+            running=len(self.running),
             used_blocks=self.pool.num_used,
-            cached_blocks=self.pool.num_cached,
-            tokens_per_block=self.limits.block_size,
-            scheduled_requests=len(step.rows),
-            context_requests=contexts,
-            generation_requests=step.num_decodes,
-            context_tokens=step.num_tokens - step.num_decodes,
+            preemptions=self.preemptions,
             reused_tokens=self._admission.reused_tokens,
             prompt_tokens=self._admission.prompt_tokens,
-            preemptions=self.preemptions,
-            new_requests=len(step.new),
-            joined=self._rule.reason if 0 < len(step.new) < len(self.running) else "",
-            oldest_ns=0 if oldest is None else oldest.arrival_ns,
+            cached_blocks=self.pool.num_cached,
+            steps=self._step_id,
+            context_tokens=self._context_tokens,
+        )
+
+    def stats(self, step: Step) -> StepStats:
+        """A step just scheduled."""
+        return StepStats(
+            timestamp=time.time(),
+            load=self.load(),
+            context_requests=len(step.rows) - step.num_decodes,
+            generation_requests=step.num_decodes,
+            context_tokens=step.num_tokens - step.num_decodes,
+            max_requests=self.limits.max_batch_size,
+            max_blocks=self.pool.num_blocks,
+            tokens_per_block=self.limits.block_size,
         )
 
     def describe(self, outputs: StepOutputs) -> None:
         outputs.started = self._admission.take_started()
         outputs.adapters = self.adapters.take_answers()
-        outputs.queued = len(self.waiting)
-        outputs.running = len(self.running)
-        outputs.used_blocks = self.pool.num_used
-        outputs.preemptions = self.preemptions

@@ -115,7 +115,7 @@ class RepoCache:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold the lock file ``path`` against other threads and processes, as huggingface_hub does."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
@@ -150,7 +150,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def write_error(error: OSError, folder: Path) -> HubError:
+def disk_error(error: OSError, folder: Path) -> HubError:
     """What an OSError while writing into the cache means to the user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(

@@ -62,7 +62,7 @@ def _hear(line: str) -> errors.TgiError | None:
     return None
 
 
-def say(text: str) -> None:
+def log_to_parent(text: str) -> None:
     """In the child: a line for the parent's log."""
     print(json.dumps({"log": text}), flush=True)
 

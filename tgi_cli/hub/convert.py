@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub import child_process, files
-from tgi_cli.hub.local import names_in, read_json
+from tgi_cli.hub import child_process, model_files
+from tgi_cli.hub.model_files import file_names, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -36,10 +36,10 @@ def convert(source: Path, target: Path) -> None:
     dtype; of several names for one tensor one is kept. The files appear in ``target`` all at once
     at the end.
     """
-    names = names_in(source)
-    shards, _ = files.weight_files(names, ".bin")
-    if files.is_adapter(names):
-        shards = [name for name in files.ADAPTER_WEIGHTS if name.endswith(".bin")]
+    names = file_names(source)
+    shards, _ = model_files.weight_files(names, ".bin")
+    if model_files.is_adapter(names):
+        shards = [name for name in model_files.ADAPTER_WEIGHTS if name.endswith(".bin")]
     tied = functools.cache(lambda: names_tied_by_class(source))
     weight_map: dict[str, str] = {}
     total = 0
@@ -51,10 +51,12 @@ def convert(source: Path, target: Path) -> None:
             save(tensors, scratch / name)
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(tensor.nbytes for tensor in tensors.values())
-            child_process.say(f"{shard} -> {name}")
+            child_process.log_to_parent(f"{shard} -> {name}")
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            (scratch / files.index_of(".safetensors")).write_text(json.dumps(index, indent=2))
+            (scratch / model_files.index_name(".safetensors")).write_text(
+                json.dumps(index, indent=2)
+            )
         # The index sorts behind the shards, so it appears when all of them are there.
         for path in sorted(scratch.iterdir(), key=lambda path: path.name.endswith(".json")):
             shutil.move(path, target / path.name)

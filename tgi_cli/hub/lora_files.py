@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_cli.errors import ConfigError, ModelError, ModelNotFoundError, OfflineError
-from tgi_cli.hub import child_process, files, local
+from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.cache import RepoCache
+from tgi_cli.hub.client import HubEnvironment, offline_mode_error
 from tgi_cli.hub.download import download
-from tgi_cli.hub.environment import HubEnvironment
 from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import fetch
-from tgi_cli.hub.retry import offline_by_choice
+from tgi_cli.hub.repository import fetch_repository
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class LocalAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _AdapterRequest:
     name: str
     source: str
     revision: str | None
@@ -85,7 +84,7 @@ def resolve_adapters(
     return tuple(found)
 
 
-def _parse(item: str) -> _Wanted:
+def _parse(item: str) -> _AdapterRequest:
     name, given, source = item.partition("=")
     if not given:
         source = name
@@ -95,7 +94,7 @@ def _parse(item: str) -> _Wanted:
         name = source
     if not (name and source) or (at and not revision):
         raise ConfigError(f"--lora-adapters: {item!r} is not an adapter", _FORMS)
-    return _Wanted(name.strip(), source.strip(), revision or None)
+    return _AdapterRequest(name.strip(), source.strip(), revision or None)
 
 
 def check_name(name: str, model_id: str) -> None:
@@ -160,9 +159,9 @@ def split_revision(source: str) -> tuple[str, str | None]:
     return source, revision or None
 
 
-def base_of(folder: Path) -> str:
+def base_model_of(folder: Path) -> str:
     """The model that an adapter says it was trained on; empty if it does not say."""
-    said = local.read_json(folder / files.ADAPTER_CONFIG).get("base_model_name_or_path")
+    said = model_files.read_json(folder / model_files.ADAPTER_CONFIG).get("base_model_name_or_path")
     return said if isinstance(said, str) else ""
 
 
@@ -183,38 +182,40 @@ def _from_hub(model_id: str, revision: str | None, progress: Progress) -> Path:
     hub = HubEnvironment.read()
     try:
         if hub.offline:
-            raise offline_by_choice()
-        repository = fetch(model_id, revision, hub)
+            raise offline_mode_error()
+        repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
         cache = RepoCache(hub.cache, model_id)
         commit = cache.commit_of(revision)
         if commit is None or not cache.snapshot(commit).is_dir():
             raise error
         folder = cache.snapshot(commit)
-        _require_adapter(local.names_in(folder), model_id)
-        local.check_adapter(folder)
+        _require_adapter(model_files.file_names(folder), model_id)
+        model_files.check_adapter(folder)
         return folder
     _require_adapter(list(repository.files), model_id)
-    chosen = files.select_adapter(repository.files)
+    chosen = model_files.select_adapter_files(repository.files)
     return download(repository, (chosen.small, chosen.weights), hub, progress)
 
 
 def _require_config(folder: Path, what: str) -> None:
     """Refuse a folder without the file that makes an adapter; others are not looked at."""
-    _require_adapter([files.ADAPTER_CONFIG] * (folder / files.ADAPTER_CONFIG).is_file(), what)
+    _require_adapter(
+        [model_files.ADAPTER_CONFIG] * (folder / model_files.ADAPTER_CONFIG).is_file(), what
+    )
 
 
 def _require_adapter(names: Sequence[str], what: str) -> None:
-    if files.ADAPTER_CONFIG not in names:
+    if model_files.ADAPTER_CONFIG not in names:
         raise ModelError(
-            f"{what} is not an adapter: it has no {files.ADAPTER_CONFIG}",
+            f"{what} is not an adapter: it has no {model_files.ADAPTER_CONFIG}",
             "name a folder or repository that PEFT's save_pretrained wrote",
         )
 
 
 def _with_safetensors(folder: Path) -> Path:
     """``folder``, checked; weights that are a pickle only are converted beside it."""
-    weights = local.check_adapter(folder)
+    weights = model_files.check_adapter(folder)
     if weights.suffix == ".bin":
         if not os.access(folder, os.W_OK):
             raise ModelError(
@@ -223,5 +224,5 @@ def _with_safetensors(folder: Path) -> Path:
             )
         logger.info("converting %s to safetensors", weights)
         child_process.run("tgi_cli.hub.convert", folder, folder)
-        local.check_adapter(folder)
+        model_files.check_adapter(folder)
     return folder

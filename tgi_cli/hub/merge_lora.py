@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.hub import child_process, files
+from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.convert import load_pickle, save
-from tgi_cli.hub.local import check, check_adapter, names_in, read_json
+from tgi_cli.hub.model_files import check_adapter, check_model, file_names, read_json
 from tgi_cli.patterns import Patterns
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _REFUSED = {
 
 
 @dataclass
-class Adapter:
+class LoraAdapter:
     """A LoRA adapter: pairs (A [r, in], B [out, r]) and replacements by the module's name."""
 
     config: dict[str, Any]
@@ -51,9 +51,9 @@ class Adapter:
     _patterns: Patterns = field(default_factory=Patterns)
 
     @classmethod
-    def load(cls, folder: Path) -> Adapter:
+    def load(cls, folder: Path) -> LoraAdapter:
         """Read an adapter; UnsupportedModelError names what is not plain LoRA."""
-        adapter = cls(read_json(folder / files.ADAPTER_CONFIG))
+        adapter = cls(read_json(folder / model_files.ADAPTER_CONFIG))
         kind = adapter.config.get("peft_type")
         if kind != "LORA":
             raise UnsupportedModelError(f"{folder}: a {kind} adapter is not supported", _ELSEWHERE)
@@ -123,8 +123,8 @@ def merge(adapter_folder: Path, base: Path, target: Path) -> None:
     config = read_json(base / "config.json")
     if config.get("quantization_config"):
         raise UnsupportedModelError(f"{base} is quantized: no adapter can be merged", _ELSEWHERE)
-    adapter = Adapter.load(adapter_folder)
-    shards = check(base, ".safetensors")
+    adapter = LoraAdapter.load(adapter_folder)
+    shards = check_model(base, ".safetensors")
     names: dict[str, Path] = {}
     for shard in shards:
         with safe_open(shard, "pt") as opened:
@@ -145,17 +145,17 @@ def merge(adapter_folder: Path, base: Path, target: Path) -> None:
             elif name in whole:
                 tensors[name] = _same_shape(name, whole[name], tensor)
         save(tensors, target / shard.name)
-        child_process.say(f"merged {shard.name}")
+        child_process.log_to_parent(f"merged {shard.name}")
     _copy_small(adapter_folder, base, target)
 
 
 def _copy_small(adapter: Path, base: Path, target: Path) -> None:
-    index = files.index_of(".safetensors")
+    index = model_files.index_name(".safetensors")
     if (base / index).is_file():
         shutil.copyfile(base / index, target / index)
-    for folder, left_out in ((base, ()), (adapter, files.CONFIG_FILES)):
-        for name in files.select(names_in(folder), ".safetensors", True).small:
-            if name not in (index, files.ADAPTER_CONFIG, *left_out):
+    for folder, left_out in ((base, ()), (adapter, model_files.CONFIG_FILES)):
+        for name in model_files.select_files(file_names(folder), ".safetensors", True).small:
+            if name not in (index, model_files.ADAPTER_CONFIG, *left_out):
                 shutil.copyfile(folder / name, target / name)
         templates = folder / "additional_chat_templates"
         if templates.is_dir():

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_cli import __version__
 from tgi_cli.errors import GatedModelError, HubError, ModelNotFoundError
-from tgi_cli.hub import retry
-from tgi_cli.hub.environment import HubEnvironment
+from tgi_cli.hub import client
+from tgi_cli.hub.client import HubEnvironment
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"\w[\w.-]*")
 
-LIBRARY = "tgi"
+LIBRARY_NAME = "tgi"
 """How this program names itself to the hub."""
 
 
@@ -44,7 +44,7 @@ class Repository:
     files: dict[str, RepoFile]
 
 
-def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repository:
+def fetch_repository(model_id: str, revision: str | None, hub: HubEnvironment) -> Repository:
     """Ask the hub for the files of ``model_id`` at ``revision`` (None: main).
 
     Raises:
@@ -59,7 +59,7 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
     api = HfApi(
         endpoint=hub.endpoint,
         token=hub.token or False,
-        library_name=LIBRARY,
+        library_name=LIBRARY_NAME,
         library_version=__version__,
     )
 
@@ -69,13 +69,15 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
         )
 
     try:
-        info = retry.call(ask, hub, f"asking for {model_id}", translate(model_id, revision, hub))
+        info = client.call_with_retries(
+            ask, hub, f"asking for {model_id}", error_translator(model_id, revision, hub)
+        )
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"{model_id!r} is neither a folder nor a model id", "a model id is ORGANIZATION/NAME"
         ) from error
     if not _COMMIT.fullmatch(info.sha or ""):
-        raise not_a_hub(hub, f"the commit of {model_id} is {info.sha!r}")
+        raise invalid_response_error(hub, f"the commit of {model_id} is {info.sha!r}")
     files = {}
     for sibling in info.siblings or []:
         checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
@@ -90,11 +92,11 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
     }
     for file in complete.values():
         if not _BLOB_NAME.fullmatch(file.checksum):  # it names a file of the cache
-            raise not_a_hub(hub, f"the checksum of {file.name} is {file.checksum!r}")
+            raise invalid_response_error(hub, f"the checksum of {file.name} is {file.checksum!r}")
     return Repository(model_id, revision or "main", info.sha, complete)
 
 
-def not_a_hub(hub: HubEnvironment, what: str) -> HubError:
+def invalid_response_error(hub: HubEnvironment, what: str) -> HubError:
     """The error for an endpoint whose answers make no sense."""
     return HubError(
         f"{hub.endpoint} does not answer as a hub: {what}",
@@ -115,13 +117,15 @@ def _ask_for_one(
             url, token=hub.token or False, timeout=hub.timeout, endpoint=hub.endpoint
         )
 
-    found = retry.call(ask, hub, f"asking for {name}", translate(model_id, commit, hub))
+    found = client.call_with_retries(
+        ask, hub, f"asking for {name}", error_translator(model_id, commit, hub)
+    )
     if found.size is None or not found.etag:
-        raise not_a_hub(hub, f"{name} has neither size nor checksum")
+        raise invalid_response_error(hub, f"{name} has neither size nor checksum")
     return RepoFile(name, found.size, found.etag)
 
 
-def translate(
+def error_translator(
     model_id: str, revision: str | None, hub: HubEnvironment
 ) -> Callable[[int, str, str], HubError | None]:
     """The error that a status, ``X-Error-Code`` and ``X-Error-Message`` of the hub stand for.
@@ -132,7 +136,7 @@ def translate(
     page = f"{hub.endpoint}/{model_id}"
 
     def to_error(status: int, code: str, message: str) -> HubError | None:
-        if status in retry.TRANSIENT:
+        if status in client.RETRYABLE_STATUSES:
             return None
         if code == "GatedRepo" or (status == 403 and "gated" in message.lower()):
             if hub.token is None:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
-from tgi_cli.hub import child_process, files, local
-from tgi_cli.hub.cache import RepoCache, human_bytes, locked, require_space, write_error
+from tgi_cli.hub import child_process, model_files
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, human_bytes, require_space
+from tgi_cli.hub.client import HubEnvironment, offline_mode_error
 from tgi_cli.hub.download import download
-from tgi_cli.hub.environment import HubEnvironment
 from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import Repository, fetch
-from tgi_cli.hub.retry import offline_by_choice
+from tgi_cli.hub.repository import Repository, fetch_repository
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class LocalModel:
 
 
 @dataclass(frozen=True)
-class _Wishes:
+class _ResolveOptions:
     trust_remote_code: bool
     extension: str
     auto_convert: bool
@@ -84,7 +83,7 @@ def resolve_model(
             progress=progress,
         )
         return replace(model, path=_combined(model.path, Path(override).expanduser()))
-    wishes = _Wishes(
+    wishes = _ResolveOptions(
         trust_remote_code,
         extension if extension.startswith(".") else f".{extension}",
         auto_convert,
@@ -105,10 +104,10 @@ def resolve_model(
     return _from_hub(model_id, revision, wishes)
 
 
-def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
+def _from_folder(folder: Path, model_id: str, wishes: _ResolveOptions) -> Path:
     if not folder.is_dir():
         raise ModelError(f"{model_id} is a file", "name the folder that holds config.json")
-    names = local.names_in(folder)
+    names = model_files.file_names(folder)
     if not names:
         raise ModelError(
             f"the folder {model_id} is empty",
@@ -116,20 +115,20 @@ def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
             "run this elsewhere or move the folder away",
         )
     if not wishes.weights:
-        local.read_json(folder / "config.json")
+        model_files.read_json(folder / "config.json")
         return folder
-    if files.is_adapter(names):
-        commit = _digest(local.check_adapter(folder))
+    if model_files.is_adapter(names):
+        commit = _digest(model_files.check_adapter(folder))
         return _adapter(folder, folder.resolve().name, commit, wishes)
     if (
         wishes.extension == SAFETENSORS
-        and not local.has_weights(folder, SAFETENSORS)
-        and local.has_weights(folder, ".bin")
+        and not model_files.has_weights(folder, SAFETENSORS)
+        and model_files.has_weights(folder, ".bin")
     ):
-        local.check(folder, ".bin")
+        model_files.check_model(folder, ".bin")
         _require_conversion(model_id, wishes)
         return _convert_folder(folder)
-    local.check(folder, wishes.extension)
+    model_files.check_model(folder, wishes.extension)
     return folder
 
 
@@ -138,40 +137,40 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _from_hub(model_id: str, revision: str | None, wishes: _Wishes) -> LocalModel:
+def _from_hub(model_id: str, revision: str | None, wishes: _ResolveOptions) -> LocalModel:
     hub = HubEnvironment.read()
     try:
         if hub.offline:
-            raise offline_by_choice()
-        repository = fetch(model_id, revision, hub)
+            raise offline_mode_error()
+        repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
         return _from_cache(model_id, revision, hub, wishes, error)
     names = list(repository.files)
-    if files.is_adapter(names):
-        chosen = files.select_adapter(names)
+    if model_files.is_adapter(names):
+        chosen = model_files.select_adapter_files(names)
         folder = _download(repository, chosen, hub, wishes)
-        local.check_adapter(folder)
+        model_files.check_adapter(folder)
         path = _adapter(folder, model_id, repository.commit, wishes)
         return LocalModel(path, model_id, repository.commit)
     return LocalModel(_model(repository, hub, wishes), model_id, repository.commit)
 
 
-def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path:
+def _model(repository: Repository, hub: HubEnvironment, wishes: _ResolveOptions) -> Path:
     """Download a model, by way of its pickles where it has nothing else."""
     names = list(repository.files)
-    chosen = files.select(names, wishes.extension, wishes.trust_remote_code)
+    chosen = model_files.select_files(names, wishes.extension, wishes.trust_remote_code)
     if not wishes.weights:
         return _download(repository, replace(chosen, weights=()), hub, wishes)
     if chosen.weights:
         folder = _download(repository, chosen, hub, wishes)
-        local.check(folder, wishes.extension)
+        model_files.check_model(folder, wishes.extension)
         return folder
-    pickles = files.select(names, ".bin", wishes.trust_remote_code)
+    pickles = model_files.select_files(names, ".bin", wishes.trust_remote_code)
     if wishes.extension != SAFETENSORS or not pickles.weights:
-        raise local.no_weights(repository.model_id, wishes.extension, names)
+        raise model_files.missing_weights_error(repository.model_id, wishes.extension, names)
     _require_conversion(repository.model_id, wishes)
     snapshot = RepoCache(hub.cache, repository.model_id).snapshot(repository.commit)
-    if local.is_complete(snapshot, SAFETENSORS):
+    if model_files.is_complete(snapshot, SAFETENSORS):
         logger.info("%s: converted earlier", repository.model_id)
         _download(repository, chosen, hub, wishes)
         return snapshot
@@ -180,7 +179,10 @@ def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path
 
 
 def _download(
-    repository: Repository, chosen: files.Selection, hub: HubEnvironment, wishes: _Wishes
+    repository: Repository,
+    chosen: model_files.FileSelection,
+    hub: HubEnvironment,
+    wishes: _ResolveOptions,
 ) -> Path:
     for name, why in sorted(chosen.skipped.items()):
         logger.debug("%s: skipped, %s", name, why)
@@ -188,7 +190,11 @@ def _download(
 
 
 def _from_cache(
-    model_id: str, revision: str | None, hub: HubEnvironment, wishes: _Wishes, error: OfflineError
+    model_id: str,
+    revision: str | None,
+    hub: HubEnvironment,
+    wishes: _ResolveOptions,
+    error: OfflineError,
 ) -> LocalModel:
     """What an earlier download left, if it is whole; else ``error``."""
     cache = RepoCache(hub.cache, model_id)
@@ -200,24 +206,24 @@ def _from_cache(
         logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
     else:
         logger.warning("%s; using the cached snapshot %s of %s", error.cause, commit, model_id)
-    names = local.names_in(folder)
-    if files.is_adapter(names):
+    names = model_files.file_names(folder)
+    if model_files.is_adapter(names):
         return LocalModel(_adapter(folder, model_id, commit, wishes), model_id, commit)
-    if local.is_complete(folder, wishes.extension) or (
+    if model_files.is_complete(folder, wishes.extension) or (
         not wishes.weights and "config.json" in names
     ):
         return LocalModel(folder, model_id, commit)
     if (
         wishes.extension == SAFETENSORS
         and wishes.auto_convert
-        and not local.has_weights(folder, SAFETENSORS)
-        and local.is_complete(folder, ".bin")
+        and not model_files.has_weights(folder, SAFETENSORS)
+        and model_files.is_complete(folder, ".bin")
     ):
         return LocalModel(_convert_folder(folder), model_id, commit)
     raise error
 
 
-def _require_conversion(model_id: str, wishes: _Wishes) -> None:
+def _require_conversion(model_id: str, wishes: _ResolveOptions) -> None:
     if not wishes.auto_convert:
         raise ModelError(
             f"{model_id} has .bin weights only, and --no-auto-convert forbids converting them",
@@ -229,14 +235,14 @@ def _convert_folder(folder: Path) -> Path:
     """Convert a folder's .bin weights beside them, or, where that is read-only, in the cache."""
     if os.access(folder, os.W_OK):
         _convert(folder, folder)
-        local.check(folder, SAFETENSORS)
+        model_files.check_model(folder, SAFETENSORS)
         return folder
     # Files that change get a new name here, so that no stale conversion is served.
-    sources = [folder / name for name in local.names_in(folder)]
+    sources = [folder / name for name in model_files.file_names(folder)]
     target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{_key(sources)}"
 
     def fill(scratch: Path) -> None:
-        for name in files.select(local.names_in(folder), ".bin", True).small:
+        for name in model_files.select_files(model_files.file_names(folder), ".bin", True).small:
             shutil.copyfile(folder / name, scratch / name)
         _convert(folder, scratch)
 
@@ -251,8 +257,8 @@ def _combined(folder: Path, weights: Path) -> Path:
             "name the folder that holds the safetensors, or leave it off",
         )
     ends = (SAFETENSORS, f"{SAFETENSORS}.index.json")
-    own = [name for name in local.names_in(weights) if name.endswith(ends)]
-    rest = [name for name in local.names_in(folder) if not name.endswith((*ends, ".bin"))]
+    own = [name for name in model_files.file_names(weights) if name.endswith(ends)]
+    rest = [name for name in model_files.file_names(folder) if not name.endswith((*ends, ".bin"))]
     sources = [*(folder / name for name in rest), *(weights / name for name in own)]
     target = _beside_cache("tgi-combined") / f"{folder.name}-{_key(sources)}"
 
@@ -270,17 +276,17 @@ def _key(sources: Sequence[Path]) -> str:
 
 
 def _convert(source: Path, target: Path) -> None:
-    weights = local.check(source, ".bin")
+    weights = model_files.check_model(source, ".bin")
     size = sum(path.stat().st_size for path in weights)
     require_space(target, size, f"the conversion of {source.name}")
     logger.info("converting %d .bin files (%s) to safetensors", len(weights), human_bytes(size))
     child_process.run("tgi_cli.hub.convert", source, target)
 
 
-def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
+def _adapter(folder: Path, name: str, commit: str, wishes: _ResolveOptions) -> Path:
     """A PEFT adapter: merged into its base, or as it is, with a word about its base."""
-    local.check_adapter(folder)
-    config = local.read_json(folder / files.ADAPTER_CONFIG)
+    model_files.check_adapter(folder)
+    config = model_files.read_json(folder / model_files.ADAPTER_CONFIG)
     base_id, base_revision = config.get("base_model_name_or_path"), config.get("revision")
     if not wishes.merge_lora:
         logger.info("%s is an adapter for %s (--merge-lora would merge it)", name, base_id)
@@ -298,7 +304,7 @@ def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
     target = _beside_cache("tgi-merged") / name.replace("/", "--") / f"{commit[:12]}-{key}"
 
     def fill(scratch: Path) -> None:
-        size = sum(path.stat().st_size for path in local.check(base.path, SAFETENSORS))
+        size = sum(path.stat().st_size for path in model_files.check_model(base.path, SAFETENSORS))
         require_space(scratch, size, f"merging {name}")
         logger.info("merging %s into %s", name, base_id)
         child_process.run("tgi_cli.hub.merge_lora", folder, base.path, scratch)
@@ -314,18 +320,18 @@ def _beside_cache(name: str) -> Path:
 def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
     """``target``, filled in a folder beside it and renamed when that is whole."""
     try:
-        with locked(target.parent / f".{target.name}.lock"):
+        with file_lock(target.parent / f".{target.name}.lock"):
             if target.is_dir():
                 logger.info("using %s, made earlier", target)
             else:
                 scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
                 try:
                     fill(scratch)
-                    local.check(scratch, SAFETENSORS)
+                    model_files.check_model(scratch, SAFETENSORS)
                     scratch.chmod(0o755)
                     scratch.rename(target)
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        raise write_error(error, target.parent) from error
+        raise disk_error(error, target.parent) from error
     return target

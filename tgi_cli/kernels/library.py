@@ -25,7 +25,7 @@ _switched_off = not _wanted
 _threads: int | None = None
 
 
-def native() -> ctypes.CDLL | None:
+def cpp_library() -> ctypes.CDLL | None:
     """The library for this processor, or None where torch has to do.
 
     Its functions take pointers and numbers; :mod:`tgi_cli.kernels` has the callers. It never
@@ -34,7 +34,7 @@ def native() -> ctypes.CDLL | None:
     return None if _switched_off else _load()
 
 
-def wanted() -> bool:
+def custom_kernels_enabled() -> bool:
     """Whether kernels of our own may compute: not where DISABLE_CUSTOM_KERNELS says no."""
     return _wanted
 
@@ -46,7 +46,7 @@ def best_level() -> str | None:
 
 
 @contextmanager
-def without_native() -> Iterator[None]:
+def without_cpp_kernels() -> Iterator[None]:
     """Do without the kernels in between: for what is compared with them."""
     global _switched_off
     before, _switched_off = _switched_off, True

@@ -16,7 +16,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.memory import allocate
 
 _PANEL = 32
@@ -74,7 +74,7 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
-class _Linear(ctypes.Structure):
+class _LinearArgs(ctypes.Structure):
     """``Linear`` of cpp/matrix.h."""
 
     _fields_ = (
@@ -256,7 +256,7 @@ def linear(
         width = matrix.out // 2 if epilogue == Epilogue.GATED else matrix.out
         dtype = torch.float32 if epilogue == Epilogue.FLOAT else torch.bfloat16
         out = torch.empty(rows, width, dtype=dtype)
-    call = _Linear(
+    call = _LinearArgs(
         x.data_ptr(),
         x.stride(0),
         rows,
@@ -273,7 +273,7 @@ def linear(
 
 
 def _library() -> ctypes.CDLL:
-    library = native()
+    library = cpp_library()
     if library is None:
         raise RuntimeError("packed weights need the kernels, which are not compiled here")
     return library

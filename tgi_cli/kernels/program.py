@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     """Operations, as ``cpp/program.h`` numbers them."""
 
     NORM = 0
@@ -63,7 +63,7 @@ class _Op(Structure):
     )
 
 
-class _Run(Structure):
+class _RunArgs(Structure):
     """``Run`` of ``cpp/program.h``."""
 
     _fields_ = (
@@ -80,19 +80,19 @@ class _Run(Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferView:
     """Part of a buffer: its number, and where in a token's row it begins."""
 
     buffer: int
     offset: int = 0
 
-    def at(self, offset: int) -> Place:
-        return Place(self.buffer, self.offset + offset)
+    def at(self, offset: int) -> BufferView:
+        return BufferView(self.buffer, self.offset + offset)
 
 
-RESIDUAL = Place(0)
+RESIDUAL = BufferView(0)
 """The embeddings at first; overwritten."""
-OUTPUT = Place(1)
+OUTPUT = BufferView(1)
 
 
 class Program:
@@ -108,7 +108,7 @@ class Program:
     """
 
     def __init__(self, hidden_size: int) -> None:
-        library = native()
+        library = cpp_library()
         if library is None:
             raise RuntimeError("the kernels are not compiled for this processor")
         self._library = library
@@ -117,7 +117,7 @@ class Program:
         self._ops: list[_Op] = []
         self._kept: list[Any] = []
         self._handle: c_void_p | None = None
-        self._run = _Run()
+        self._run = _RunArgs()
         self._run_reference = byref(self._run)
         self.labels: list[str] = []
         """What each operation is, for profiles."""
@@ -126,30 +126,30 @@ class Program:
         if getattr(self, "_handle", None) is not None:
             self._library.tgi_program_free(self._handle)
 
-    def buffer(self, width: int) -> Place:
+    def buffer(self, width: int) -> BufferView:
         """A further buffer of ``width`` numbers per token."""
         self._widths.append(width)
-        return Place(len(self._widths) - 1)
+        return BufferView(len(self._widths) - 1)
 
     def norm(
         self,
         label: str,
-        source: Place,
-        target: Place,
+        source: BufferView,
+        target: BufferView,
         width: int,
         *,
         kind: int,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         eps: float = 0.0,
-        residual: Place | None = None,
+        residual: BufferView | None = None,
         scale: float = 1.0,
     ) -> None:
         """residual += scale * source, if there is one; target = norm of that, or of source.
 
         ``kind``: 0 no norm (there is only the sum), 1 RMS, 2 layer norm with float32 weight.
         """
-        op = self._add(label, Kind.NORM, source, target, width=width, norm=kind, eps=eps)
+        op = self._add(label, OpKind.NORM, source, target, width=width, norm=kind, eps=eps)
         op.weight, op.bias = self._keep(weight), self._keep(bias)
         op.residual = -1 if residual is None else residual.buffer
         op.scale = scale
@@ -157,8 +157,8 @@ class Program:
     def linear(
         self,
         label: str,
-        source: Place,
-        target: Place,
+        source: BufferView,
+        target: BufferView,
         matrix: PackedMatrix,
         bias: Tensor | None,
         *,
@@ -169,7 +169,7 @@ class Program:
         """target = epilogue(source times the matrix plus bias)."""
         op = self._add(
             label,
-            Kind.LINEAR,
+            OpKind.LINEAR,
             source,
             target,
             epilogue=epilogue,
@@ -183,7 +183,7 @@ class Program:
     def rotate(
         self,
         label: str,
-        heads: Place,
+        heads: BufferView,
         *,
         layer: int,
         num_heads: int,
@@ -198,7 +198,7 @@ class Program:
 
         The values stand behind them; keys and values then go into the cache of ``layer``.
         """
-        op = self._add(label, Kind.ROTATE, heads, heads, eps=eps, layer=layer, rotated=rotated)
+        op = self._add(label, OpKind.ROTATE, heads, heads, eps=eps, layer=layer, rotated=rotated)
         op.rope = -1 if rope is None else rope
         op.heads, op.kv_heads, op.head_dim = num_heads, num_kv_heads, head_dim
         op.weight = self._keep(weight)
@@ -206,8 +206,8 @@ class Program:
     def attend(
         self,
         label: str,
-        queries: Place,
-        target: Place,
+        queries: BufferView,
+        target: BufferView,
         *,
         layer: int,
         num_heads: int,
@@ -219,7 +219,7 @@ class Program:
         sinks: Tensor | None,
     ) -> None:
         """target = attention of the queries over the cache; ``sinks`` are float32 [heads]."""
-        op = self._add(label, Kind.ATTEND, queries, target, layer=layer, softcap=softcap or 0.0)
+        op = self._add(label, OpKind.ATTEND, queries, target, layer=layer, softcap=softcap or 0.0)
         op.heads, op.kv_heads, op.head_dim = num_heads, num_kv_heads, head_dim
         op.attention_scale, op.window, op.sinks = scale, window or 0, self._keep(sinks)
 
@@ -266,7 +266,9 @@ class Program:
             raise MemoryError(f"no memory for the activations of {residual.shape[0]} tokens")
         return output
 
-    def _add(self, label: str, kind: Kind, source: Place, target: Place, **fields: Any) -> _Op:
+    def _add(
+        self, label: str, kind: OpKind, source: BufferView, target: BufferView, **fields: Any
+    ) -> _Op:
         op = _Op(kind=kind, residual=-1, **{"scale": 1.0, **fields})
         op.input, op.input_offset = source.buffer, source.offset
         op.output, op.output_offset = target.buffer, target.offset

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 
 _ALONE = 1 << 15
 """Numbers that one thread reads sooner than it could share them out."""
@@ -78,7 +78,7 @@ class Tokens(NamedTuple):
 
 def can_sample(logits: Tensor) -> bool:
     """Whether :func:`sample` takes these."""
-    return logits.device.type == "cpu" and logits.stride(-1) == 1 and native() is not None
+    return logits.device.type == "cpu" and logits.stride(-1) == 1 and cpp_library() is not None
 
 
 def sample(logits: Tensor, scores: Tensor, draw: Draw | None = None) -> Tokens:
@@ -92,7 +92,7 @@ def sample(logits: Tensor, scores: Tensor, draw: Draw | None = None) -> Tokens:
         scores: float32 [N, V], what is chosen by; may be the logits.
         draw: None: no row draws.
     """
-    library = native()
+    library = cpp_library()
     assert library is not None
     rows, vocabulary = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from tgi_cli.layers.norm import QKNorm, WideRMSNorm
 
 Rotation = tuple[Tensor, Tensor]
@@ -78,9 +78,9 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         parts = {
-            "q_proj": Part(num_heads * head_dim, num_heads),
-            "k_proj": Part(num_kv_heads * head_dim, num_kv_heads),
-            "v_proj": Part(num_kv_heads * head_dim, num_kv_heads),
+            "q_proj": Projection(num_heads * head_dim, num_heads),
+            "k_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
+            "v_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
         }
         self.qkv_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
         self.heads = [(own.stop - own.start) // head_dim for _, own in self.qkv_proj.parts.values()]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tgi_cli.device.memory import release_pages
 from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.layers.linear import _Linear
+from tgi_cli.layers.linear import LinearBase
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
@@ -127,7 +127,7 @@ class PositionEmbedding(Loadable):
         return self.weight.index_select(0, positions)
 
 
-class LMHead(_Linear):
+class LMHead(LinearBase):
     """Hidden states [N, hidden] to float32 logits [N, vocab], the same on every shard.
 
     A tied head takes its weight from the embedding. Where weights are packed it keeps a packed

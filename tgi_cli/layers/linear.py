@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Projection:
     """Outputs of a merged layer that have a name of their own."""
 
     size: int
@@ -31,7 +31,7 @@ class Part:
     """Pieces that stay whole on a shard (attention heads); None: single outputs."""
 
 
-class _Linear(Loadable):
+class LinearBase(Loadable):
     """A weight [out, in] of this shard, kept and applied by the model's quantization method."""
 
     weight: nn.Parameter | None
@@ -66,7 +66,7 @@ class _Linear(Loadable):
         return y
 
 
-class ColumnParallelLinear(_Linear):
+class ColumnParallelLinear(LinearBase):
     """Linear layers over one input, computed as one; each shard has some outputs of each.
 
     Merging q, k and v (and gate and up) saves a third of their time at one token, where each
@@ -78,7 +78,7 @@ class ColumnParallelLinear(_Linear):
     """
 
     def __init__(
-        self, build: Build, in_features: int, parts: Mapping[str, Part], bias: bool
+        self, build: Build, in_features: int, parts: Mapping[str, Projection], bias: bool
     ) -> None:
         self.parts = {
             name: (part, build.shard.share(part.size, part.units)) for name, part in parts.items()
@@ -109,7 +109,7 @@ class ColumnParallelLinear(_Linear):
         self.bias[place].copy_(bias[own])
 
 
-class RowParallelLinear(_Linear):
+class RowParallelLinear(LinearBase):
     """A linear layer whose inputs are shared out: x [T, this shard's inputs] -> [T, out_features].
 
     The shards' products are summed up, the bias is added by the first. ``units``: pieces of the
@@ -155,4 +155,4 @@ class ReplicatedLinear(ColumnParallelLinear):
 
     def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
         whole = Build(build.dtype, build.quantization, ALONE, build.lora, build.max_positions)
-        super().__init__(whole, in_features, {"": Part(out_features)}, bias)
+        super().__init__(whole, in_features, {"": Projection(out_features)}, bias)

@@ -20,7 +20,7 @@ from tgi_cli.layers.base import Build, Loadable
 from tgi_cli.layers.grouped import Groups, grouped_linear
 from tgi_cli.layers.linear import (
     ColumnParallelLinear,
-    Part,
+    Projection,
     ReplicatedLinear,
     RowParallelLinear,
 )
@@ -86,7 +86,7 @@ class Expert(nn.Module):
         self, build: Build, hidden_size: int, size: int, bias: bool, activation: str
     ) -> None:
         super().__init__()
-        parts = {"gate_proj": Part(size), "up_proj": Part(size)}
+        parts = {"gate_proj": Projection(size), "up_proj": Projection(size)}
         self.activation = activation
         self.gate_up_proj = _GateUp(build, hidden_size, parts, bias)
         self.down_proj = _Down(build, size, hidden_size, bias)

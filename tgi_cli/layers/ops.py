@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from tgi_cli.kernels import elementwise, wanted
+from tgi_cli.kernels import custom_kernels_enabled, elementwise
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 @cache
 def triton_kernels() -> ModuleType | None:
     """The kernels for CUDA; asked for at its first operation, and then never again."""
-    if not wanted():
+    if not custom_kernels_enabled():
         return None
     try:
         from tgi_cli.layers import triton_ops

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgi_cli.llm.collector import Collector
-from tgi_cli.llm.engine import Call, InProcessEngine
+from tgi_cli.llm.engine import InProcessEngine, RequestGroup
 from tgi_cli.llm.options import GenerationOptions
 from tgi_cli.llm.outputs import Completion
 from tgi_cli.llm.progress import RequestProgress
@@ -19,7 +19,7 @@ def run(engine: InProcessEngine, collectors: Sequence[Collector], progress: bool
         EngineDeadError: the engine's loop has ended.
     """
     by_id = {collector.request.request_id: collector for collector in collectors}
-    with Call(engine) as call, RequestProgress(len(collectors), progress) as bar:
+    with RequestGroup(engine) as call, RequestProgress(len(collectors), progress) as bar:
         for collector in collectors:
             call.submit(collector.request)
         while call.live:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest
 from tgi_cli.errors import TgiError
-from tgi_cli.llm.engine import Call, InProcessEngine
+from tgi_cli.llm.engine import InProcessEngine, RequestGroup
 from tgi_cli.llm.options import Prompt
 from tgi_cli.llm.progress import RequestProgress
 from tgi_cli.sampling.params import SamplingParams
@@ -177,7 +177,7 @@ def search(
             )
     hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]
     ids = [prompt.ids for prompt in prompts]
-    with Call(engine) as call, RequestProgress(len(prompts), progress) as bar:
+    with RequestGroup(engine) as call, RequestProgress(len(prompts), progress) as bar:
         searches = run_searches(call, engine.request_ids, ids, options, info.vocab_size, adapter_id)
         for place, found in searches:
             hypotheses[place] = hypotheses_of(found, ids[place], tokenizer)
@@ -186,7 +186,7 @@ def search(
 
 
 def run_searches(
-    call: Call,
+    call: RequestGroup,
     ids: Iterator[int],
     prompts: Sequence[tuple[int, ...]],
     options: BeamOptions,

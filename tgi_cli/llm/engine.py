@@ -1,7 +1,7 @@
 """The engine in this process: its loop in one thread, its outputs sorted by caller in another.
 
-A caller opens a :class:`Call`, submits requests through it and receives what each step says of
-them. Callers, in any threads, share nothing but the engine's inbox.
+A caller opens a :class:`RequestGroup`, submits requests through it and receives their outputs
+step by step. Callers, in any threads, share nothing but the engine's inbox.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
+from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import GrammarCompiler, Worker
-from tgi_cli.engine.step_stats import StepStatistics
 from tgi_cli.errors import TgiError
 from tgi_cli.llm.errors import EngineDeadError
 from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError, unknown
@@ -87,8 +87,8 @@ class InProcessEngine:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
-        on_statistics = None if on_stats is None else _told(on_stats)
-        core = EngineCore(worker, limits, depth, on_statistics, grammars)
+        on_step = None if on_stats is None else _told(on_stats)
+        core = EngineCore(worker, limits, depth, grammars, on_step)
         self._inbox, self._outbox = core.inbox, core.outbox
         self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()
@@ -216,7 +216,7 @@ class InProcessEngine:
             mailbox.put(letter)
 
 
-class Call:
+class RequestGroup:
     """The requests of one caller, used by one thread at a time; leaving it cancels the rest."""
 
     def __init__(self, engine: InProcessEngine) -> None:
@@ -250,7 +250,7 @@ class Call:
         for request_id in list(self.live):
             self.drop(request_id)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> RequestGroup:
         return self
 
     def __exit__(
@@ -296,16 +296,16 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-def _told(on_stats: Callable[[str], None]) -> Callable[[StepStatistics], None]:
-    """Statistics as JSON to the user's callback; one that raises is not called again."""
+def _told(on_stats: Callable[[str], None]) -> Callable[[StepStats], None]:
+    """Step statistics as JSON to the user's callback; one that raises is not called again."""
     broken = False
 
-    def tell(statistics: StepStatistics) -> None:
+    def tell(stats: StepStats) -> None:
         nonlocal broken
         if broken:
             return
         try:
-            on_stats(statistics.to_json())
+            on_stats(stats.to_json())
         except Exception:  # a user's code, which must not take the engine down
             broken = True
             log.exception("on_stats raised, and is not called any more")

@@ -13,7 +13,7 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.llm.batch import completions_of, run
 from tgi_cli.llm.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.llm.collector import Collector
-from tgi_cli.llm.engine import Call
+from tgi_cli.llm.engine import RequestGroup
 from tgi_cli.llm.errors import GenerationError
 from tgi_cli.llm.grammar import read_grammar
 from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine
@@ -71,7 +71,7 @@ class LLM:
         max_loras: that share a batch; None: 4 where adapters are named, else none can be loaded.
         max_cpu_loras, max_lora_rank: as the flags.
         on_stats: called at every step with its statistics, a JSON object with the fields of
-            TensorRT-LLM's batch manager (:class:`tgi_cli.engine.step_stats.StepStatistics`); on
+            TensorRT-LLM's batch manager (:class:`tgi_cli.engine.metrics.StepStats`); on
             the engine's thread, so keep it short. If it raises, that is logged and it is not
             called again.
 
@@ -278,7 +278,7 @@ class LLM:
         (collector,) = self._collectors(
             prompt if isinstance(prompt, str) else [prompt], sampling_params, wishes
         )
-        return Stream(Call(self._engine), collector, self)
+        return Stream(RequestGroup(self._engine), collector, self)
 
     def stream_chat(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from tgi_cli.llm.collector import Collector
-from tgi_cli.llm.engine import Call
+from tgi_cli.llm.engine import RequestGroup
 from tgi_cli.llm.errors import GenerationError
 from tgi_cli.llm.outputs import Completion, Piece
 
@@ -25,7 +25,7 @@ class Stream:
             ends with the finish reason ``cancelled``.
     """
 
-    def __init__(self, call: Call, collector: Collector, owner: object) -> None:
+    def __init__(self, call: RequestGroup, collector: Collector, owner: object) -> None:
         self._call = call
         self._owner = owner  # an LLM that nobody refers to any more closes its engine
         self._collector = collector

@@ -93,7 +93,7 @@ class AdapterRegistry:
         try:
             began = time.monotonic()
             path = find()
-            base = hub.base_of(path)
+            base = hub.base_model_of(path)
             if not hub.is_same_base(base, self._model_id):
                 log.warning(
                     "the adapter %s names %s as its base, and %s is served: is it the right one?",

@@ -65,6 +65,9 @@ class Engine(Protocol):
     @property
     def live_requests(self) -> int: ...
 
+    @property
+    def metrics(self) -> EngineMetrics: ...
+
 
 class _Route(NamedTuple):
     session: ClientSession
@@ -77,7 +80,6 @@ class EngineServer(AdapterServicer):
     Args:
         engine: its loop runs elsewhere.
         info: what clients are told of it.
-        tally: of its statistics.
         max_loras: adapters that share a batch; 0: none can be loaded.
 
     Attributes:
@@ -88,13 +90,11 @@ class EngineServer(AdapterServicer):
         self,
         engine: Engine,
         info: EngineInfo,
-        tally: EngineMetrics | None = None,
         max_loras: int = 0,
     ) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
         self.fronts: list[GrpcService] = []
         self._engine = engine
-        self._tally = tally or EngineMetrics()
         self._info = info
         self._instance = uuid.uuid4().hex
         self._engine_ids = itertools.count(1)
@@ -102,7 +102,6 @@ class EngineServer(AdapterServicer):
         """Guards ``_sessions``, ``_routes`` and the sessions' fields; token look-ups go without."""
         self._sessions: set[ClientSession] = set()
         self._routes: dict[int, _Route] = {}
-        self._gauges = StepOutputs()
         self._closed_because = ""
         self._server: grpc.Server | None = None
         self._folder: Path | None = None
@@ -175,11 +174,10 @@ class EngineServer(AdapterServicer):
         engine = self._engine
         return pb.HealthResponse(steps=engine.progress, live_requests=engine.live_requests)
 
-    def Statistics(
-        self, request: pb.StatisticsRequest, context: grpc.ServicerContext
-    ) -> pb.StatisticsResponse:
-        load = codec.encode_step(self._part(), self._tally.now)
-        return metrics_codec.encode(metrics_codec.statistics_of(self._tally, load.queued), load)
+    def Metrics(
+        self, request: pb.MetricsRequest, context: grpc.ServicerContext
+    ) -> pb.MetricsResponse:
+        return metrics_codec.encode(self._engine.metrics)
 
     def Session(
         self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext
@@ -204,7 +202,7 @@ class EngineServer(AdapterServicer):
         threading.Thread(
             target=self._read, args=(session, request_iterator), name="session", daemon=True
         ).start()
-        messages = session.messages(lambda: self._tally.now)
+        messages = session.messages()
         if session.steps is not None:
             step_socket.send(session.steps, messages)
         else:
@@ -291,7 +289,6 @@ class EngineServer(AdapterServicer):
 
     def _dispatch(self) -> None:
         while (outputs := self._engine.outbox.get()) is not None:
-            self._gauges = outputs
             self.adapters.take(outputs.adapters)
             self._split(outputs)
         self.adapters.end()
@@ -303,7 +300,7 @@ class EngineServer(AdapterServicer):
         first = found[0] if found else None
         if first is not None and all(r is not None and r.session is first.session for r in found):
             # One client, the usual case: its arrays are the engine's.
-            part = self._part()
+            part = StepOutputs()
             part.request_ids = [route.client_id for route in found if route is not None]
             part.token_ids = outputs.token_ids
             part.logprobs = outputs.logprobs
@@ -361,20 +358,8 @@ class EngineServer(AdapterServicer):
     ) -> StepOutputs:
         part = parts.get(session)
         if part is None:
-            part = parts[session] = self._part()
+            part = parts[session] = StepOutputs()
         return part
-
-    def _part(self) -> StepOutputs:
-        """Empty outputs with the engine's latest gauges."""
-        now = self._gauges
-        return StepOutputs(
-            queued=now.queued,
-            running=now.running,
-            used_blocks=now.used_blocks,
-            preemptions=now.preemptions,
-        )
 
     def _ended(self, client_ids: list[int], cause: str) -> StepOutputs:
-        part = self._part()
-        part.finished = [Finished(i, FinishReason.ERROR, cause) for i in client_ids]
-        return part
+        return StepOutputs(finished=[Finished(i, FinishReason.ERROR, cause) for i in client_ids])

@@ -21,7 +21,6 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Shutdown
-from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.limits_report import log_limits
@@ -89,20 +88,17 @@ def _serve(
     log_limits(serve, context, capacity)
     config = capacity.config
     limits = SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window)
-    tally = EngineMetrics()
     depth = 0 if config.device == "cpu" else 1
     engine = EngineCore(
         worker,
         limits,
         depth,
-        on_statistics=tally,
-        on_times=tally.timed,
         grammars=worker.grammars,
     )
     # What lives now lives for ever: the collector need not walk the model again.
     gc.collect()
     gc.freeze()
-    server = EngineServer(engine, worker.info(), tally, config.max_loras)
+    server = EngineServer(engine, worker.info(), config.max_loras)
     heart.publish(asdict(worker.info()))
     if generate is not None:
         from tgi_cli.tgi_grpc.mount import GenerateServices  # which not every server has

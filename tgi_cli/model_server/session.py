@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
 from tgi_cli.engine.messages import StepOutputs
-from tgi_cli.engine.metrics import EngineCounters
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 
@@ -31,7 +30,7 @@ class ClientSession:
         self.closed = False
         self.steps: socket.socket | None = None
 
-    def messages(self, totals: Callable[[], EngineCounters]) -> Iterator[pb.StepMessage]:
+    def messages(self) -> Iterator[pb.StepMessage]:
         """A message for whatever has gathered, in order, until the end."""
         while (outputs := self.outgoing.get()) is not None:
             more: StepOutputs | None = outputs
@@ -40,7 +39,7 @@ class ClientSession:
                     codec.merge_steps(outputs, more)
             except Empty:
                 pass
-            yield codec.encode_step(outputs, totals())
+            yield codec.encode_step(outputs)
             if more is None:
                 return
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, CorruptFileError
-from tgi_cli.hub.local import weight_map
+from tgi_cli.hub.model_files import weight_map
 from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
@@ -61,7 +61,7 @@ def merge_quantized(
             return read_tensor(small)
 
         try:
-            weight = layout.fold(module, tensors, peek)
+            weight = layout.merge(module, tensors, peek)
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise CheckpointError(
                 f"{module} is no weight quantized with {layout.name}: {error!r}",

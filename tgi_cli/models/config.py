@@ -223,9 +223,9 @@ def _scaled(config: ModelConfig, kind: str, factor: float) -> ModelConfig:
 
     The context grows by the factor.
     """
-    from tgi_cli.models.registry import decoder_spec, is_native
+    from tgi_cli.models.registry import decoder_spec, is_builtin
 
-    if not is_native(config) or not decoder_spec(config).ropes:
+    if not is_builtin(config) or not decoder_spec(config).ropes:
         raise ConfigError(
             f"--rope-scaling is not for {config.architecture}: it is not run with rotary embedding "
             "of our own",

@@ -12,11 +12,11 @@ import logging
 import torch
 from torch import nn
 
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
-from tgi_cli.kernels.program import OUTPUT, RESIDUAL, Place, Program
+from tgi_cli.kernels.program import OUTPUT, RESIDUAL, BufferView, Program
 from tgi_cli.layers import MLP, Attention, GatedMLP, LayerNorm, RMSNorm, RotaryEmbedding
-from tgi_cli.layers.linear import _Linear
+from tgi_cli.layers.linear import LinearBase
 from tgi_cli.models.decoder import DecoderLayer, DecoderModel, Norm
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class NotLowered(Exception):
 
 def lower(model: DecoderModel) -> Program | None:
     """The program of a loaded model's layers; None where its modules have to run."""
-    if native() is None:
+    if cpp_library() is None:
         return None
     try:
         return _Lowering(model).program
@@ -53,9 +53,9 @@ class _Lowering:
         assert isinstance(first, DecoderLayer)
         self.normed = self.program.buffer(hidden_size)
         self.branch = self.program.buffer(hidden_size)
-        self.waiting: tuple[Place, float] | None = None
+        self.waiting: tuple[BufferView, float] | None = None
         """A branch that is not in the residual yet, and its factor."""
-        self._buffers: dict[tuple[str, int], Place] = {}
+        self._buffers: dict[tuple[str, int], BufferView] = {}
         self.rotated = [
             2 * len(rope.frequencies) for rope in model.ropes if isinstance(rope, RotaryEmbedding)
         ]
@@ -108,7 +108,7 @@ class _Lowering:
         self._plain_norm(label, norm, self.branch, self.branch)
         self.waiting = (self.branch, scale)
 
-    def _norm(self, label: str, norm: Norm | None, target: Place) -> Place:
+    def _norm(self, label: str, norm: Norm | None, target: BufferView) -> BufferView:
         """The norm before a block, which takes in what waits; returns where its result is."""
         waiting, self.waiting = self.waiting, None
         if waiting is None:
@@ -135,9 +135,9 @@ class _Lowering:
         self,
         label: str,
         norm: nn.Module,
-        source: Place,
-        target: Place,
-        residual: Place | None = None,
+        source: BufferView,
+        target: BufferView,
+        residual: BufferView | None = None,
         scale: float = 1.0,
     ) -> None:
         if not isinstance(norm, RMSNorm | LayerNorm):
@@ -161,8 +161,8 @@ class _Lowering:
         label: str,
         attention: Attention,
         rope: int | None,
-        source: Place,
-        target: Place,
+        source: BufferView,
+        target: BufferView,
         epilogue: Epilogue = Epilogue.STORE,
         scale: float = 1.0,
     ) -> None:
@@ -207,8 +207,8 @@ class _Lowering:
         self,
         label: str,
         mlp: nn.Module,
-        source: Place,
-        target: Place,
+        source: BufferView,
+        target: BufferView,
         epilogue: Epilogue,
         scale: float = 1.0,
     ) -> None:
@@ -228,9 +228,9 @@ class _Lowering:
     def _linear(
         self,
         label: str,
-        layer: _Linear,
-        source: Place,
-        target: Place,
+        layer: LinearBase,
+        source: BufferView,
+        target: BufferView,
         epilogue: Epilogue,
         activation: int = 0,
         scale: float = 1.0,
@@ -254,7 +254,7 @@ class _Lowering:
             scale=scale,
         )
 
-    def _buffer(self, name: str, width: int) -> Place:
+    def _buffer(self, name: str, width: int) -> BufferView:
         """One for all layers of that width."""
         if (name, width) not in self._buffers:
             self._buffers[name, width] = self.program.buffer(width)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import PagedAttention
-from tgi_cli.attention.cpu_cpp import NativeAttention
+from tgi_cli.attention.cpu_cpp import CppAttention
 from tgi_cli.kernels.program import Program
 from tgi_cli.layers import (
     MLP,
@@ -123,7 +123,7 @@ class DecoderModel(nn.Module):
             hidden = hidden.add_(self.embed_positions(positions))
         rotations = [rope(positions) for rope in self.ropes]
         if (
-            isinstance(attention, NativeAttention)
+            isinstance(attention, CppAttention)
             and self.program is not None
             and (self.lora is None or self.lora.columns is None)
         ):

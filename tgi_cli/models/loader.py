@@ -36,11 +36,11 @@ from tgi_cli.models.checkpoint import (
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.dummy import random_tensor
-from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
+from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
-from tgi_cli.quantization.detect import notice, quantizer
-from tgi_cli.quantization.head import QuantizedHead
+from tgi_cli.quantization.detect import method_notice, quantizer_for
+from tgi_cli.quantization.quantized import QuantizedHead
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def load_model(
         layout = checkpoint_format(config)
         method: QuantizationMethod = Unquantized()
         if layout is not None or quantize is not None:
-            method = Quantized(dtype, device, None if quantize is None else quantizer(quantize))
+            method = Quantized(dtype, device, None if quantize is None else quantizer_for(quantize))
         head = QuantizedHead(dtype, device) if quantize_head else None
         build = Build(dtype, method, shard, lora, max_positions, head)
         model = _build(config, build, device)
@@ -163,7 +163,7 @@ def load_model(
                 text = "%d quantized weights are kept in %s: as parts of larger ones"
                 log.info(text, stacked, name)
     if shard.rank == 0:
-        if quantize is not None and (about := notice(quantize)):
+        if quantize is not None and (about := method_notice(quantize)):
             log.info(about)
         for each in (method, head):
             for line in each.report() if isinstance(each, Quantized) else ():
@@ -173,7 +173,7 @@ def load_model(
 
 def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
     """The model without weights: as it is defined here, else as transformers defines it."""
-    if is_native(config):
+    if is_builtin(config):
         spec = decoder_spec(config)
         try:
             return DecoderForCausalLM(spec, build, device)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
-from tgi_cli.models.declared import check_declared
+from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _UNPACKED = {("gpt_oss", "mxfp4")}
 """Families and the quantized weights that they read into dense ones."""
 
 
-def is_native(config: ModelConfig) -> bool:
+def is_builtin(config: ModelConfig) -> bool:
     """Whether the architecture is defined here; any other is left to transformers' code."""
     return config.architecture in FAMILIES
 
@@ -67,9 +67,9 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
         return None
     if (FAMILIES.get(config.architecture), stated.get("quant_method")) in _UNPACKED:
         return None
-    from tgi_cli.quantization.detect import recognise  # imports torch
+    from tgi_cli.quantization.detect import detect_format  # imports torch
 
-    return recognise(stated)
+    return detect_format(stated)
 
 
 def quantization_name(config: ModelConfig) -> str | None:
@@ -88,9 +88,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         ModelError: config.json lacks a value or has one that cannot be.
     """
     quantized = checkpoint_format(config) is not None
-    check_declared(
-        config.path, config.raw, quantized or config.quantization is not None, native=True
-    )
+    check_sizes(config.path, config.raw, quantized or config.quantization is not None, native=True)
     family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
     try:
         spec: DecoderSpec = family.read(config)
@@ -107,7 +105,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
 
     Of an architecture that is not defined here it imports transformers, and torch with it.
     """
-    if not is_native(config):
+    if not is_builtin(config):
         from tgi_cli.models.hf.model import transformers_facts
 
         return replace(transformers_facts(config), quantization=quantization_name(config))

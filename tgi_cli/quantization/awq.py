@@ -14,7 +14,13 @@ from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.bits import unpack
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ReadTensor,
+    TensorHeader,
+    check_tensors,
+)
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 _LAYOUTS = ("gemm", "exllama", "ipex")
@@ -28,9 +34,9 @@ class AWQ(CheckpointFormat):
     """Codes of 4 bits, packed along the outputs, eight to a word in an order of their own."""
 
     name = "awq"
-    mains = ("qweight",)
-    needed = ("scales",)
-    others = ("qzeros",)
+    code_suffixes = ("qweight",)
+    required_suffixes = ("scales",)
+    optional_suffixes = ("qzeros",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         bits = int(config.get("bits", config.get("w_bit", 4)))
@@ -41,11 +47,13 @@ class AWQ(CheckpointFormat):
                 "serve a checkpoint of 4 bits in the layout gemm",
             )
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(
+        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
+    ) -> MergedWeight:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )
-        check(right, "awq", module, tensors)
+        check_tensors(right, "awq", module, tensors)
         inputs, words = tensors["qweight"].shape
         num_groups, outputs = tensors["scales"].shape
         right = (
@@ -54,11 +62,11 @@ class AWQ(CheckpointFormat):
             and num_groups > 0
             and inputs % num_groups == 0
         )
-        check(right, "awq", module, tensors)
+        check_tensors(right, "awq", module, tensors)
         group = inputs // num_groups
         about = f"4 bits, groups of {group}"
         names = ("qweight", "qzeros", "scales")
-        return Folded((outputs, inputs), names, partial(_read, group), about)
+        return MergedWeight((outputs, inputs), names, partial(_read, group), about)
 
 
 def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight:

@@ -28,7 +28,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     return (pieces[..., None] >> shifts).bitwise_and_(7).to(torch.uint8).flatten(-3)
 
 
-def unpack_less_one(words: Tensor, bits: int) -> Tensor:
+def unpack_minus_one(words: Tensor, bits: int) -> Tensor:
     """The same of numbers that are stored less 1.
 
     1 was taken off whole words, not numbers, where these do not straddle them: below a 0 there

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.files import decode_json
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ReadTensor,
+    TensorHeader,
+    check_tensors,
+)
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 BLOCK = 64
@@ -37,9 +43,9 @@ _STATE = "weight.quant_state.bitsandbytes__"
 class Bitsandbytes(CheckpointFormat):
     """``M.weight`` with codes, beside it its scales and, for 4 bits, a JSON object as bytes."""
 
-    mains = ("weight",)
-    needed = ("SCB", f"{_STATE}nf4", f"{_STATE}fp4")
-    others = (
+    code_suffixes = ("weight",)
+    required_suffixes = ("SCB", f"{_STATE}nf4", f"{_STATE}fp4")
+    optional_suffixes = (
         "weight_format",
         "weight.absmax",
         "weight.quant_map",
@@ -51,17 +57,21 @@ class Bitsandbytes(CheckpointFormat):
         kind = config.get("bnb_4bit_quant_type", "fp4") if config.get("load_in_4bit") else None
         self.name = "bitsandbytes" if kind is None else f"bitsandbytes-{kind}"
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(
+        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
+    ) -> MergedWeight:
         if "SCB" in tensors:
             shape = tensors["weight"].shape
             right = len(shape) == 2 and tensors["weight"].dtype == "I8"
-            check(right and tensors["SCB"].shape == shape[:1], "bitsandbytes", module, tensors)
+            check_tensors(
+                right and tensors["SCB"].shape == shape[:1], "bitsandbytes", module, tensors
+            )
             if "weight_format" in tensors and int(peek("weight_format")) != 0:
                 raise CheckpointError(
                     f"{module} is in an order of bitsandbytes' for one kind of GPU",
                     "save the model again with a newer bitsandbytes",
                 )
-            return Folded((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
+            return MergedWeight((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
         kind = "nf4" if f"{_STATE}nf4" in tensors else "fp4"
         state = decode_json(bytes(peek(f"{_STATE}{kind}").tolist()))
         outputs, inputs = state["shape"]
@@ -72,13 +82,13 @@ class Bitsandbytes(CheckpointFormat):
             names += ["weight.nested_absmax", "weight.nested_quant_map"]
         right = all(name in tensors for name in names)
         right = right and 2 * torch.Size(tensors["weight"].shape).numel() == outputs * inputs
-        check(right, "bitsandbytes", module, tensors)
+        check_tensors(right, "bitsandbytes", module, tensors)
         about = f"{kind}, blocks of {block}" + (", their scales in 8 bits" if nested else "")
         if inputs % block:
             read = partial(_read_straddling, state)
         else:
             read = partial(_read_4bit, state)
-        return Folded((outputs, inputs), tuple(names), read, about)
+        return MergedWeight((outputs, inputs), tuple(names), read, about)
 
 
 def _read_int8(weight: Tensor, scb: Tensor) -> QuantizedWeight:

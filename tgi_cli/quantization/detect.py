@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.quantization import bitsandbytes, fp8, integer
+from tgi_cli.quantization import bitsandbytes, fp8
 from tgi_cli.quantization.awq import AWQ
 from tgi_cli.quantization.bitsandbytes import Bitsandbytes
 from tgi_cli.quantization.compressed_tensors import CompressedTensors
@@ -15,6 +15,7 @@ from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.fp8 import FP8
 from tgi_cli.quantization.gptq import GPTQ
 from tgi_cli.quantization.quantized import Quantizer
+from tgi_cli.quantization.quantized_weight import quantize_int8
 
 _ELSEWHERE = "serve a checkpoint in bfloat16, or one quantized with gptq, awq or compressed-tensors"
 
@@ -35,7 +36,7 @@ _REFUSED = {
 """Formats that people have, and why they are not read."""
 
 
-def method_of(config: Mapping[str, Any]) -> str:
+def method_name(config: Mapping[str, Any]) -> str:
     """The method that a quantization config names, or that its other keys show."""
     method = config.get("quant_method") or config.get("method")
     if isinstance(method, str):
@@ -45,14 +46,14 @@ def method_of(config: Mapping[str, Any]) -> str:
     return "awq" if "w_bit" in config else "gptq" if "bits" in config else "an unnamed method"
 
 
-def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
+def detect_format(config: Mapping[str, Any]) -> CheckpointFormat:
     """The format that a ``quantization_config`` describes.
 
     Raises:
         UnsupportedModelError: it cannot be read; the message says why.
         ModelError: the configuration makes no sense.
     """
-    method = method_of(config)
+    method = method_name(config)
     layout = config.get("checkpoint_format", config.get("format"))
     if layout == "marlin" or config.get("is_marlin_format"):
         method = "marlin"
@@ -73,17 +74,17 @@ def recognise(config: Mapping[str, Any]) -> CheckpointFormat:
         ) from error
 
 
-def quantizer(name: str) -> Quantizer:
+def quantizer_for(name: str) -> Quantizer:
     """What ``--quantize`` makes of plain weights: one of
     :data:`tgi_cli.config.ON_THE_FLY`."""
     if name == "fp8":
         return fp8.quantize
     if name.startswith("bitsandbytes-"):
         return partial(bitsandbytes.quantize, name.removeprefix("bitsandbytes-"))
-    return integer.quantize
+    return quantize_int8
 
 
-def notice(name: str) -> str | None:
+def method_notice(name: str) -> str | None:
     """What is to be known of a method on the fly that its name does not say."""
     if name in ("eetq", "bitsandbytes"):
         return (

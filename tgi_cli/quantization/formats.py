@@ -13,7 +13,7 @@ from tgi_cli.errors import CheckpointError
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
-class Header(Protocol):
+class TensorHeader(Protocol):
     """What the header of a safetensors file says of a tensor."""
 
     @property
@@ -24,14 +24,14 @@ class Header(Protocol):
         """As safetensors names it: ``I32``, ``F8_E4M3``."""
 
 
-H = TypeVar("H", bound=Header)
+H = TypeVar("H", bound=TensorHeader)
 
-Peek = Callable[[str], Tensor]
+ReadTensor = Callable[[str], Tensor]
 """From a suffix to the module's tensor of that name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class MergedWeight:
     """A module's weight, made of several stored tensors.
 
     Attributes:
@@ -57,17 +57,19 @@ class CheckpointFormat(ABC):
 
     name: str
     """As ``--quantize`` has it."""
-    mains: tuple[str, ...]
+    code_suffixes: tuple[str, ...]
     """Suffixes of the tensor with the codes; a module has one of them."""
-    needed: tuple[str, ...]
+    required_suffixes: tuple[str, ...]
     """Of these at least one stands beside it, or it is a plain weight."""
-    others: tuple[str, ...] = ()
-    """What else may stand beside it; what ``fold`` does not name is not used."""
+    optional_suffixes: tuple[str, ...] = ()
+    """What else may stand beside it; what ``merge`` does not name is not used."""
     ignored: tuple[str, ...] = ()
     """Regular expressions for names of other tensors that come with the format, in vain here."""
 
     @abstractmethod
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(
+        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
+    ) -> MergedWeight:
         """The weight of a module, given its tensors by their suffixes.
 
         ``peek`` reads one of them, which should be small.
@@ -81,16 +83,16 @@ class CheckpointFormat(ABC):
         """The quantized modules of a checkpoint, with their tensors by suffixes."""
         found: dict[str, dict[str, H]] = {}
         for name in stored:
-            main = next((each for each in self.mains if name.endswith(f".{each}")), None)
+            main = next((each for each in self.code_suffixes if name.endswith(f".{each}")), None)
             if main is None:
                 continue
             module = name.removesuffix(f".{main}")
             beside = {
                 suffix: stored[f"{module}.{suffix}"]
-                for suffix in (*self.needed, *self.others)
+                for suffix in (*self.required_suffixes, *self.optional_suffixes)
                 if f"{module}.{suffix}" in stored
             }
-            if not beside.keys().isdisjoint(self.needed):
+            if not beside.keys().isdisjoint(self.required_suffixes):
                 found[module] = {main: stored[name], **beside}
         return found
 
@@ -111,7 +113,9 @@ class _Nothing:
     dtype: str = ""
 
 
-def check(right: bool, format_name: str, module: str, tensors: Mapping[str, Header]) -> None:
+def check_tensors(
+    right: bool, format_name: str, module: str, tensors: Mapping[str, TensorHeader]
+) -> None:
     """Raise CheckpointError, with the shapes, unless they are ``right``."""
     if right:
         return

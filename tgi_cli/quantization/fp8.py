@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
-from tgi_cli.quantization.scales import spread, spreads
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ReadTensor,
+    TensorHeader,
+    check_tensors,
+)
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 """By safetensors' names."""
@@ -28,9 +33,9 @@ class FP8(CheckpointFormat):
     """
 
     name = "fp8"
-    mains = ("weight",)
-    needed = ("weight_scale_inv", "weight_scale")
-    others = ("input_scale", "activation_scale", "input_scale_ub")
+    code_suffixes = ("weight",)
+    required_suffixes = ("weight_scale_inv", "weight_scale")
+    optional_suffixes = ("input_scale", "activation_scale", "input_scale_ub")
     ignored = (r".*\.[qkv]_scale",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -38,29 +43,36 @@ class FP8(CheckpointFormat):
         self.block = None if not block else (int(block[0]), int(block[1]))
         self.inverse = config.get("weight_scale_semantics") == "inverse"
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
-        return fold(module, tensors, self.block, self.inverse)
+    def merge(
+        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
+    ) -> MergedWeight:
+        return merge_tensors(module, tensors, self.block, self.inverse)
 
 
-def fold(
-    module: str, tensors: Mapping[str, Header], block: tuple[int, int] | None, inverse: bool = False
-) -> Folded:
-    """What :meth:`CheckpointFormat.fold` returns, for blocks of that size if there are any."""
+def merge_tensors(
+    module: str,
+    tensors: Mapping[str, TensorHeader],
+    block: tuple[int, int] | None,
+    inverse: bool = False,
+) -> MergedWeight:
+    """What :meth:`CheckpointFormat.merge` returns, for blocks of that size if there are any."""
     weight = tensors["weight"]
-    scale = next(name for name in FP8.needed if name in tensors)
+    scale = next(name for name in FP8.required_suffixes if name in tensors)
     shape = weight.shape
-    check(weight.dtype in DTYPES and len(shape) == 2, "fp8", module, tensors)
+    check_tensors(weight.dtype in DTYPES and len(shape) == 2, "fp8", module, tensors)
     outputs, inputs = shape
-    check(spreads(tensors[scale].shape, (outputs, inputs), block), "fp8", module, tensors)
+    check_tensors(
+        can_expand_scales(tensors[scale].shape, (outputs, inputs), block), "fp8", module, tensors
+    )
     about = "8 bits, floating point" + (f", blocks of {block[0]} x {block[1]}" if block else "")
-    return Folded((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
+    return MergedWeight((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
 
 
 def _read(
     block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor
 ) -> QuantizedWeight:
     own = scales.float()
-    spread_scales, groups = spread(
+    spread_scales, groups = expand_scales(
         own.reciprocal() if inverse else own, (weight.shape[0], weight.shape[1]), block
     )
     return QuantizedWeight(

@@ -11,8 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from tgi_cli.quantization.bits import unpack, unpack_less_one
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.bits import unpack, unpack_minus_one
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ReadTensor,
+    TensorHeader,
+    check_tensors,
+)
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 
@@ -28,19 +34,21 @@ class GPTQ(CheckpointFormat):
     """
 
     name = "gptq"
-    mains = ("qweight",)
-    needed = ("scales",)
-    others = ("qzeros", "g_idx")
+    code_suffixes = ("qweight",)
+    required_suffixes = ("scales",)
+    optional_suffixes = ("qzeros", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.group_size = int(config.get("group_size", -1))
         self.less_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(
+        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
+    ) -> MergedWeight:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )
-        check(right, "gptq", module, tensors)
+        check_tensors(right, "gptq", module, tensors)
         words, outputs = tensors["qweight"].shape
         num_groups, zero_words = tensors["qzeros"].shape
         bits = 32 * zero_words // max(1, outputs)
@@ -48,7 +56,7 @@ class GPTQ(CheckpointFormat):
         group = self.group_size if self.group_size > 0 else inputs
         if -(-inputs // group) != num_groups and num_groups and inputs % num_groups == 0:
             group = inputs // num_groups  # a module of a size of its own
-        check(
+        check_tensors(
             bits in (2, 3, 4, 8)
             and outputs * bits == 32 * zero_words
             and tensors["scales"].shape == (num_groups, outputs)
@@ -60,7 +68,7 @@ class GPTQ(CheckpointFormat):
         )
         names = ("qweight", "qzeros", "scales") + (("g_idx",) if "g_idx" in tensors else ())
         read = partial(_read, bits, group, self.less_one)
-        return Folded((outputs, inputs), names, read, f"{bits} bits, groups of {group}")
+        return MergedWeight((outputs, inputs), names, read, f"{bits} bits, groups of {group}")
 
 
 def _read(
@@ -73,6 +81,6 @@ def _read(
     g_idx: Tensor | None = None,
 ) -> QuantizedWeight:
     codes = unpack(qweight.T, bits)
-    zeros = (unpack_less_one if less_one else unpack)(qzeros, bits).T.float()
+    zeros = (unpack_minus_one if less_one else unpack)(qzeros, bits).T.float()
     groups = contiguous_groups(codes.shape[1], group) if g_idx is None else g_idx.long()
     return QuantizedWeight(codes, scales.T.float(), zeros, groups, bits)

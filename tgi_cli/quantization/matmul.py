@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 from tgi_cli.kernels.linear import linear, pack_codes
 from tgi_cli.quantization import fp8
-from tgi_cli.quantization.quantized_weight import Arranged, QuantizedWeight, arrange
+from tgi_cli.quantization.quantized_weight import GroupedWeight, QuantizedWeight, group_inputs
 
 _TORCH_GROUPS = (256, 128, 64, 32)
 """Sizes of groups that torch's kernels for 4 bits know."""
@@ -41,20 +41,20 @@ class QuantizedMatmul(ABC):
         return sum(each.nbytes for each in self.tensors)
 
 
-class Native(QuantizedMatmul):
+class CppMatmul(QuantizedMatmul):
     """Our kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
 
-    Exact but for the sums, and for what :func:`in_bfloat16` makes of a table.
+    Exact but for the sums, and for what :func:`bfloat16_table` makes of a table.
     """
 
-    def __init__(self, weight: Arranged, bits: int, paired: bool) -> None:
+    def __init__(self, weight: GroupedWeight, bits: int, paired: bool) -> None:
         group = weight.group if weight.group < weight.codes.shape[1] else 0
         e4m3 = bits == 8 and weight.table is not None
         self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
         self.order = weight.order
         scales, table = weight.scales, None
         if weight.table is not None and not e4m3:
-            table, factor = in_bfloat16(weight.table)
+            table, factor = bfloat16_table(weight.table)
             scales = scales / factor
         self.matrix = pack_codes(
             weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3
@@ -70,7 +70,7 @@ class Native(QuantizedMatmul):
         return [each for each in kept if each is not None]
 
 
-class TorchInt4(QuantizedMatmul):
+class TorchInt4Matmul(QuantizedMatmul):
     """torch's kernels for 4 bits: on a CPU and (tinygemm) on CUDA, fed bfloat16.
 
     Scales are rounded to bfloat16, so that a weight is off by up to 2 ** -8 of its size.
@@ -78,7 +78,7 @@ class TorchInt4(QuantizedMatmul):
 
     kernel = "torch's int4"
 
-    def __init__(self, weight: Arranged, device: torch.device) -> None:
+    def __init__(self, weight: GroupedWeight, device: torch.device) -> None:
         self.group = next(size for size in _TORCH_GROUPS if weight.group % size == 0)
         repeats = weight.group // self.group
         scales = weight.scales.repeat_interleave(repeats, dim=1)
@@ -113,12 +113,12 @@ class TorchInt4(QuantizedMatmul):
         return [self.codes, self.scales, *([] if self.order is None else [self.order])]
 
 
-class TorchInt8(QuantizedMatmul):
+class TorchInt8Matmul(QuantizedMatmul):
     """torch's kernels for 8 bits with a scale per output, on a CPU and on CUDA."""
 
     kernel = "torch's int8"
 
-    def __init__(self, weight: Arranged, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, weight: GroupedWeight, dtype: torch.dtype, device: torch.device) -> None:
         codes = weight.codes.bitwise_xor(0x80).view(torch.int8)  # less 128
         self.codes = codes.contiguous().to(device)
         self.scales = weight.scales[:, 0].to(device, dtype)
@@ -153,7 +153,7 @@ class ConcatMatmul(QuantizedMatmul):
         return [tensor for _, each in self.products for tensor in each.tensors]
 
 
-def in_bfloat16(table: Tensor) -> tuple[Tensor, float]:
+def bfloat16_table(table: Tensor) -> tuple[Tensor, float]:
     """A table times a factor, in bfloat16, and the factor: that with which rounding costs least.
 
     Scales make up for it. fp4 is exact (one and a half of it are eighths), and the error of nf4 a
@@ -166,7 +166,7 @@ def in_bfloat16(table: Tensor) -> tuple[Tensor, float]:
     return tables[best].bfloat16(), float(factors[best])
 
 
-def widened(weight: QuantizedWeight) -> QuantizedWeight:
+def widen_to_4_bits(weight: QuantizedWeight) -> QuantizedWeight:
     """Codes of 2 and 3 bits as codes of 4, which stand for the same numbers."""
     if weight.bits not in (2, 3) or weight.table is not None:
         return weight
@@ -188,24 +188,24 @@ def _known(weight: QuantizedWeight) -> bool:
     )
 
 
-def make_product(
+def make_matmul(
     weight: QuantizedWeight, dtype: torch.dtype, device: torch.device, paired: bool = False
 ) -> QuantizedMatmul | str:
     """What multiplies by ``weight`` on ``device``; else, in a few words, why nothing does.
 
     ``paired``: the outputs are a gate's and then as many that it gates.
     """
-    weight = widened(weight)
+    weight = widen_to_4_bits(weight)
     if dtype != torch.bfloat16:
         return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
-    ours = device.type == "cpu" and native() is not None
+    ours = device.type == "cpu" and cpp_library() is not None
     if weight.table is not None and not (ours and _known(weight)):
         return "there is no kernel for this format"
-    arranged = arrange(weight)
+    arranged = group_inputs(weight)
     outputs, inputs = weight.shape
     whole = arranged.group == inputs
     if ours and (whole or arranged.group % 32 == 0):
-        return Native(arranged, weight.bits, paired)
+        return CppMatmul(arranged, weight.bits, paired)
     if weight.table is not None:
         return f"there is no kernel for groups of {arranged.group}"
     if weight.bits == 4:
@@ -215,11 +215,11 @@ def make_product(
             return f"there is no kernel for {outputs} outputs"
         if device.type != "cpu" and inputs % 128:
             return f"there is no kernel for {inputs} inputs"
-        return _tried(lambda: TorchInt4(arranged, device), inputs, device)
+        return _tried(lambda: TorchInt4Matmul(arranged, device), inputs, device)
     middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
     if not (whole and middle):
         return "there is no kernel for groups of 8-bit codes"
-    return _tried(lambda: TorchInt8(arranged, dtype, device), inputs, device)
+    return _tried(lambda: TorchInt8Matmul(arranged, dtype, device), inputs, device)
 
 
 def _tried(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix, linear
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
-from tgi_cli.quantization.matmul import ConcatMatmul, Native, QuantizedMatmul, make_product
-from tgi_cli.quantization.quantized_weight import QuantizedWeight, join
+from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, QuantizedMatmul, make_matmul
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, concat_outputs, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
 
 Quantizer = Callable[[Tensor], QuantizedWeight]
@@ -94,16 +94,16 @@ class Quantized(QuantizationMethod):
                 place,
                 piece
                 if isinstance(piece, QuantizedMatmul)
-                else _Plain(self.plain, piece, self.device),
+                else _PlainMatmul(self.plain, piece, self.device),
             )
             for place, piece in products
         ]
         only = made[0][1] if len(made) == 1 else ConcatMatmul(made)
         # A plain matrix is what a whole model can be lowered to.
-        kept.packed = only.matrix if isinstance(only, Native) and only.order is None else only
+        kept.packed = only.matrix if isinstance(only, CppMatmul) and only.order is None else only
 
     def _product(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
-        product = make_product(weight, self.dtype, self.device, paired)
+        product = make_matmul(weight, self.dtype, self.device, paired)
         if isinstance(product, str):
             self.dequantized[product] += 1
             return weight.dequantize(self.dtype)
@@ -127,7 +127,7 @@ class Quantized(QuantizationMethod):
         return self.plain.apply(layer, x, bias)
 
 
-class _Plain(QuantizedMatmul):
+class _PlainMatmul(QuantizedMatmul):
     """A part that is not quantized beside one that is."""
 
     kernel = "plain"
@@ -171,6 +171,35 @@ def _alike(a: Tensor | QuantizedWeight, b: Tensor | QuantizedWeight) -> bool:
 def _one(pieces: list[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
     coded = [piece for piece in pieces if isinstance(piece, QuantizedWeight)]
     if coded:
-        return join(coded)
+        return concat_outputs(coded)
     dense = [piece for piece in pieces if isinstance(piece, Tensor)]
     return dense[0] if len(dense) == 1 else torch.cat(dense)
+
+
+class QuantizedHead(Quantized):
+    """What ``--quantize-head`` makes of the head: 8 bits with a scale per output.
+
+    A head that the checkpoint has in codes stays in them.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.is_stored = False
+        """Whether the checkpoint has it in codes."""
+
+    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | QuantizedWeight) -> None:
+        if isinstance(weight, QuantizedWeight):
+            self.is_stored = True
+        else:  # in one step, without a plain copy of what may be the largest weight of all
+            weight = quantize_int8(weight)
+        super().fill(layer, place, weight)
+
+    def report(self) -> Iterator[str]:
+        what = "the output head is in integers of 8 bits (--quantize-head)"
+        if self.is_stored:
+            what = "--quantize-head changes nothing: the checkpoint has a quantized output head"
+        for kernel in self.kernels:
+            yield f"{what}, computed with by {kernel}"
+        for reason in self.dequantized:
+            kept = str(self.dtype).removeprefix("torch.")
+            yield f"{what}, kept in {kept}, which saves nothing: {reason}"

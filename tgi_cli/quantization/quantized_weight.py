@@ -101,7 +101,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def join(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+def concat_outputs(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight with the outputs of all ``parts``, which are alike."""
     first = parts[0]
     if len(parts) == 1:
@@ -121,7 +121,7 @@ def join(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class GroupedWeight:
     """Codes whose groups are all of one size and stand one after the other.
 
     Attributes:
@@ -141,7 +141,7 @@ class Arranged:
     table: Tensor | None
 
 
-def arrange(weight: QuantizedWeight) -> Arranged:
+def group_inputs(weight: QuantizedWeight) -> GroupedWeight:
     """Bring the inputs of each group together (they are apart after activation ordering).
 
     Where groups are of several sizes, as a shard's or the last can be, they are cut into pieces
@@ -158,9 +158,68 @@ def arrange(weight: QuantizedWeight) -> Arranged:
     scales = weight.scales.index_select(1, starts)
     zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
     order = None if order is None else order.int()
-    return Arranged(codes, scales, zeros, size, order, weight.table)
+    return GroupedWeight(codes, scales, zeros, size, order, weight.table)
 
 
 def contiguous_groups(inputs: int, size: int) -> Tensor:
     """The groups of inputs that stand in groups of ``size``; int64 [inputs]."""
     return torch.arange(inputs).div_(size, rounding_mode="floor")
+
+
+def expand_scales(
+    scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """float32 [out, groups] and the inputs' groups, int64 [in], of a weight of ``shape``.
+
+    Args:
+        scales: of one element; of one per output ([out] or [out, 1]); [out, groups]; or, with a
+            ``block`` of outputs and inputs, one per block.
+    """
+    outputs, inputs = shape
+    scales = scales.float()
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).expand(outputs, 1).contiguous(), torch.zeros(inputs).long()
+    if scales.ndim == 1:
+        scales = scales[:, None]
+    if scales.shape[0] != outputs:
+        assert block is not None
+        scales = scales.repeat_interleave(block[0], 0)[:outputs]
+    size = -(-inputs // scales.shape[1]) if block is None else block[1]
+    return scales, contiguous_groups(inputs, size)
+
+
+def can_expand_scales(
+    scales: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None = None
+) -> bool:
+    """Whether :func:`expand_scales` takes scales of such a shape."""
+    outputs, inputs = shape
+    if scales in ((), (1,), (1, 1), (outputs,), (outputs, 1)):
+        return True
+    if len(scales) != 2:
+        return False
+    if block is None:
+        return scales[0] == outputs and scales[1] > 0 and inputs % scales[1] == 0
+    return scales == (-(-outputs // block[0]), -(-inputs // block[1])) or (
+        scales == (outputs, -(-inputs // block[1]))
+    )
+
+
+_NUMBERS = 1 << 20
+"""That are rounded at a time: 4 MiB of float32."""
+
+
+def quantize_int8(weight: Tensor) -> QuantizedWeight:
+    """Round to whole 127ths of an output's largest element: what EETQ and bitsandbytes do, too.
+
+    A few outputs at a time: in float32 a large vocabulary's head takes a gigabyte.
+    """
+    outputs, inputs = weight.shape
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(outputs, 1, dtype=torch.float32, device=weight.device)
+    step = max(1, _NUMBERS // max(1, inputs))
+    for start in range(0, outputs, step):
+        place = slice(start, start + step)
+        part = weight[place].to(torch.float32, copy=True)
+        scales[place] = part.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
+        codes[place] = part.div_(scales[place]).round_().add_(128)
+    return QuantizedWeight(codes, scales, None, torch.zeros(inputs, dtype=torch.int64), 8)

@@ -18,11 +18,17 @@ from transformers.pytorch_utils import Conv1D
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.algorithms.awq import search_clip, search_scale
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
-from tgi_cli.quantization.algorithms.rtn import rtn
-from tgi_cli.quantize.gptq import Work, between
-from tgi_cli.quantize.skeleton import Slot
-from tgi_cli.quantize.stages import Site, Trace, first_tensor, trace, watched
+from tgi_cli.quantize.gptq import BlockTask, expert_activations
+from tgi_cli.quantize.offloaded_model import LinearLayer
+from tgi_cli.quantize.stages import (
+    BlockTrace,
+    TargetModule,
+    first_tensor,
+    trace_block,
+    watch_inputs,
+)
 
 SAMPLES = 2048
 """Tokens that scales and clips are searched with: as many of each sample, evenly apart."""
@@ -51,7 +57,7 @@ class _Seen:
     chosen: Tensor | None = None
 
 
-def quantize_block(work: Work) -> None:
+def quantize_block(work: BlockTask) -> None:
     """As :func:`tgi_cli.quantize.gptq.quantize_block`, by AWQ.
 
     Raises:
@@ -59,7 +65,7 @@ def quantize_block(work: Work) -> None:
             block's layers.
     """
     _, first = next(work.pass_batches())
-    traced = trace(work.block, work.sites, first)
+    traced = trace_block(work.block, work.sites, first)
     seen = _sample(work, traced)
     changed: set[str] = set()
     scales: dict[str, Tensor] = {}
@@ -73,14 +79,14 @@ def quantize_block(work: Work) -> None:
         work.advance(1 / max(1, len(work.sites)))
 
 
-def _sample(work: Work, traced: Trace) -> dict[str, _Seen]:
+def _sample(work: BlockTask, traced: BlockTrace) -> dict[str, _Seen]:
     """Some inputs of every site, from the block as it is."""
     total = work.stream.ids.numel()
     step = max(1, -(-total // SAMPLES))
     rows: dict[str, list[Tensor]] = {}
     chosen: dict[str, list[Tensor]] = {}
 
-    def watch(site: Site) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
+    def watch(site: TargetModule) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
         def see(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             x = first_tensor(arguments, keywords)
             rows.setdefault(site.path, []).append(x.reshape(-1, x.shape[-1])[::step].cpu())
@@ -91,7 +97,7 @@ def _sample(work: Work, traced: Trace) -> dict[str, _Seen]:
         return see
 
     sites = [site for stage in traced.stages for site in stage.sites]
-    with watched({site.module: watch(site) for site in sites}):
+    with watch_inputs({site.module: watch(site) for site in sites}):
         for _, run in work.pass_batches():
             run()
     device = work.stream.model.device
@@ -105,9 +111,9 @@ def _sample(work: Work, traced: Trace) -> dict[str, _Seen]:
 
 
 def _scale_group(
-    work: Work,
-    traced: Trace,
-    group: list[Site],
+    work: BlockTask,
+    traced: BlockTrace,
+    group: list[TargetModule],
     seen: dict[str, _Seen],
     scales: dict[str, Tensor],
     run: Callable[[], object],
@@ -189,7 +195,7 @@ def _alike(got: Any, wanted: Any) -> bool:
     return float(error) <= _TOLERANCE * float(wanted.float().pow(2).mean().sqrt())
 
 
-def _norm_before(work: Work, traced: Trace, site: Site) -> str | None:
+def _norm_before(work: BlockTask, traced: BlockTrace, site: TargetModule) -> str | None:
     """The path of the norm whose output is the site's input."""
     for path, identity in traced.outputs.items():
         module = work.block.get_submodule(path)
@@ -205,7 +211,7 @@ def _norm_before(work: Work, traced: Trace, site: Site) -> str | None:
     return None
 
 
-def _norm_edits(work: Work, path: str, inputs: Tensor, scale: Tensor) -> Iterator[_Edit]:
+def _norm_edits(work: BlockTask, path: str, inputs: Tensor, scale: Tensor) -> Iterator[_Edit]:
     """Divide what a norm returns; Gemma's multiply by 1 + weight."""
     norm = work.block.get_submodule(path)
     kept = {name: each.data.clone() for name, each in norm.named_parameters(recurse=False)}
@@ -219,7 +225,9 @@ def _norm_edits(work: Work, path: str, inputs: Tensor, scale: Tensor) -> Iterato
         yield _Edit(f"{work.path}.{path}.{name}", tensor, divided)
 
 
-def _column_edits(work: Work, traced: Trace, group: list[Site], scale: Tensor) -> Iterator[_Edit]:
+def _column_edits(
+    work: BlockTask, traced: BlockTrace, group: list[TargetModule], scale: Tensor
+) -> Iterator[_Edit]:
     """Multiply the columns of everything that takes the scaled inputs, quantized or not."""
     wanted = traced.inputs.get(group[0].path)
     for path, identity in traced.inputs.items():
@@ -237,7 +245,7 @@ def _column_edits(work: Work, traced: Trace, group: list[Site], scale: Tensor) -
 
 
 def _linear_before(
-    work: Work, group: list[Site], name: str
+    work: BlockTask, group: list[TargetModule], name: str
 ) -> Callable[[Tensor], Iterator[_Edit]] | None:
     """How to divide the outputs of the layer whose outputs are this one's inputs."""
     parent = group[0].path.rpartition(".")[0]
@@ -265,7 +273,11 @@ def _linear_before(
 
 
 def _scale_inside(
-    work: Work, site: Site, seen: _Seen, scale: Tensor | None, run: Callable[[], object]
+    work: BlockTask,
+    site: TargetModule,
+    seen: _Seen,
+    scale: Tensor | None,
+    run: Callable[[], object],
 ) -> set[str]:
     """Scale between the layers of each expert, and undo it if that changes what they compute."""
     module: Any = site.module
@@ -273,7 +285,7 @@ def _scale_inside(
         return set()
     wanted = run()
     rows = seen.rows if scale is None else seen.rows / scale
-    scales: list[tuple[Slot, Tensor]] = []
+    scales: list[tuple[LinearLayer, Tensor]] = []
     for slot in site.slots:
         if slot.parameter.endswith("down_proj") and slot.expert is not None:
             inner = _inner(module, slot.expert, replace(seen, rows=rows))
@@ -298,10 +310,12 @@ def _inner(module: Any, expert: int, seen: _Seen) -> Tensor:
     if seen.chosen is not None:
         own = rows[(seen.chosen == expert).any(-1)]
         rows = own if len(own) >= 16 else rows
-    return between(module, expert, rows)
+    return expert_activations(module, expert, rows)
 
 
-def _round(work: Work, site: Site, slot: Slot, seen: _Seen | None, scale: Tensor | None) -> None:
+def _round(
+    work: BlockTask, site: TargetModule, slot: LinearLayer, seen: _Seen | None, scale: Tensor | None
+) -> None:
     """Clip and round a layer whose weights have their scales already."""
     weight = work.weight(slot).contiguous()
     if seen is None:
@@ -322,7 +336,7 @@ def _round(work: Work, site: Site, slot: Slot, seen: _Seen | None, scale: Tensor
     work.keep(slot, rtn(weight, work.recipe, hessian, limits))
 
 
-def _keep_changed(work: Work, names: set[str]) -> None:
+def _keep_changed(work: BlockTask, names: set[str]) -> None:
     """Put plain tensors that took scales into the output, under the checkpoint's names."""
     model = work.stream.model
     quantized = {slot.stored for slot in work.slots}

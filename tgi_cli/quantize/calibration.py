@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from tgi_cli import demo
-from tgi_cli.errors import ConfigError, HubError, ModelError
+from tgi_cli.errors import ConfigError, HubError, ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.files import WORKLOAD_BYTES, decode_json, require_file
+from tgi_cli.hub.client import HubEnvironment, transport_errors
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -60,7 +61,7 @@ class Calibration:
         return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
-def calibrate(
+def load_calibration(
     folder: Path,
     asked: str | None,
     *,
@@ -113,7 +114,7 @@ def calibrate(
     )
 
 
-def heldout(folder: Path, length: int, trust_remote_code: bool = False) -> Tensor:
+def heldout_windows(folder: Path, length: int, trust_remote_code: bool = False) -> Tensor:
     """Windows of the bundled text that none is calibrated with; int64 [windows, length]."""
     tokenizer = Tokenizer.load(folder, trust_remote_code)
     stream = tokenizer.encode(_bundled()[1], add_special_tokens=False)
@@ -151,9 +152,9 @@ def _bundled() -> tuple[str, str]:
 
 
 def _of_hub(folder: Path, tokenizer: Tokenizer, name: str) -> str:
-    from tgi_cli.quantize.datasets import fetch
-
-    return _join(each for file in fetch(name) for each in _documents(file, folder, tokenizer))
+    return _join(
+        each for file in fetch_dataset(name) for each in _documents(file, folder, tokenizer)
+    )
 
 
 def _join(documents: Iterator[str]) -> str:
@@ -266,3 +267,93 @@ def _of_row(row: Any, path: Path, chat: Callable[[list[Mapping[str, Any]]], str]
     raise ConfigError(
         f"{path.name} has a row without text", "rows want a field 'text', or 'messages'"
     )
+
+
+log = logging.getLogger(__name__)
+
+_KNOWN = {
+    "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
+    "c4": ("allenai/c4", "en"),
+}
+"""Names that papers use: data set and subset."""
+
+_KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".json.gz", ".json", ".txt")
+_SECONDS = 10
+_INSTEAD = "give --calibration a file, or 'bundled'"
+
+
+def fetch_dataset(name: str) -> list[Path]:
+    """One file of the training split of ``ORGANIZATION/NAME`` or ``ORGANIZATION/NAME:SUBSET``.
+
+    It comes from the hub's cache where it is there.
+
+    Raises:
+        OfflineError: the hub cannot be reached, or may not be.
+        ModelNotFoundError: no such data set.
+        ConfigError: it has no files that can be read as text.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    hub = HubEnvironment.read()
+    repository, subset = _KNOWN.get(name) or (*name.split(":", 1), "")[:2]
+    if hub.offline:
+        raise OfflineError(f"{name} is on the hub, and HF_HUB_OFFLINE is set")
+    lost: tuple[type[Exception], ...] = (*transport_errors(), OSError)
+    api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
+    try:
+        info: Any = api.dataset_info(repository, timeout=_SECONDS)
+        files = [sibling.rfilename for sibling in info.siblings or ()]
+        chosen = choose_file(files, subset)
+        if chosen is None:
+            raise ConfigError(
+                f"the data set {name} has no file of text that could be read",
+                f"kinds that can be: {', '.join(_KINDS)}; a subset is NAME:SUBSET",
+            )
+        log.info("calibration: %s of %s", chosen, repository)
+        return [
+            Path(
+                hf_hub_download(
+                    repository,
+                    chosen,
+                    repo_type="dataset",
+                    revision=info.sha,
+                    cache_dir=hub.cache,
+                    endpoint=hub.endpoint,
+                    token=hub.token or False,
+                    etag_timeout=_SECONDS,
+                )
+            )
+        ]
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"there is no file and no data set {name!r}", "check the path, or its spelling"
+        ) from error
+    except HFValidationError as error:
+        raise ConfigError(
+            f"--calibration {name!r} is no file, and no name of a data set"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise OfflineError(f"{hub.endpoint} cannot be reached", _INSTEAD) from error
+    except HfHubHTTPError as error:
+        raise HubError(f"{hub.endpoint} refuses the data set {name}: {error}") from error
+    except lost as error:
+        raise OfflineError(
+            f"{hub.endpoint} cannot be reached ({type(error).__name__})", _INSTEAD
+        ) from error
+
+
+def choose_file(files: list[str], subset: str) -> str | None:
+    """Of the subset where one is named: the first file of the training split, else of all."""
+    inside = [file for file in files if f"{subset}/" in f"{file}/" or not subset]
+    for kind in _KINDS:
+        found = sorted(file for file in inside if file.endswith(kind))
+        training = [file for file in found if "train" in file.lower()]
+        if found:
+            return (training or found)[0]
+    return None

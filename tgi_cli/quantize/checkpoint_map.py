@@ -7,22 +7,37 @@ their layers. transformers' rules put them together; a rehearsal with tiny tenso
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    apply_converters,
+    apply_renamings,
+)
 
 from tgi_cli.models.checkpoint import StoredTensor
+from tgi_cli.models.hf.names import sources
 from tgi_cli.models.weight_map import Source
 
-Place = tuple[int | slice, ...]
+TensorIndex = tuple[int | slice, ...]
 """An index into a parameter."""
 
-_ROWS, _COLUMNS = 2, 3
-"""Of the tensors of a rehearsal: unlike, so that a transposed one shows."""
+_ROWS, _COLUMNS = 4, 3
+"""Shape of the matrices in a trial conversion. Rows and columns differ, so that a transposed matrix
+shows; of four rows two are a gate's and two an up projection's, so that interleaving shows."""
 
 
-def locate(
+def locate_tensors(
     source: Source, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]
-) -> list[tuple[str, Place]] | None:
+) -> list[tuple[str, TensorIndex]] | None:
     """The stored tensors with their places in a parameter of that shape.
 
     None: they do not stand in it side by side, each as it is stored.
@@ -44,7 +59,7 @@ def locate(
     if made.ndim not in (2, 3) or made.shape[-1] != _COLUMNS or made.numel() != step * len(sizes):
         return None
     experts = made if made.ndim == 3 else made[None]
-    found: list[tuple[str, Place]] = []
+    found: list[tuple[str, TensorIndex]] = []
     for number, expert in enumerate(experts):
         start = 0
         for part in expert.split(_ROWS):
@@ -60,3 +75,96 @@ def locate(
     if any(size[1] != shape[-1] for size in sizes) or (made.ndim == 3 and len(made) != shape[0]):
         return None
     return found
+
+
+def unstack_experts(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], stored: dict[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The checkpoint as it would be with a tensor for each matrix of each expert.
+
+    Args:
+        model, weights: transformers', and its tensors by name.
+        stored: tensors of the checkpoint by name.
+
+    Returns ``stored`` itself where no experts are stacked, or transformers has no names for them
+    one by one. Stacks with transposed or interleaved matrices stay as they are.
+    """
+    stacks = [name for name in stored if name in weights and is_expert_stack(name, stored[name])]
+    if not stacks:
+        return stored
+    renamings, converters = _reversed(model)
+    found: dict[str, StoredTensor] = {}
+    taken = []
+    for name, entry in stored.items():
+        parts = _parts(name, entry, converters) if name in stacks else {}
+        if parts:
+            taken.append(name)
+            found |= {apply_renamings(part, renamings): each for part, each in parts.items()}
+        elif name in weights and apply_converters(name, converters)[1] is None:
+            found[apply_renamings(name, renamings)] = entry
+        else:
+            found[name] = entry
+    if not taken or not _same(model, weights, stored, found):
+        return stored
+    return dict(sorted(found.items()))  # as files of published checkpoints mostly have them
+
+
+def is_expert_stack(name: str, entry: StoredTensor) -> bool:
+    """Whether it holds a matrix of each of a layer's experts, as far as names tell."""
+    return len(entry.shape) == 3 and ("expert" in name or "moe" in name)
+
+
+def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
+    """Rules from the model's names to published ones, as far as there is a way back."""
+    renamings: list[WeightRenaming] = []
+    converters: list[WeightConverter] = []
+    for rule in reversed(get_model_conversion_mapping(model, add_legacy=False)):
+        if isinstance(rule, PrefixChange):  # of checkpoints of parts of the model, or of larger
+            continue
+        try:
+            back = rule.reverse_transform()
+        except NotImplementedError:
+            continue
+        if isinstance(back, WeightConverter):
+            converters.append(back)
+        elif isinstance(back, WeightRenaming):
+            renamings.append(back)
+    return renamings, converters
+
+
+def _parts(
+    name: str, entry: StoredTensor, converters: list[WeightConverter]
+) -> dict[str, StoredTensor]:
+    """What a stack becomes, by names that the renamings are still to see; empty: cannot be told."""
+    renamed, pattern = apply_converters(name, converters)
+    if pattern is None:
+        return {}
+    rule: Any = deepcopy(next(each for each in converters if pattern in each.source_patterns))
+    experts, rows, columns = entry.shape
+    tiny = torch.arange(experts * _ROWS * _COLUMNS).view(experts, _ROWS, _COLUMNS)
+    rule.collected_tensors[pattern] = [tiny]
+    try:
+        made = rule.convert(renamed)
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return {}  # rules that ask for the model's sizes, or for other tensors beside this one
+    flat = tiny.flatten(0, 1)
+    parts: dict[str, StoredTensor] = {}
+    for part, tensor in made.items():
+        first = int(tensor.flatten()[0]) // _COLUMNS
+        if not torch.equal(tensor, flat[first : first + len(tensor)]):
+            return {}
+        expert, row = divmod(first, _ROWS)
+        start, end = (each * rows // _ROWS for each in (row, row + len(tensor)))
+        parts[part] = replace(entry, shape=(end - start, columns), part=(expert, start, end))
+    whole = sum(each.shape[0] for each in parts.values()) == experts * rows
+    return parts if whole and (rows % 2 == 0 or len(parts) == experts) else {}
+
+
+def _same(
+    model: PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    stored: Mapping[str, StoredTensor],
+    found: Mapping[str, StoredTensor],
+) -> bool:
+    """Whether transformers finds in the one what it finds in the other."""
+    return sources(model, weights, found).keys() == sources(model, weights, stored).keys()

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from tgi_cli.quantize.activations import Activations
-from tgi_cli.quantize.skeleton import Skeleton, stored_size
-from tgi_cli.quantize.stream import Stream
+from tgi_cli.quantize.block_runner import ActivationFile, BlockRunner
+from tgi_cli.quantize.offloaded_model import OffloadedModel, stored_size
 
 WINDOW = 256
 """Tokens that are read together: logits of a large vocabulary take memory."""
@@ -79,7 +78,9 @@ def evaluate(
     ids = ids[: max(1, TOKENS // ids.shape[1])]
     with torch.no_grad(), TemporaryDirectory(prefix="tgi-evaluation-") as scratch:
         sides = [
-            _Side(folder, ids, device, dtype, trust_remote_code, Path(scratch) / f"{number}-")
+            _EvaluatedModel(
+                folder, ids, device, dtype, trust_remote_code, Path(scratch) / f"{number}-"
+            )
             for number, folder in enumerate((original, quantized))
         ]
         count = len(sides[0].model.blocks)
@@ -108,7 +109,7 @@ def evaluate(
         )
 
 
-class _Side:
+class _EvaluatedModel:
     """One of the two checkpoints, and where its hidden states are."""
 
     def __init__(
@@ -120,12 +121,12 @@ class _Side:
         trust_remote_code: bool,
         scratch: Path,
     ) -> None:
-        self.model = Skeleton(folder, device, dtype, trust_remote_code)
-        self.stream = Stream(self.model, ids)
+        self.model = OffloadedModel(folder, device, dtype, trust_remote_code)
+        self.stream = BlockRunner(self.model, ids)
         self._scratch = scratch
         hidden = self.stream.begin(self._path(0))
         assert hidden is not None
-        self._hidden: Activations = hidden
+        self._hidden: ActivationFile = hidden
 
     @property
     def num_bytes(self) -> int:

@@ -15,17 +15,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from tgi_cli.quantization.algorithms.gptq import gptq
-from tgi_cli.quantization.algorithms.grid import dequantize
+from tgi_cli.quantization.algorithms.grid import dequantize, rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
 from tgi_cli.quantization.algorithms.layout import pack
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
-from tgi_cli.quantize.activations import Activations
-from tgi_cli.quantize.skeleton import Slot
-from tgi_cli.quantize.stages import Enough, Site, Stage, first_tensor, sites_of, trace, watched
-from tgi_cli.quantize.stream import Stream
+from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
+from tgi_cli.quantize.block_runner import ActivationFile, BlockRunner
+from tgi_cli.quantize.offloaded_model import LinearLayer
+from tgi_cli.quantize.stages import (
+    Stage,
+    StopForward,
+    TargetModule,
+    first_tensor,
+    target_modules,
+    trace_block,
+    watch_inputs,
+)
 
-FEW = 128
+MIN_EXPERT_TOKENS = 128
 """An expert that fewer calibration tokens reach is calibrated with those of the first batch, all
 of them, wherever the router sent them."""
 
@@ -34,7 +40,7 @@ _HESSIAN_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerReport:
     """A linear layer that was quantized.
 
     Attributes:
@@ -49,7 +55,7 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Work:
+class BlockTask:
     """A block that is being quantized, and what has come of it.
 
     Attributes:
@@ -62,15 +68,15 @@ class Work:
         layers: reports.
     """
 
-    stream: Stream
+    stream: BlockRunner
     index: int
-    inputs: Activations
-    slots: list[Slot]
+    inputs: ActivationFile
+    slots: list[LinearLayer]
     recipe: Recipe
     scratch: Path
     advance: Callable[[float], None]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[LayerReport] = field(default_factory=list)
 
     @property
     def path(self) -> str:
@@ -84,27 +90,27 @@ class Work:
         return module
 
     @property
-    def sites(self) -> list[Site]:
+    def sites(self) -> list[TargetModule]:
         """The modules that are to be quantized."""
-        return sites_of(self.path, self.block, self.slots)
+        return target_modules(self.path, self.block, self.slots)
 
-    def parameter(self, slot: Slot) -> Tensor:
+    def parameter(self, slot: LinearLayer) -> Tensor:
         """The model's tensor that the slot is, or is part of."""
         weight: Tensor = self.stream.model.whole.get_parameter(slot.parameter)
         return weight.data
 
-    def weight(self, slot: Slot) -> Tensor:
+    def weight(self, slot: LinearLayer) -> Tensor:
         """A view of the slot's weight, [outputs, inputs]."""
         part = self.parameter(slot)[slot.place]
         return part.T if slot.transposed else part
 
-    def keep(self, slot: Slot, result: Result, note: str = "") -> None:
+    def keep(self, slot: LinearLayer, result: QuantizationResult, note: str = "") -> None:
         """Take a result for the output, and put what it stands for into the block."""
         self.weight(slot).copy_(dequantize(result))
         for suffix, tensor in pack(result, self.recipe).items():
             self.tensors[f"{slot.name}.{suffix}"] = tensor
         notes = "; ".join(each for each in (note, result.note) if each)
-        self.layers.append(Layer(slot.name, float(result.loss), notes))
+        self.layers.append(LayerReport(slot.name, float(result.loss), notes))
 
     def pass_batches(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Each batch's number, with what runs it through the block."""
@@ -112,10 +118,10 @@ class Work:
             yield number, partial(self.stream.run, self.index, number, hidden)
 
 
-def quantize_block(work: Work) -> None:
+def quantize_block(work: BlockTask) -> None:
     """Quantize the slots of a block, which afterwards has what they stand for as its weights."""
     _, first = next(work.pass_batches())
-    traced = trace(work.block, work.sites, first)
+    traced = trace_block(work.block, work.sites, first)
     for site in traced.uncalled:
         for slot in site.slots:
             work.keep(
@@ -128,9 +134,9 @@ def quantize_block(work: Work) -> None:
         work.advance(1 / len(traced.stages))
 
 
-def _quantize_stage(work: Work, stage: Stage) -> None:
-    hessians: list[tuple[list[Site], Hessian]] = []
-    experts: list[tuple[Site, _Routed]] = []
+def _quantize_stage(work: BlockTask, stage: Stage) -> None:
+    hessians: list[tuple[list[TargetModule], Hessian]] = []
+    experts: list[tuple[TargetModule, _RoutedTokens]] = []
     seen: set[nn.Module] = set()
     watchers: dict[nn.Module, Callable[[tuple[Any, ...], dict[str, Any]], None]] = {}
 
@@ -139,7 +145,7 @@ def _quantize_stage(work: Work, stage: Stage) -> None:
             see(first_tensor(arguments, keywords), (*arguments, *keywords.values()))
             seen.add(module)
             if len(seen) == len(watchers):
-                raise Enough
+                raise StopForward
 
         watchers[module] = call
 
@@ -151,15 +157,15 @@ def _quantize_stage(work: Work, stage: Stage) -> None:
             watch(linears[0].module, _adder(hessian))
         for site in group:
             if site.stacked:
-                routed = _Routed(work, len(experts))
+                routed = _RoutedTokens(work, len(experts))
                 experts.append((site, routed))
                 watch(site.module, routed.add)
-    with watched(watchers):
+    with watch_inputs(watchers):
         for number, run in work.pass_batches():
             seen.clear()
             for _, routed in experts:
                 routed.batch = number
-            with suppress(Enough):
+            with suppress(StopForward):
                 run()
     for sites, hessian in hessians:
         for slot in (slot for site in sites for slot in site.slots):
@@ -173,10 +179,10 @@ def _adder(hessian: Hessian) -> Callable[[Tensor, tuple[Any, ...]], None]:
     return lambda x, _: hessian.add(x)
 
 
-class _Routed:
+class _RoutedTokens:
     """What a module of experts was called with: tokens, and which experts each goes to."""
 
-    def __init__(self, work: Work, number: int) -> None:
+    def __init__(self, work: BlockTask, number: int) -> None:
         self.states = work.stream.activations(work.scratch / f"experts-{number}.bin")
         self.chosen: list[Tensor] = []
         self.batch = 0
@@ -198,12 +204,12 @@ class _Routed:
             yield self.states.read(start, stop).flatten(0, 1), chosen
 
 
-def _quantize_experts(work: Work, site: Site, routed: _Routed) -> None:
+def _quantize_experts(work: BlockTask, site: TargetModule, routed: _RoutedTokens) -> None:
     """Each expert with the tokens that were routed to it; first the ups, then the downs."""
     ups = [slot for slot in site.slots if not slot.parameter.endswith("down_proj")]
     downs = [slot for slot in site.slots if slot.parameter.endswith("down_proj")]
     for slots, inner in ((ups, False), (downs, True)):
-        by_expert: dict[int, list[Slot]] = {}
+        by_expert: dict[int, list[LinearLayer]] = {}
         for slot in slots:
             assert slot.expert is not None
             by_expert.setdefault(slot.expert, []).append(slot)
@@ -217,7 +223,7 @@ def _quantize_experts(work: Work, site: Site, routed: _Routed) -> None:
             hessians = _hessians(work, site.module, routed, part, width, inner)
             for expert in part:
                 hessian, note = hessians.pop(expert), ""
-                if hessian.count < FEW:
+                if hessian.count < MIN_EXPERT_TOKENS:
                     note = f"{hessian.count} tokens reached it: calibrated with all of a batch"
                     hessian = _of_all(work, site.module, routed, expert, width, inner)
                 for slot in by_expert[expert]:
@@ -225,7 +231,12 @@ def _quantize_experts(work: Work, site: Site, routed: _Routed) -> None:
 
 
 def _hessians(
-    work: Work, module: nn.Module, routed: _Routed, experts: list[int], width: int, inner: bool
+    work: BlockTask,
+    module: nn.Module,
+    routed: _RoutedTokens,
+    experts: list[int],
+    width: int,
+    inner: bool,
 ) -> dict[int, Hessian]:
     device = work.stream.model.device
     hessians = {expert: Hessian(width, device) for expert in experts}
@@ -233,20 +244,20 @@ def _hessians(
         for expert, hessian in hessians.items():
             own = rows[(chosen == expert).any(-1)].to(device)
             if len(own):
-                hessian.add(between(module, expert, own) if inner else own)
+                hessian.add(expert_activations(module, expert, own) if inner else own)
     return hessians
 
 
 def _of_all(
-    work: Work, module: nn.Module, routed: _Routed, expert: int, width: int, inner: bool
+    work: BlockTask, module: nn.Module, routed: _RoutedTokens, expert: int, width: int, inner: bool
 ) -> Hessian:
     hessian = Hessian(width, work.stream.model.device)
     rows = next(routed.rows())[0].to(work.stream.model.device)
-    hessian.add(between(module, expert, rows) if inner else rows)
+    hessian.add(expert_activations(module, expert, rows) if inner else rows)
     return hessian
 
 
-def between(module: Any, expert: int, rows: Tensor) -> Tensor:
+def expert_activations(module: Any, expert: int, rows: Tensor) -> Tensor:
     """What an expert's last layer sees of tokens [T, hidden]: [T, intermediate]."""
     name = "gate_up_proj" if module.has_gate else "up_proj"
     bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None

@@ -12,7 +12,7 @@ from pathlib import Path
 import tgi_cli
 from tgi_cli.files import read_text
 from tgi_cli.quantize.evaluation import Evaluation
-from tgi_cli.quantize.gptq import Layer
+from tgi_cli.quantize.gptq import LayerReport
 
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag")
 """Of the original's metadata, what holds for the quantized one too."""
@@ -29,7 +29,7 @@ def model_card(
     description: str,
     command: str,
     calibration: str,
-    layers: Sequence[Layer],
+    layers: Sequence[LayerReport],
     ignored: int,
     evaluation: Evaluation | None,
 ) -> str:

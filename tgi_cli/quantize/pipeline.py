@@ -21,21 +21,21 @@ from tgi_cli.errors import ConfigError, TgiError
 from tgi_cli.files import read_bytes
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import quantization_name
-from tgi_cli.quantization.algorithms.checks import check, describe
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.layout import pack
-from tgi_cli.quantization.algorithms.recipe import Recipe
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, describe_recipe
 from tgi_cli.quantize import awq, gptq
-from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
+from tgi_cli.quantize.block_runner import BlockRunner
+from tgi_cli.quantize.calibration import Calibration, heldout_windows, load_calibration
+from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.evaluation import WINDOW, Evaluation, evaluate
-from tgi_cli.quantize.gptq import Layer, Work
+from tgi_cli.quantize.gptq import BlockTask, LayerReport
 from tgi_cli.quantize.model_card import model_card
-from tgi_cli.quantize.output import SHARD_BYTES, write_checkpoint
+from tgi_cli.quantize.offloaded_model import OffloadedModel
+from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.progress import BlockProgress
-from tgi_cli.quantize.selection import Selection, select
-from tgi_cli.quantize.skeleton import Skeleton
-from tgi_cli.quantize.state import Partial
-from tgi_cli.quantize.stream import Stream
+from tgi_cli.quantize.selection import LayerSelection, select_layers
+from tgi_cli.quantize.unfinished_run import UnfinishedRun
 
 log = logging.getLogger(__name__)
 
@@ -43,46 +43,29 @@ CALIBRATED = {"gptq": gptq.quantize_block, "awq": awq.quantize_block}
 """Methods that need samples, and what does a block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is to be done.
+@dataclass(frozen=True, slots=True)
+class QuantizeJob:
+    """One checkpoint to quantize.
 
     Attributes:
-        model: the folder of a plain checkpoint.
-        out: the folder to be made.
-        recipe: how weights are quantized.
-        name: of the model, as the user gave it.
-        calibration: as :func:`tgi_cli.quantize.calibration.calibrate` takes it.
-        samples, seq_len, seed: of the calibration.
-        device: ``cpu``, ``cuda``; None: CUDA where there is one.
-        include, exclude: patterns for names of layers.
-        trust_remote_code: run code that comes with the checkpoint.
-        evaluate: compare with the original in the end.
-        resume: go on with an unfinished run.
-        command: for the model card.
-        shard_bytes: of a file of weights.
+        model: the folder of an unquantized checkpoint.
+        out: the folder to create.
+        recipe: how weights are quantized; takes precedence over ``options``.
+        options: calibration, choice of layers, evaluation, resuming.
+        command_line: for the model card.
+        shard_bytes: size limit of a file of weights.
     """
 
     model: Path
     out: Path
     recipe: Recipe
-    name: str = ""
-    calibration: str | None = None
-    samples: int = 128
-    seq_len: int | None = None
-    seed: int = 0
-    device: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    trust_remote_code: bool = False
-    evaluate: bool = False
-    resume: bool = False
-    command: str = ""
+    options: QuantizeOptions
+    command_line: str = ""
     shard_bytes: int = SHARD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuantizeResult:
     """What was made.
 
     Attributes:
@@ -96,7 +79,7 @@ class Outcome:
     """
 
     path: Path
-    layers: Sequence[Layer]
+    layers: Sequence[LayerReport]
     ignored: Sequence[str]
     num_bytes: int
     evaluation: Evaluation | None
@@ -104,7 +87,7 @@ class Outcome:
     source: str
 
 
-def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
+def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> QuantizeResult:
     """Do a job.
 
     Interrupted, it leaves what is done in ``OUT.partial``; the same job with ``resume`` goes on
@@ -116,31 +99,31 @@ def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
         CheckpointError, ModelError, HubError: the model, or the calibration, cannot be had.
     """
     began = time.monotonic()
-    check(job.recipe)
+    check_recipe(job.recipe)
     with torch.no_grad(), large_blocks_apart(), progress or BlockProgress(shown=False) as shown:
-        device = torch.device(device_facts(job.device).kind)
-        model = Skeleton(job.model, device, trust_remote_code=job.trust_remote_code)
+        device = torch.device(device_facts(job.options.device).kind)
+        model = OffloadedModel(job.model, device, trust_remote_code=job.options.trust_remote_code)
         _require_plain(model.config)
         job = replace(job, recipe=_with_dtype(job.recipe, model.config))
-        chosen = select(model, job.recipe, job.include, job.exclude)
+        chosen = select_layers(model, job.recipe, job.options.include, job.options.exclude)
         if any(entry.part is not None for entry in model.stored.values()):
             log.info("experts are written one by one, under the family's names for them")
         _tell(chosen)
         context = getattr(model.decoder.config, "max_position_embeddings", None) or 2048
         samples: Calibration | None = None
         if job.recipe.method in CALIBRATED:
-            samples = calibrate(
+            samples = load_calibration(
                 job.model,
-                job.calibration,
-                samples=job.samples,
-                seq_len=job.seq_len,
-                seed=job.seed,
+                job.options.calibration,
+                samples=job.options.samples,
+                seq_len=job.options.seq_len,
+                seed=job.options.seed,
                 context=context,
-                trust_remote_code=job.trust_remote_code,
+                trust_remote_code=job.options.trust_remote_code,
             )
             count, length = samples.ids.shape
             log.info("calibrating with %d samples of %d tokens: %s", count, length, samples.source)
-        partial = Partial(job.out, _identity(job, model, samples), job.resume)
+        partial = UnfinishedRun(job.out, _identity(job, model, samples), job.options.resume)
         try:
             shown.start("quantizing", len(model.blocks), partial.done)
             if samples is None:
@@ -155,29 +138,33 @@ def quantize(job: Job, progress: BlockProgress | None = None) -> Outcome:
 
 
 def _round_blocks(
-    model: Skeleton, chosen: Selection, recipe: Recipe, partial: Partial, shown: BlockProgress
+    model: OffloadedModel,
+    chosen: LayerSelection,
+    recipe: Recipe,
+    partial: UnfinishedRun,
+    shown: BlockProgress,
 ) -> None:
     """Without samples: tensor after tensor, and the model is never run."""
     for index in range(partial.done, len(model.blocks)):
         tensors: dict[str, Tensor] = {}
-        layers: list[Layer] = []
+        layers: list[LayerReport] = []
         for slot in chosen.blocks[index]:
             weight = model.tensor(slot.stored).to(model.device)
             result = rtn(weight.T.contiguous() if slot.transposed else weight, recipe)
             for suffix, tensor in pack(result, recipe).items():
                 tensors[f"{slot.name}.{suffix}"] = tensor
-            layers.append(Layer(slot.name, float(result.loss), result.note))
+            layers.append(LayerReport(slot.name, float(result.loss), result.note))
             shown.advance(1 / len(chosen.blocks[index]))
         partial.commit(tensors, layers)
         shown.reached(index + 1)
 
 
 def _calibrated_blocks(
-    model: Skeleton,
-    chosen: Selection,
+    model: OffloadedModel,
+    chosen: LayerSelection,
     recipe: Recipe,
     ids: Tensor,
-    partial: Partial,
+    partial: UnfinishedRun,
     shown: BlockProgress,
 ) -> None:
     """Each block with what the quantized ones before it make of the samples."""
@@ -191,23 +178,23 @@ def _calibrated_blocks(
 
 
 def _run_blocks(
-    model: Skeleton,
-    chosen: Selection,
+    model: OffloadedModel,
+    chosen: LayerSelection,
     recipe: Recipe,
     ids: Tensor,
-    partial: Partial,
+    partial: UnfinishedRun,
     shown: BlockProgress,
     last: int,
 ) -> None:
     """As above, up to the last block that anything is quantized in."""
-    stream = Stream(model, ids)
+    stream = BlockRunner(model, ids)
     first = partial.done
     written = stream.begin(partial.inputs(0) if first == 0 else None)
     inputs = written or stream.activations(partial.inputs(first))
     for index in range(first, last + 1):
         path = model.block_paths[index]
         model.materialize(path)
-        work = Work(
+        work = BlockTask(
             stream,
             index,
             inputs,
@@ -233,14 +220,14 @@ def _run_blocks(
 
 
 def _finish(
-    job: Job,
-    model: Skeleton,
-    chosen: Selection,
+    job: QuantizeJob,
+    model: OffloadedModel,
+    chosen: LayerSelection,
     samples: Calibration | None,
-    partial: Partial,
+    partial: UnfinishedRun,
     shown: BlockProgress,
     began: float,
-) -> Outcome:
+) -> QuantizeResult:
     whole = partial.folder / "checkpoint"
     if whole.exists():  # of a run that was stopped here
         shutil.rmtree(whole)
@@ -256,14 +243,14 @@ def _finish(
         job.shard_bytes,
     )
     evaluation = None
-    if job.evaluate:
+    if job.options.evaluate:
         shown.start("evaluating", len(model.blocks))
         evaluation = evaluate(
             job.model,
             whole,
             _text_to_evaluate(job, model, samples),
             model.device,
-            trust_remote_code=job.trust_remote_code,
+            trust_remote_code=job.options.trust_remote_code,
             progress=lambda done, _: shown.reached(done),
         )
     source = ""
@@ -272,10 +259,10 @@ def _finish(
         source += samples.source
     card = model_card(
         name=job.out.resolve().name,
-        original=job.name or str(job.model),
+        original=job.options.model_id,
         folder=job.model,
-        description=describe(job.recipe),
-        command=job.command,
+        description=describe_recipe(job.recipe),
+        command=job.command_line,
         calibration=source,
         layers=partial.layers,
         ignored=len(chosen.ignored),
@@ -283,7 +270,7 @@ def _finish(
     )
     (whole / "README.md").write_text(card, encoding="utf-8")
     partial.finish(whole)
-    return Outcome(
+    return QuantizeResult(
         job.out,
         tuple(partial.layers),
         chosen.ignored,
@@ -294,7 +281,9 @@ def _finish(
     )
 
 
-def _text_to_evaluate(job: Job, model: Skeleton, samples: Calibration | None) -> Tensor:
+def _text_to_evaluate(
+    job: QuantizeJob, model: OffloadedModel, samples: Calibration | None
+) -> Tensor:
     """Of the data set that it was calibrated with what was not used, else the bundled text."""
     context = getattr(model.decoder.config, "max_position_embeddings", None) or WINDOW
     length = min(WINDOW, context)
@@ -302,7 +291,7 @@ def _text_to_evaluate(job: Job, model: Skeleton, samples: Calibration | None) ->
         rest = samples.rest.flatten()
         if len(rest) >= length:
             return rest[: len(rest) // length * length].view(-1, length)
-    ids = heldout(job.model, length, job.trust_remote_code)
+    ids = heldout_windows(job.model, length, job.options.trust_remote_code)
     if not len(ids):
         raise ConfigError(f"the held-out text has not one window of {length} tokens")
     return ids
@@ -323,14 +312,16 @@ def _require_plain(config: ModelConfig) -> None:
         )
 
 
-def _tell(chosen: Selection) -> None:
+def _tell(chosen: LayerSelection) -> None:
     for reason in sorted(set(chosen.unfit.values())):
         names = [name for name, each in chosen.unfit.items() if each == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         log.warning("%s%s: stays as it is, %s", names[0], more, reason)
 
 
-def _identity(job: Job, model: Skeleton, samples: Calibration | None) -> dict[str, Any]:
+def _identity(
+    job: QuantizeJob, model: OffloadedModel, samples: Calibration | None
+) -> dict[str, Any]:
     """What decides the output, to the last bit."""
     headers = hashlib.sha256(read_bytes(job.model / "config.json"))
     for name, entry in sorted(model.stored.items()):
@@ -342,6 +333,6 @@ def _identity(job: Job, model: Skeleton, samples: Calibration | None) -> dict[st
         "model": headers.hexdigest(),
         "options": {key: str(value) for key, value in asdict(job.recipe).items()},
         "calibration": None if samples is None else samples.digest,
-        "layers": [list(job.include), list(job.exclude)],
+        "layers": [list(job.options.include), list(job.options.exclude)],
         "device": [model.device.type, str(model.dtype)],
     }

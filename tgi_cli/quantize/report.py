@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tgi_cli.models.inspect import Kept, Report
-from tgi_cli.quantize.pipeline import Outcome
+from tgi_cli.models.checkpoint_report import CheckpointReport, WeightGroup
+from tgi_cli.quantize.pipeline import QuantizeResult
 
 
-def show_outcome(outcome: Outcome, json_output: bool, address: str | None = None) -> None:
+def show_outcome(outcome: QuantizeResult, json_output: bool, address: str | None = None) -> None:
     """On stdout: tables on a terminal; else the folder, after lines of the evaluation if any."""
     if json_output:
         print(json.dumps(_outcome(outcome) | ({"url": address} if address else {})))
@@ -44,7 +44,7 @@ def show_outcome(outcome: Outcome, json_output: bool, address: str | None = None
     print(address or outcome.path)
 
 
-def show_inspection(name: str, report: Report, json_output: bool) -> None:
+def show_inspection(name: str, report: CheckpointReport, json_output: bool) -> None:
     """On stdout: a table on a terminal, else lines."""
     if json_output:
         print(json.dumps(_report(name, report)))
@@ -74,7 +74,7 @@ def show_inspection(name: str, report: Report, json_output: bool) -> None:
         console.print(f"{module}: {how}", highlight=False)
 
 
-def _loss_table(outcome: Outcome, console: Console) -> None:
+def _loss_table(outcome: QuantizeResult, console: Console) -> None:
     """A row for each block, a column for each kind of layer."""
     cells: dict[str, dict[str, list[float]]] = {}
     for layer in outcome.layers:
@@ -105,7 +105,7 @@ def _split(name: str) -> tuple[str, str]:
     return parts[at] if at >= 0 else "", ".".join(inner[-2:]) if "experts" in inner else inner[-1]
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: QuantizeResult) -> dict[str, Any]:
     return {
         "path": str(outcome.path),
         "bytes": outcome.num_bytes,
@@ -124,8 +124,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _report(name: str, report: Report) -> dict[str, Any]:
-    def ways(found: tuple[Kept, ...]) -> Iterator[dict[str, Any]]:
+def _report(name: str, report: CheckpointReport) -> dict[str, Any]:
+    def ways(found: tuple[WeightGroup, ...]) -> Iterator[dict[str, Any]]:
         for kept in found:
             yield asdict(kept) | {"bits_per_number": round(_per_number(kept), 3)}
 
@@ -141,5 +141,5 @@ def _report(name: str, report: Report) -> dict[str, Any]:
     }
 
 
-def _per_number(kept: Kept) -> float:
+def _per_number(kept: WeightGroup) -> float:
     return 8 * kept.num_bytes / max(1, kept.parameters)

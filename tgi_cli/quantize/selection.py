@@ -9,17 +9,16 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from tgi_cli.errors import ConfigError, UnsupportedModelError
-from tgi_cli.quantization.algorithms.checks import unfit
-from tgi_cli.quantization.algorithms.recipe import Recipe
-from tgi_cli.quantize.skeleton import Skeleton, Slot
-from tgi_cli.quantize.unstack import is_stack
+from tgi_cli.quantization.algorithms.recipe import Recipe, incompatibility
+from tgi_cli.quantize.checkpoint_map import is_expert_stack
+from tgi_cli.quantize.offloaded_model import LinearLayer, OffloadedModel
 
 _ROUTERS = ("gate", "router", "shared_expert_gate", "wg")
 """Last parts of names of layers that choose experts: small, and an error there costs the most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LayerSelection:
     """What is to be quantized.
 
     Attributes:
@@ -28,14 +27,14 @@ class Selection:
         unfit: of these, those that the format cannot keep, with the reason.
     """
 
-    blocks: tuple[tuple[Slot, ...], ...]
+    blocks: tuple[tuple[LinearLayer, ...], ...]
     ignored: tuple[str, ...]
     unfit: dict[str, str]
 
 
-def select(
-    model: Skeleton, recipe: Recipe, include: Sequence[str] = (), exclude: Sequence[str] = ()
-) -> Selection:
+def select_layers(
+    model: OffloadedModel, recipe: Recipe, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> LayerSelection:
     """Choose the linear layers of the decoder's blocks, but no routers.
 
     ``include`` and ``exclude`` are shell patterns over the checkpoint's names of layers; of the
@@ -61,21 +60,21 @@ def select(
                 )
     reasons: dict[str, str] = {}
 
-    def wanted(slot: Slot) -> bool:
+    def wanted(slot: LinearLayer) -> bool:
         if slot.name.rpartition(".")[2] in _ROUTERS:
             return False
         if include and not any(fnmatchcase(slot.name, pattern) for pattern in include):
             return False
         if any(fnmatchcase(slot.name, pattern) for pattern in exclude):
             return False
-        reason = unfit(recipe, *slot.shape)
+        reason = incompatibility(recipe, *slot.shape)
         if reason is not None:
             reasons[slot.name] = reason
         return reason is None
 
     chosen = tuple(tuple(slot for slot in block if wanted(slot)) for block in slots)
     for stored, entry in model.stored.items():
-        if is_stack(stored, entry):
+        if is_expert_stack(stored, entry):
             reasons[stored] = "as there is no layout for experts that share a tensor"
     quantized = {slot.stored for block in chosen for slot in block}
     if not quantized:
@@ -97,4 +96,4 @@ def select(
     ]
     if "lm_head.weight" not in model.stored:
         ignored.append("lm_head")  # tied: no tensor, but a linear layer to those who read this
-    return Selection(chosen, tuple(ignored), reasons)
+    return LayerSelection(chosen, tuple(ignored), reasons)

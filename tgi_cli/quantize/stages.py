@@ -15,20 +15,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tgi_cli.quantize.skeleton import Slot, is_experts
+from tgi_cli.quantize.offloaded_model import LinearLayer, is_experts
 
 
-class Enough(Exception):
+class StopForward(Exception):
     """All that was wanted of a forward pass was seen: the rest need not be computed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class TargetModule:
     """A module of the block with the slots of the checkpoint that it is made of."""
 
     path: str
     module: nn.Module
-    slots: tuple[Slot, ...]
+    slots: tuple[LinearLayer, ...]
 
     @property
     def stacked(self) -> bool:
@@ -40,15 +40,15 @@ class Site:
 class Stage:
     """Sites that are quantized together, in groups that see the same inputs."""
 
-    groups: list[list[Site]] = field(default_factory=list)
+    groups: list[list[TargetModule]] = field(default_factory=list)
 
     @property
-    def sites(self) -> list[Site]:
+    def sites(self) -> list[TargetModule]:
         return [site for group in self.groups for site in group]
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class BlockTrace:
     """What one batch showed of a block.
 
     Attributes:
@@ -59,23 +59,26 @@ class Trace:
     """
 
     stages: list[Stage]
-    uncalled: list[Site]
+    uncalled: list[TargetModule]
     inputs: dict[str, Any]
     outputs: dict[str, Any]
 
 
-def sites_of(path: str, block: nn.Module, slots: Sequence[Slot]) -> list[Site]:
+def target_modules(path: str, block: nn.Module, slots: Sequence[LinearLayer]) -> list[TargetModule]:
     """The modules of a block at ``path`` that have slots."""
-    by_module: dict[str, list[Slot]] = {}
+    by_module: dict[str, list[LinearLayer]] = {}
     for slot in slots:
         module = slot.parameter.rpartition(".")[0].removeprefix(path).removeprefix(".")
         by_module.setdefault(module, []).append(slot)
     return [
-        Site(inner, block.get_submodule(inner), tuple(found)) for inner, found in by_module.items()
+        TargetModule(inner, block.get_submodule(inner), tuple(found))
+        for inner, found in by_module.items()
     ]
 
 
-def trace(block: nn.Module, sites: Sequence[Site], run: Callable[[], object]) -> Trace:
+def trace_block(
+    block: nn.Module, sites: Sequence[TargetModule], run: Callable[[], object]
+) -> BlockTrace:
     """Watch ``run`` call the block."""
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
@@ -125,11 +128,11 @@ def trace(block: nn.Module, sites: Sequence[Site], run: Callable[[], object]) ->
                 break
         else:
             stage.groups.append([site])
-    return Trace(list(stages.values()), uncalled, inputs, outputs)
+    return BlockTrace(list(stages.values()), uncalled, inputs, outputs)
 
 
 @contextmanager
-def watched(
+def watch_inputs(
     watchers: dict[nn.Module, Callable[[tuple[Any, ...], dict[str, Any]], None]],
 ) -> Iterator[None]:
     """Let each watcher see what its module is called with, before it is."""

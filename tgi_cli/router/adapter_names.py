@@ -7,7 +7,7 @@ import time
 
 from tgi_cli.errors import ShardError
 from tgi_cli.hub.lora_files import BASE_NAME
-from tgi_cli.router.adapter_restore import KeptAdapters
+from tgi_cli.router.adapter_restore import DynamicAdapters
 from tgi_cli.router.http import errors
 from tgi_cli.rpc.interface import Adapters, EngineClient
 
@@ -20,7 +20,7 @@ _ASK_SECONDS = 0.25
 class AdapterNames:
     """The names that the engine behind this router knows. Used from the event loop alone."""
 
-    def __init__(self, client: EngineClient, model_id: str, kept: KeptAdapters) -> None:
+    def __init__(self, client: EngineClient, model_id: str, kept: DynamicAdapters) -> None:
         self.kept = kept
         self._client = client
         self._base = {"", BASE_NAME, model_id, client.info.model_id}

@@ -29,7 +29,7 @@ class _Kept:
     source: str
 
 
-class KeptAdapters:
+class DynamicAdapters:
     """What was loaded by way of this router and not unloaded since. For the event loop alone.
 
     Another router may have unloaded one, or put another in its place: what the engine lists

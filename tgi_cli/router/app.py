@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from tgi_cli.errors import ModelError
 from tgi_cli.router.adapter_names import AdapterNames
-from tgi_cli.router.adapter_restore import KeptAdapters
+from tgi_cli.router.adapter_restore import DynamicAdapters
 from tgi_cli.router.api import (
     adapters,
     chat,
@@ -36,16 +36,16 @@ from tgi_cli.router.api import (
     vllm,
 )
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.engine_restart import Succession
+from tgi_cli.router.engine_restart import EngineRestart
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.admission import Admission
-from tgi_cli.router.http.auth import KeyGuard
+from tgi_cli.router.http.admission import ConcurrencyLimiter
+from tgi_cli.router.http.auth import ApiKeyMiddleware
 from tgi_cli.router.http.cors import cors
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
-from tgi_cli.router.observability.middleware import Observer
+from tgi_cli.router.observability.middleware import ObservabilityMiddleware
 from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
@@ -82,26 +82,29 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     """
     workers = TextWorkers(text.tokenizer, config.validation_workers)
     measured = Metrics(client.info)
-    admission = Admission(config.max_concurrent_requests)
+    admission = ConcurrencyLimiter(config.max_concurrent_requests)
     grammars = None
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
     generator = Generator(client, text, workers, measured, admission, grammars)
-    kept = KeptAdapters(client)
-    Succession(client, config, generator, measured, kept)
+    kept = DynamicAdapters(client)
+    EngineRestart(client, config, generator, measured, kept)
     routes = _routes()
     tracing = None
     if config.otlp_endpoint is not None:
         tracing = Tracing(config.otlp_endpoint, config.otlp_service_name)
-    middleware = [Middleware(Observer, tracing=tracing), cors(config.cors_allow_origin)]
+    middleware = [
+        Middleware(ObservabilityMiddleware, tracing=tracing),
+        cors(config.cors_allow_origin),
+    ]
     if config.api_keys:
-        middleware.append(Middleware(KeyGuard, keys=config.api_keys, routes=routes))
+        middleware.append(Middleware(ApiKeyMiddleware, keys=config.api_keys, routes=routes))
     app = Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={
             errors.ApiError: _api_error,
-            errors.ClientGone: _client_gone,
+            errors.ClientDisconnected: _client_gone,
             ModelError: _model_error,
             HTTPException: _http_error,
         },

@@ -26,7 +26,7 @@ class RouterConfig:
             that does not say how to sample: ``auto`` or ``none``.
         tokenizer_config_path: a tokenizer_config.json in place of the model's, for chats.
         tool_call_parser, reasoning_parser: how the model writes both: ``auto``, ``none`` or a
-            format of :mod:`tgi_cli.text.response_formats`.
+            format of :mod:`tgi_cli.text.known_formats`.
         disable_grammar_support: refuse requests that say what the answer must be.
         api_key: what clients have to bring, any of several with commas between them; None:
             nothing.

@@ -6,7 +6,7 @@ import logging
 from dataclasses import fields, replace
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.router.adapter_restore import KeptAdapters
+from tgi_cli.router.adapter_restore import DynamicAdapters
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.observability.metrics import Metrics
@@ -18,7 +18,7 @@ _MEASURED = {"load_seconds", "step_seconds", "weight_bytes"}
 """These differ between two starts of the same."""
 
 
-class Succession:
+class EngineRestart:
     """Hears of every new engine, and has the parts that know its limits take the new ones.
 
     What asks the client for its ``info`` each time needs no telling. Requests in flight have
@@ -32,7 +32,7 @@ class Succession:
         config: RouterConfig,
         generator: Generator,
         metrics: Metrics,
-        adapters: KeptAdapters,
+        adapters: DynamicAdapters,
     ) -> None:
         self._client = client
         self._config = config

@@ -14,7 +14,7 @@ from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
-from tgi_cli.router.http.admission import Admission
+from tgi_cli.router.http.admission import ConcurrencyLimiter
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
@@ -36,7 +36,7 @@ class RouterState:
     text: TextBundle
     workers: TextWorkers
     metrics: Metrics
-    admission: Admission
+    admission: ConcurrencyLimiter
     generator: Generator
     adapters: AdapterNames
     defaults: SamplingDefaults

@@ -19,12 +19,13 @@ import grpc
 import grpc.aio
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, metrics_codec, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.endpoint import Endpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
-from tgi_cli.rpc.interface import GONE, Adapters, EngineLoad, EngineStatistics
+from tgi_cli.rpc.interface import GONE, Adapters
 from tgi_cli.rpc.streams import Stream, Streams
 from tgi_cli.rpc.tls import TlsFiles
 
@@ -54,8 +55,7 @@ class GrpcEngineClient:
         self._instance = ""
         """Which life of the engine was met last; empty: it does not say."""
         self._heard: list[Callable[[bool], None]] = []
-        self._load = EngineLoad()
-        self._statistics = EngineStatistics()
+        self._metrics = EngineMetrics()
         self._adapters = Adapters()
         self._connected = False
         self._streams = Streams(self._cancel)
@@ -117,10 +117,6 @@ class GrpcEngineClient:
         return self._info
 
     @property
-    def load(self) -> EngineLoad:
-        return self._load
-
-    @property
     def connected(self) -> bool:
         return self._connected
 
@@ -131,16 +127,15 @@ class GrpcEngineClient:
         """Ask the engine, for two seconds at most. False when it does not answer, or hangs."""
         return self._connected and await self._watch.ask() is not None
 
-    async def statistics(self) -> EngineStatistics:
+    async def metrics(self) -> EngineMetrics:
         if self._connected:
             try:
-                answer = await self._stub.Statistics(pb.StatisticsRequest(), timeout=2.0)
+                answer = await self._stub.Metrics(pb.MetricsRequest(), timeout=2.0)
             except grpc.aio.AioRpcError as error:
-                log.debug("no statistics: %s", error.details())
+                log.debug("no metrics: %s", error.details())
             else:
-                self._statistics = metrics_codec.decode(answer)
-                self._load = codec.decode_load(answer.load)
-        return self._statistics
+                self._metrics = metrics_codec.decode(answer)
+        return self._metrics
 
     @property
     def adapters(self) -> Adapters:
@@ -246,7 +241,7 @@ class GrpcEngineClient:
         self._info = codec.decode_info(answer)
         self._adapters = codec.decode_adapters(answer.adapters)
         if another:
-            self._load, self._statistics = EngineLoad(), EngineStatistics()
+            self._metrics = EngineMetrics()
         for heard in self._heard:
             heard(another)
 
@@ -286,7 +281,6 @@ class GrpcEngineClient:
                 transport.close()
 
     def _take(self, message: pb.StepMessage) -> None:
-        self._load = codec.decode_load(message)
         self._streams.deliver(codec.decode_step(message))
 
     @staticmethod

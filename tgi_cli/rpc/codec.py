@@ -19,9 +19,8 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
-from tgi_cli.engine.metrics import EngineCounters
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
+from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
 
 _T = TypeVar("_T")
@@ -43,7 +42,6 @@ _SAMPLING_SCALARS = (
     "watermark_gamma",
     "watermark_delta",
 )
-NO_TOTALS = EngineCounters()
 NO_ADAPTERS = Adapters()
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
@@ -135,19 +133,9 @@ def encode_cancel(request_id: int) -> pb.ClientMessage:
     return pb.ClientMessage(cancel=request_id)
 
 
-def encode_step(outputs: StepOutputs, totals: EngineCounters = NO_TOTALS) -> pb.StepMessage:
-    """A step's outputs, and the engine's totals, as one message of packed arrays."""
-    message = pb.StepMessage(
-        queued=outputs.queued,
-        running=outputs.running,
-        used_blocks=outputs.used_blocks,
-        preemptions=outputs.preemptions,
-        reused_tokens=totals.reused_tokens,
-        prompt_tokens=totals.prompt_tokens,
-        cached_blocks=totals.cached_blocks,
-        steps=totals.steps,
-        context_tokens=totals.context_tokens,
-    )
+def encode_step(outputs: StepOutputs) -> pb.StepMessage:
+    """A step's outputs as one message of packed arrays."""
+    message = pb.StepMessage()
     message.request_ids.extend(outputs.request_ids)
     message.token_ids.extend(outputs.token_ids)
     message.logprobs.extend(outputs.logprobs)
@@ -206,30 +194,11 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
             PromptLogprobs(p.request_id, p.start, p.logprobs[:], *_decode_tops(p, len(p.logprobs)))
             for p in message.prompt_logprobs
         ],
-        queued=message.queued,
-        running=message.running,
-        used_blocks=message.used_blocks,
-        preemptions=message.preemptions,
-    )
-
-
-def decode_load(message: pb.StepMessage) -> EngineLoad:
-    """The engine's gauges and totals of a message."""
-    return EngineLoad(
-        message.queued,
-        message.running,
-        message.used_blocks,
-        message.preemptions,
-        message.reused_tokens,
-        message.prompt_tokens,
-        message.cached_blocks,
-        message.steps,
-        message.context_tokens,
     )
 
 
 def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
-    """Append what a later step produced to ``first``, in place; its gauges win."""
+    """Append what a later step produced to ``first``, in place."""
     first.request_ids += second.request_ids
     first.token_ids += second.token_ids
     first.logprobs += second.logprobs
@@ -238,10 +207,6 @@ def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
     first.started += second.started
     first.finished += second.finished
     first.prompt_logprobs += second.prompt_logprobs
-    first.queued = second.queued
-    first.running = second.running
-    first.used_blocks = second.used_blocks
-    first.preemptions = second.preemptions
 
 
 def encode_info(

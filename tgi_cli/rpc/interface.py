@@ -6,12 +6,11 @@ a few lines without one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from tgi_cli.engine.distribution import Distribution
 from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
@@ -19,6 +18,7 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
 )
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ModelError
 
 GONE = "the model server is gone"
@@ -88,49 +88,6 @@ class TokenBatch:
     """Runs of the prompt's, in order, before the first token; empty unless asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """The engine after its latest step; what is counted, is counted since its start.
-
-    Attributes:
-        queued, running: requests.
-        used_blocks: of the KV cache, held by requests.
-        preemptions: counted.
-        reused_tokens: prompt tokens that were found in the prefix cache; counted.
-        prompt_tokens: of all requests that started; counted.
-        cached_blocks: of the KV cache, used or free, whose content can be found by a prefix.
-        steps: counted.
-        context_tokens: prompt tokens that were computed, those that preemption lost included;
-            counted.
-    """
-
-    queued: int = 0
-    running: int = 0
-    used_blocks: int = 0
-    preemptions: int = 0
-    reused_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_blocks: int = 0
-    steps: int = 0
-    context_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """What the engine has counted since its start, by name and label.
-
-    Attributes:
-        distributions: of seconds, by stage and method, and ``("schedule", "join")``; ``sizes``
-            and ``accepted`` without label. See :class:`tgi_cli.engine.metrics.EngineMetrics`.
-        counts: ``launched`` and ``failed`` steps by method, ``joined`` by reason.
-        queue_age: seconds that the longest waiting request has waited; 0: none waits.
-    """
-
-    distributions: Mapping[tuple[str, str], Distribution] = field(default_factory=dict)
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    queue_age: float = 0.0
-
-
 class TokenStream(Protocol):
     """The tokens of one submitted request; ends after the batch that carries ``finished``."""
 
@@ -147,11 +104,6 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo:
         """The engine's model and effective limits."""
-        ...
-
-    @property
-    def load(self) -> EngineLoad:
-        """As of the latest step message."""
         ...
 
     @property
@@ -172,8 +124,8 @@ class EngineClient(Protocol):
         """Ask the engine; False when it is gone, or stands still while requests wait."""
         ...
 
-    async def statistics(self) -> EngineStatistics:
-        """Ask the engine, which brings :attr:`load` up to date; if it is gone, as last heard."""
+    async def metrics(self) -> EngineMetrics:
+        """The engine's metrics; those fetched last if it does not answer."""
         ...
 
     def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:

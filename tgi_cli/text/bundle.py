@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.text.chat_template import ChatTemplate
-from tgi_cli.text.response import ResponseFormat, choose
+from tgi_cli.text.response_format import ResponseFormat, choose_response_format
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 
@@ -44,7 +44,7 @@ class TextBundle:
         if template is None:
             return cls(tokenizer)
         config = read_json(tokenizer_config_path or model_path / "tokenizer_config.json")
-        response = choose(
+        response = choose_response_format(
             tokenizer,
             template.text,
             template.takes_tools,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tgi_cli.text.json_stream import JsonMembers, Part, Path
+from tgi_cli.text.partial_json import JsonChunk, JsonValueStream, Path
 
 _TAGS = (("<parameter=", "</parameter>"), ("<arg_value>", "</arg_value>"))
 _MOST_UNCLOSED = 16
@@ -19,7 +19,7 @@ _MOST_UNCLOSED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallStart:
     """A call begins: its place among the answer's calls, its id, the function's name."""
 
     index: int
@@ -28,7 +28,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ToolCallArguments:
     """More of a call's arguments, which are JSON when all of them are there."""
 
     index: int
@@ -36,7 +36,7 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True)
-class CallShape:
+class ToolCallShape:
     """Where the JSON of a region holds the calls.
 
     Attributes:
@@ -51,7 +51,7 @@ class CallShape:
     items: bool
 
 
-def shape_of(field: Any) -> CallShape | None:
+def shape_of(field: Any) -> ToolCallShape | None:
     """Of a field of a loaded response template; None where it is no plain JSON."""
     transform = field.transform
     if field.content != "json" or set(field.content_args) - {"allow_non_json"}:
@@ -66,7 +66,7 @@ def shape_of(field: Any) -> CallShape | None:
     arguments = _place(function.get("arguments"), set(), field.transform_each)
     if name is None or arguments is None or isinstance(arguments, str):
         return None
-    return CallShape(name, arguments, field.transform_each)
+    return ToolCallShape(name, arguments, field.transform_each)
 
 
 def _place(value: Any, groups: Collection[str], items: bool) -> Path | str | None:
@@ -81,7 +81,7 @@ def _place(value: Any, groups: Collection[str], items: bool) -> Path | str | Non
     return tuple(keys) if root == "content" else None
 
 
-class CallStream:
+class ToolCallStream:
     """The calls of one region, while it is written.
 
     Numbers and ids are left to whoever knows the whole answer. ``began``: there has been a call;
@@ -90,7 +90,7 @@ class CallStream:
 
     def __init__(
         self,
-        shape: CallShape | None,
+        shape: ToolCallShape | None,
         captures: Mapping[str, str],
         names: Collection[str] | None = None,
     ) -> None:
@@ -99,10 +99,10 @@ class CallStream:
         self._name = ""
         if shape is not None and isinstance(shape.name, str):
             self._name = captures.get(shape.name, "")
-        self._members: JsonMembers | None = None
+        self._members: JsonValueStream | None = None
         if shape is not None and (shape.arguments or not self._name):
             paths = [path for path in (shape.name, shape.arguments) if isinstance(path, tuple)]
-            self._members = JsonMembers(paths, shape.items)
+            self._members = JsonValueStream(paths, shape.items)
         self._held = ""
         self._given = False
         self._spelled = ""
@@ -110,28 +110,28 @@ class CallStream:
         self._current = False
         self.began = False
 
-    def begin(self) -> list[Call | Arguments]:
+    def begin(self) -> list[ToolCallStart | ToolCallArguments]:
         """What the opening of the region tells."""
         return self._begin(self._name) if self._name else []
 
-    def push(self, text: str) -> list[Call | Arguments]:
+    def push(self, text: str) -> list[ToolCallStart | ToolCallArguments]:
         """What more of the region tells."""
         if self._shape is None:
             return []
         if self._members is None:
             return self._add(text) if self._current else []
-        found: list[Call | Arguments] = []
+        found: list[ToolCallStart | ToolCallArguments] = []
         for part in self._members.push(text):
             found += self._part(part)
         return found
 
-    def end(self) -> list[Call | Arguments]:
+    def end(self) -> list[ToolCallStart | ToolCallArguments]:
         """What its end tells."""
         if self._members is None and self._current and not self._given:
-            return [Arguments(0, "{}")]
+            return [ToolCallArguments(0, "{}")]
         return []
 
-    def _part(self, part: Part) -> list[Call | Arguments]:
+    def _part(self, part: JsonChunk) -> list[ToolCallStart | ToolCallArguments]:
         assert self._shape is not None
         if part.path is None:
             return self._end_of_call()
@@ -157,13 +157,13 @@ class CallStream:
             return []
         return self._add(text)
 
-    def _begin(self, name: str) -> list[Call | Arguments]:
+    def _begin(self, name: str) -> list[ToolCallStart | ToolCallArguments]:
         if self._current:
             return []
         self._current = self.began = True
-        return [Call(0, "", name)]
+        return [ToolCallStart(0, "", name)]
 
-    def _add(self, text: str) -> list[Call | Arguments]:
+    def _add(self, text: str) -> list[ToolCallStart | ToolCallArguments]:
         """Arguments without the white space around them."""
         text = self._held + text
         if not self._given:
@@ -173,24 +173,24 @@ class CallStream:
         if not shown:
             return []
         self._given = True
-        return [Arguments(0, shown)]
+        return [ToolCallArguments(0, shown)]
 
-    def _end_of_call(self) -> list[Call | Arguments]:
-        found: list[Call | Arguments] = []
+    def _end_of_call(self) -> list[ToolCallStart | ToolCallArguments]:
+        found: list[ToolCallStart | ToolCallArguments] = []
         if self._current and not self._given:
-            found.append(Arguments(0, "{}"))
+            found.append(ToolCallArguments(0, "{}"))
         self._current = self._given = False
         self._held = self._spelled = ""
         self._quoted = None
         return found
 
 
-def whole_calls(
+def parse_tool_calls(
     template: Any,
     text: str,
     tools: Sequence[Mapping[str, Any]],
     names: Collection[str] | None = None,
-) -> list[Call | Arguments]:
+) -> list[ToolCallStart | ToolCallArguments]:
     """The calls of a complete region as transformers reads it; none if it is no call."""
     from transformers.utils.chat_parsing import parse_response
 
@@ -201,7 +201,7 @@ def whole_calls(
     except (ValueError, KeyError, TypeError, AttributeError):
         return []  # the parser's ways to say that the text is not what the template describes
     calls = message.get("tool_calls") or []
-    found: list[Call | Arguments] = []
+    found: list[ToolCallStart | ToolCallArguments] = []
     for call in _flat(calls):
         function = call.get("function", call)
         name = function.get("name") if isinstance(function, dict) else None
@@ -211,7 +211,7 @@ def whole_calls(
         text = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )
-        found += [Call(0, "", name), Arguments(0, text)]
+        found += [ToolCallStart(0, "", name), ToolCallArguments(0, text)]
     return found
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tgi_cli.text.response_formats import ToolFormat
+from tgi_cli.text.known_formats import ToolFormat
 
 TOOL_PROMPT = """\
 If one of these functions helps with the message above, call it: write a JSON object with its \

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from tgi_cli.text import bad_words
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windows import Span, is_long, spans
+from tgi_cli.text.windowed_encoding import Span, encode_in_windows, is_long
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,6 +22,8 @@ and would make short prompts slower. Longer ones must not hold up everybody's to
 _SLOW_SECONDS = 0.02
 """Of processor time. A tokenizer that takes so long for a short text has regular expressions that
 may take 0.7 s for each match: it is not run on the loop again."""
+_LINE = "\n"
+"""Text that a word can follow without a space; no vocabulary joins it with a letter."""
 _WORD_CHARACTERS = 24
 """What a call costs for each of several texts, as characters of one: 5 us."""
 
@@ -68,16 +69,16 @@ class TextWorkers:
         if not is_long(text):
             yield await self.run(self._tokenizer.spans, text, add_special_tokens)
             return
-        windows = spans(self._tokenizer, text, add_special_tokens)
+        windows = encode_in_windows(self._tokenizer, text, add_special_tokens)
         while (window := await self.run(next, windows, None)) is not None:
             yield window
 
     async def word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """As :func:`tgi_cli.text.bad_words.word_ids`."""
+        """As :func:`word_ids`."""
         characters = 3 * sum(len(word) + _WORD_CHARACTERS for word in words)
         if characters <= self._inline_characters:
-            return self._inline(bad_words.word_ids, self._tokenizer, words)
-        return await self.run(bad_words.word_ids, self._tokenizer, words)
+            return self._inline(word_ids, self._tokenizer, words)
+        return await self.run(word_ids, self._tokenizer, words)
 
     def _inline(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do it here, and for the last time if that takes long."""
@@ -96,3 +97,23 @@ class TextWorkers:
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each word at the start of a text, behind a space and within a line, each once.
+
+    A model could still spell a word with other tokens. One call of the tokenizer, which releases
+    the interpreter lock, encodes all of them.
+    """
+    texts = [_LINE]
+    for word in words:
+        bare = word.lstrip(" ")
+        texts += (bare, " " + bare, _LINE + bare)
+    line, *encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    found: dict[tuple[int, ...], None] = {}
+    for index, ids in enumerate(encoded):
+        if index % 3 == 2:
+            ids = ids[len(line) :] if ids[: len(line)] == line else []
+        if ids:
+            found[tuple(ids)] = None
+    return tuple(found)

@@ -21,7 +21,7 @@ from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, ModelConfig
-from tgi_cli.worker.sizing.memory import give_back
+from tgi_cli.worker.sizing.memory import release_unused_memory
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def cross_check(
     with torch.inference_mode():
         texts, ours = _continue(model, attention, prompts, device)
         del attention
-        give_back(device)
+        release_unused_memory(device)
         found, problem = None, ""
         if shard.rank == 0:
             try:
@@ -91,7 +91,7 @@ def cross_check(
                 problem = _problem(found, dtype)
             except Exception as error:  # any may come out of a model's code; others are waiting
                 problem = f"transformers cannot run it ({type(error).__name__}: {error})"
-            give_back(device)
+            release_unused_memory(device)
         fine = shard.smallest(int(not problem))
     if not fine:
         raise ModelError(

@@ -33,11 +33,11 @@ from torch import Tensor
 from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.device import available_memory
 from tgi_cli.worker.input_batch import InputBatch
-from tgi_cli.worker.lora_cache import AdapterShelf
-from tgi_cli.worker.sizing.memory import give_back
+from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.sizing.memory import release_unused_memory
 
 if TYPE_CHECKING:
-    from tgi_cli.worker.runner import Model
+    from tgi_cli.worker.runner import RunnableModel
 
 log = logging.getLogger(__name__)
 
@@ -139,13 +139,13 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Model,
+        model: RunnableModel,
         attention: PagedAttention,
         rows: InputBatch,
         vocab_size: int,
         sizes: Sequence[int],
         make: Callable[[], Callable[[], Graph]] = cuda_graphs,
-        adapters: AdapterShelf | None = None,
+        adapters: LoraCache | None = None,
     ) -> None:
         self.sizes = list(sizes)
         self.largest = self.sizes[-1]
@@ -172,7 +172,7 @@ class DecodeGraphs:
         device, free = self._attention.device, []
         keys = list(self._keys())
         self._prepare(keys[:2])
-        give_back(device)
+        release_unused_memory(device)
         free.append(available_memory(device))
         make = self._make()
         for key in keys[:2]:
@@ -199,7 +199,7 @@ class DecodeGraphs:
         """Give the memory of all graphs back."""
         self._captured.clear()
         self._buffers = self._hidden = None
-        give_back(self._attention.device)
+        release_unused_memory(self._attention.device)
 
     def run(
         self, rows: NDArray[np.int64], ends: NDArray[np.int64], slots: NDArray[np.int32] | None

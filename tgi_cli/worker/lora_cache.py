@@ -20,7 +20,7 @@ from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error
 log = logging.getLogger(__name__)
 
 
-class AdapterShelf:
+class LoraCache:
     """Implements :class:`tgi_cli.engine.step.AdapterStore` for one model on one device.
 
     Args:

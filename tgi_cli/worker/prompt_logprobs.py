@@ -21,7 +21,7 @@ from tgi_cli.worker.upload import to_host
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """Positions of a prompt that a step computes and that are to be reported.
 
     Attributes:
@@ -43,7 +43,7 @@ class Chunk:
     top: int
 
 
-def chunks_of(step: Step, asking: Mapping[int, RowOptions]) -> list[Chunk]:
+def prompt_chunks(step: Step, asking: Mapping[int, RowOptions]) -> list[PromptChunk]:
     """The chunks of a step whose requests ask for something about their prompts."""
     chunks = []
     first = 0
@@ -56,7 +56,7 @@ def chunks_of(step: Step, asking: Mapping[int, RowOptions]) -> list[Chunk]:
             scored = 0 if top is None else min(count, prompt - 1 - start)
             kept = min(count, prompt - start) if wanted.extras.return_context_logits else 0
             if scored > 0 or kept > 0:
-                chunks.append(Chunk(place, row, start, first, max(scored, 0), kept, top or 0))
+                chunks.append(PromptChunk(place, row, start, first, max(scored, 0), kept, top or 0))
         first += count
     return chunks
 
@@ -66,7 +66,7 @@ class ScoredChunk:
 
     def __init__(
         self,
-        chunk: Chunk,
+        chunk: PromptChunk,
         hidden: Tensor,
         pool: Tensor,
         logits_of: Callable[[Tensor], Tensor],

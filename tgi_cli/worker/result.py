@@ -22,7 +22,7 @@ UNCHOOSABLE = "the constraints on this sequence leave no token that may be chose
 
 
 @dataclass(slots=True)
-class Produced:
+class DeviceOutputs:
     """What a step made, on the device.
 
     Attributes:
@@ -54,7 +54,7 @@ class DeviceResult:
     The copies to the host are started at once and not waited for; on a CPU there are none.
     """
 
-    def __init__(self, produced: Produced, device: torch.device) -> None:
+    def __init__(self, produced: DeviceOutputs, device: torch.device) -> None:
         self._produced = produced
         self._parts: list[_Part] = []
         self._arrived: torch.cuda.Event | None = None

@@ -26,9 +26,9 @@ from tgi_cli.worker.cuda_graphs import DecodeGraphs
 from tgi_cli.worker.decode_inputs import DecodeInputs
 from tgi_cli.worker.input_batch import InputBatch, RowOptions
 from tgi_cli.worker.logits_processors import run_processors
-from tgi_cli.worker.lora_cache import AdapterShelf
-from tgi_cli.worker.prompt_logprobs import Chunk, ScoredChunk, chunks_of
-from tgi_cli.worker.result import DeviceResult, Produced
+from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.prompt_logprobs import PromptChunk, ScoredChunk, prompt_chunks
+from tgi_cli.worker.result import DeviceOutputs, DeviceResult
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
 from tgi_cli.worker.upload import Uploader, to_host
 
@@ -41,7 +41,7 @@ MAX_SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 in its caches are as fast or faster (greedy, 128 rows of 151936: 9 ms against 29)."""
 
 
-class Model(Protocol):
+class RunnableModel(Protocol):
     """What a runner asks of a model; :class:`tgi_cli.models.CausalLM` is one."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
@@ -54,7 +54,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedStep:
     """A forward that was started.
 
     Attributes:
@@ -72,7 +72,7 @@ class Launched:
     targets: Tensor
     asking: dict[int, RowOptions]
     context: Tensor | None
-    chunks: list[Chunk]
+    chunks: list[PromptChunk]
     headed: bool = False
 
 
@@ -110,13 +110,13 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: RunnableModel,
         attention: PagedAttention,
         rows: InputBatch,
         vocab_size: int,
         device: torch.device,
         upload: Uploader,
-        adapters: AdapterShelf | None = None,
+        adapters: LoraCache | None = None,
         shard: Shard = ALONE,
     ) -> None:
         self.rows = rows
@@ -133,7 +133,7 @@ class ModelRunner:
         self._scores_at_once = max(1, MAX_SCORES[device.type] // vocab_size)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step) -> LaunchedStep:
         """Apply the row changes and start the forward; to be sampled before the next launch.
 
         The changes hold even if the forward fails: the scheduler does not repeat them.
@@ -149,7 +149,7 @@ class ModelRunner:
             if step.copies:
                 self._attention.copy_blocks(step.copies)
             rows = np.array(step.rows, np.int64)
-            chunks = chunks_of(step, self.rows.asking) if self.rows.asking else []
+            chunks = prompt_chunks(step, self.rows.asking) if self.rows.asking else []
             if self._decodes is not None and self.graphs is None:
                 decodes = self._decodes.prepare(step)
                 if decodes is not None and not chunks and self._without_adapters(rows):
@@ -158,7 +158,7 @@ class ModelRunner:
                         decodes.input_ids, decodes.positions, self._attention
                     )
                     asking = self._asking(rows)
-                    return Launched(hidden, decodes.batch, decodes.targets, asking, None, [])
+                    return LaunchedStep(hidden, decodes.batch, decodes.targets, asking, None, [])
             ends = np.array(step.starts, np.int64) + np.array(step.counts, np.int64)
             graphs = self.graphs
             if (
@@ -171,7 +171,7 @@ class ModelRunner:
                 batch = self.rows.sampling.select(rows, ends)
                 asking = self._asking(rows)
                 output, targets = decoded.output, decoded.targets
-                return Launched(output, batch, targets, asking, None, [], decoded.headed)
+                return LaunchedStep(output, batch, targets, asking, None, [], decoded.headed)
             samples = np.array(step.samples, np.bool_)
             inputs = self._prepare(step, rows, ends, samples)
             self._attention.plan(inputs.metadata)
@@ -182,7 +182,7 @@ class ModelRunner:
             context = hidden if chunks else None
             if inputs.last is not None:
                 hidden = hidden.index_select(0, inputs.last)
-            return Launched(hidden, batch, inputs.targets, self._asking(rows), context, chunks)
+            return LaunchedStep(hidden, batch, inputs.targets, self._asking(rows), context, chunks)
 
     def _without_adapters(self, rows: NDArray[np.int64]) -> bool:
         """Whether no row has an adapter; if so, the model is told."""
@@ -210,8 +210,8 @@ class ModelRunner:
             OutOfMemoryError: as above.
             ValueError: masks of another shape than the step's.
         """
-        assert isinstance(handle, Launched)
-        produced = Produced()
+        assert isinstance(handle, LaunchedStep)
+        produced = DeviceOutputs()
         with out_of_memory_as_error():
             if handle.context is not None:
                 for chunk in handle.chunks:
@@ -231,7 +231,7 @@ class ModelRunner:
             return DeviceResult(produced, self._device)
 
     @torch.inference_mode()
-    def logits(self, handle: Launched) -> Tensor:
+    def logits(self, handle: LaunchedStep) -> Tensor:
         """float32 [N, V] of a launched step, all at once: for a few rows."""
         return handle.hidden if handle.headed else self._model.logits(handle.hidden)
 
@@ -247,7 +247,9 @@ class ModelRunner:
             raise ValueError(f"masks {bits.shape} of {entries} for {num_sampled} entries, {shape}")
         return TokenMasks(entries[order], bits[order])
 
-    def _choose(self, handle: Launched, masks: TokenMasks | None, produced: Produced) -> None:
+    def _choose(
+        self, handle: LaunchedStep, masks: TokenMasks | None, produced: DeviceOutputs
+    ) -> None:
         """Head and sampler, in parts of bounded size."""
         count = len(handle.batch)
         logits_at_once = count if handle.headed else self._logits_at_once
@@ -275,7 +277,7 @@ class ModelRunner:
                 self.rows.write(handle.targets[part], sampled.token_ids)
                 produced.sampled.append(sampled)
 
-    def _agree(self, handle: Launched, produced: Produced) -> None:
+    def _agree(self, handle: LaunchedStep, produced: DeviceOutputs) -> None:
         """Shard 0 says what it chose, so that a sum that differs in its last bit from shard to
         shard cannot make their sequences differ."""
         if self._shard.rank == 0:
@@ -285,7 +287,7 @@ class ModelRunner:
             self.rows.write(handle.targets, self._shard.broadcast(chosen))
 
     def _ask(
-        self, handle: Launched, part: slice, logits: Tensor, produced: Produced
+        self, handle: LaunchedStep, part: slice, logits: Tensor, produced: DeviceOutputs
     ) -> Tensor | None:
         """Report raw logits and run logits processors; returns processed ones, if any were."""
         scores = None

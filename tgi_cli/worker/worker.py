@@ -24,11 +24,11 @@ from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes
 from tgi_cli.worker.input_batch import InputBatch
-from tgi_cli.worker.lora_cache import AdapterShelf
+from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.capacity import Capacity
-from tgi_cli.worker.sizing.kv_cache import Sizing
-from tgi_cli.worker.sizing.memory import LOAD_REMEDY, give_back, out_of_memory_as_error
+from tgi_cli.worker.sizing.kv_cache import KVCacheSizing
+from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error, release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import replays_agree
 from tgi_cli.worker.sizing.step_timing import read_bytes
 from tgi_cli.worker.upload import Uploader
@@ -65,7 +65,7 @@ class ModelWorker:
         model: CausalLM,
         attention: PagedAttention,
         load_seconds: float = 0.0,
-        adapters: AdapterShelf | None = None,
+        adapters: LoraCache | None = None,
         shard: Shard = ALONE,
         grammars: Future[LLGuidance | None] | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class ModelWorker:
         """
         began = time.monotonic()
         config, shard = self._config, self._shard
-        sizing = Sizing(
+        sizing = KVCacheSizing(
             config,
             self._attention,
             shard,
@@ -141,7 +141,7 @@ class ModelWorker:
         if not found.graphs:
             self._keep_graphs("there were none when the limits were measured")
         self._attention.allocate(num_blocks)
-        give_back(self._device)  # the small cache
+        release_unused_memory(self._device)  # the small cache
         self._capture_graphs(effective, num_blocks)
         self._capacity = Capacity(
             config=effective,
@@ -336,13 +336,13 @@ def make_worker(
             quantize=config.quantize,
             quantize_head=config.quantize_head,
         )
-        adapters = None if table is None else AdapterShelf(model, table, dtype, device)
+        adapters = None if table is None else LoraCache(model, table, dtype, device)
         if config.cross_check:
             from tgi_cli.worker.cross_check import cross_check  # which few ask for
 
             served = config.max_total_tokens
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
-    give_back(device)
+    release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
         set_threads(default_threads(model.weight_bytes, shard.size))

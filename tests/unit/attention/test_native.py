@@ -11,10 +11,10 @@ from tests.tools.paged import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch
 from tests.unit.kernels.conftest import compiled  # noqa: F401
 from tgi_cli.attention import KVSpec, create_attention
-from tgi_cli.attention.cpu_cpp import NativeAttention
+from tgi_cli.attention.cpu_cpp import CppAttention
 from tgi_cli.attention.cpu_torch import CpuAttention
 from tgi_cli.device import peak_memory
-from tgi_cli.kernels import library, without_native
+from tgi_cli.kernels import library, without_cpp_kernels
 
 BF16 = torch.bfloat16
 
@@ -32,8 +32,8 @@ def _best(
 
 def make(
     *specs: KVSpec, cache_dtype: torch.dtype | None = None, block_size: int = BLOCK
-) -> NativeAttention:
-    attention = NativeAttention(specs, block_size, BF16, CPU, cache_dtype)
+) -> CppAttention:
+    attention = CppAttention(specs, block_size, BF16, CPU, cache_dtype)
     attention.allocate(200)
     return attention
 
@@ -47,15 +47,15 @@ def test_it_is_taken_where_it_can_be() -> None:
     ) -> type:
         return type(create_attention(None, specs, block_size, dtype, CPU, cache))
 
-    assert taken(KVSpec(2, 64)) is NativeAttention
-    assert taken(KVSpec(2, 64), KVSpec(1, 256, 100), block_size=48) is NativeAttention
-    assert taken(KVSpec(2, 64), cache=torch.float8_e4m3fn) is NativeAttention
+    assert taken(KVSpec(2, 64)) is CppAttention
+    assert taken(KVSpec(2, 64), KVSpec(1, 256, 100), block_size=48) is CppAttention
+    assert taken(KVSpec(2, 64), cache=torch.float8_e4m3fn) is CppAttention
     assert taken(KVSpec(2, 64), KVSpec(2, 72)) is CpuAttention
     assert taken(KVSpec(2, 272)) is CpuAttention
     assert taken(KVSpec(2, 64), block_size=8) is CpuAttention
     assert taken(KVSpec(2, 64), dtype=torch.float32) is CpuAttention
     assert taken(KVSpec(2, 64), dtype=torch.float16, cache=torch.float8_e5m2) is CpuAttention
-    with without_native():
+    with without_cpp_kernels():
         assert taken(KVSpec(2, 64)) is CpuAttention
 
 
@@ -64,7 +64,7 @@ def test_it_says_what_it_cannot_do() -> None:
         create_attention("native", [KVSpec(2, 72)], 16, BF16, CPU)
     with pytest.raises(ValueError, match="for bfloat16 on a CPU"):
         create_attention("native", [KVSpec(2, 64)], 16, torch.float32, CPU)
-    with without_native(), pytest.raises(ValueError, match=r"python -m tgi_cli\.kernels"):
+    with without_cpp_kernels(), pytest.raises(ValueError, match=r"python -m tgi_cli\.kernels"):
         create_attention("native", [KVSpec(2, 64)], 16, BF16, CPU)
 
 

@@ -16,8 +16,8 @@ from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
+from tgi_cli.engine.metrics import METHODS, STAGES, StepStats
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
-from tgi_cli.engine.step_stats import StepStatistics, StepTimes
 from tgi_cli.errors import ShardError
 
 
@@ -156,9 +156,9 @@ def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> N
             assert told == answer
 
 
-def test_every_step_is_told_to_whoever_asked() -> None:
-    told: list[StepStatistics] = []
-    core = EngineCore(FakeWorker(4), limits(), on_statistics=told.append)
+def test_on_step_is_called_for_every_step() -> None:
+    seen: list[StepStats] = []
+    core = EngineCore(FakeWorker(4), limits(), on_step=seen.append)
     core.inbox.put(request(1, range(8), 5))
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
@@ -166,18 +166,17 @@ def test_every_step_is_told_to_whoever_asked() -> None:
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
     thread.join(timeout=20)
-    assert [s.iteration for s in told] == [1, 2, 3, 4, 5]
-    assert [s.context_tokens for s in told] == [8, 0, 0, 0, 0]
-    assert [s.generation_requests for s in told] == [0, 1, 1, 1, 1]
+    assert [stats.load.steps for stats in seen] == [1, 2, 3, 4, 5]
+    assert [stats.context_tokens for stats in seen] == [8, 0, 0, 0, 0]
+    assert [stats.generation_requests for stats in seen] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_every_step_is_timed(depth: int) -> None:
-    told: list[StepTimes] = []
+def test_every_step_is_counted_and_timed(depth: int) -> None:
     worker = FakeWorker(
         4, fail_when=lambda step: RuntimeError() if len(worker.steps) == 6 else None
     )
-    core = EngineCore(worker, limits(), depth, on_times=told.append)
+    core = EngineCore(worker, limits(), depth)
     core.inbox.put(request(1, range(8), 30))
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
@@ -187,16 +186,20 @@ def test_every_step_is_timed(depth: int) -> None:
     client.read_until_finished(2)
     core.inbox.put(Shutdown())
     thread.join(timeout=20)
-    assert len(told) == core.steps
-    assert [times.failed for times in told].count(True) == 1
-    prefills = [place for place, times in enumerate(told) if times.prefill]
-    assert prefills == [place for place, times in enumerate(told) if times.joined]
-    assert len(prefills) == 2
-    assert prefills[0] == 0
-    for times in told:
-        parts = (times.schedule, times.forward, times.update, times.send)
-        assert min(parts) >= 0
-        assert times.total == pytest.approx(sum(parts))
+    metrics = core.metrics
+    histograms, counts = metrics.histograms, metrics.counts
+    timed = {method: sum(histograms["total", method].counts) for method in METHODS}
+    assert sum(timed.values()) + 1 == core.steps == metrics.load.steps
+    assert (counts["failed", "prefill"], counts["failed", "decode"]) == (0, 1)
+    assert counts["launched", "decode"] == timed["decode"] + 1
+    assert counts["launched", "prefill"] == timed["prefill"] == 2
+    assert sum(histograms["schedule", "join"].counts) == 2
+    for method in METHODS:
+        sums = [histograms[stage, method].sum for stage in STAGES]
+        assert min(sums) >= 0
+        assert sums[0] == pytest.approx(sum(sums[1:]))
+        for stage in STAGES:
+            assert sum(histograms[stage, method].counts) == timed[method]
 
 
 class _Lost(FakeWorker):

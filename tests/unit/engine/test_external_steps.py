@@ -31,7 +31,7 @@ from tgi_cli.engine.messages import (
     LoadAdapter,
     Shutdown,
 )
-from tgi_cli.engine.step_stats import StepStatistics, StepTimes
+from tgi_cli.engine.metrics import StepStats
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -177,9 +177,8 @@ class InOrder(FakeWorker):
 
 
 def test_steps_of_both_kinds_are_counted_and_timed() -> None:
-    told: list[StepStatistics] = []
-    times: list[StepTimes] = []
-    core = EngineCore(FakeWorker(4), limits(), 1, on_statistics=told.append, on_times=times.append)
+    seen: list[StepStats] = []
+    core = EngineCore(FakeWorker(4), limits(), 1, on_step=seen.append)
     loop = threading.Thread(target=core.run, daemon=True)
     loop.start()
     caller, client = Caller(core), Client(core)
@@ -189,13 +188,15 @@ def test_steps_of_both_kinds_are_counted_and_timed() -> None:
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
     loop.join(timeout=20)
-    assert [step.iteration for step in told] == list(range(1, 9))
-    assert sum(step.context_tokens for step in told) == 18
-    assert sum(step.generation_requests for step in told) == 4 + 2
-    assert [step.joined for step in told] == [""] * 8
-    assert told[-1].prompt_tokens == 18
-    assert sum(step.prefill for step in times) == 2
-    assert len(times) == core.steps == 8
+    assert [stats.load.steps for stats in seen] == list(range(1, 9))
+    assert sum(stats.context_tokens for stats in seen) == 18
+    assert sum(stats.generation_requests for stats in seen) == 4 + 2
+    metrics = core.metrics
+    assert not any(n for (name, _), n in metrics.counts.items() if name == "joined")
+    assert metrics.load.prompt_tokens == metrics.load.context_tokens == 18
+    assert sum(metrics.histograms["total", "prefill"].counts) == 2
+    assert sum(metrics.histograms["total", "decode"].counts) == 6
+    assert core.steps == 8
 
 
 def test_what_is_in_flight_is_waited_for_first() -> None:

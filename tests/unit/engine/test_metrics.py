@@ -1,103 +1,117 @@
-"""What the statistics of steps add up to."""
+"""What the engine's measurements add up to, and that they survive the wire."""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.engine.distribution import Distribution
-from tgi_cli.engine.metrics import EngineCounters, EngineMetrics
-from tgi_cli.engine.step_stats import StepStatistics, StepTimes
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StepStats, StepTimer
+from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc import metrics_codec
+from tgi_cli.sampling.params import SamplingParams
 
-
-def _step(iteration: int, context_tokens: int, **more: Any) -> StepStatistics:
-    others = ("timestamp", "joined")
-    names = [name for name in StepStatistics._fields if name not in others]
-    counts: dict[str, Any] = dict.fromkeys(names, 0) | {
-        "iteration": iteration,
-        "context_tokens": context_tokens,
-    }
-    return StepStatistics(timestamp=0.0, **(counts | more))
-
-
-def test_steps_are_summed_and_the_engines_own_sums_are_kept() -> None:
-    tally = EngineMetrics()
-    assert tally.now == EngineCounters()
-    tally(_step(1, 30, reused_tokens=16, prompt_tokens=46, cached_blocks=2))
-    before = tally.now
-    tally(_step(2, 5, reused_tokens=32, prompt_tokens=67, cached_blocks=1))
-    assert tally.now == EngineCounters(
-        reused_tokens=32, prompt_tokens=67, cached_blocks=1, steps=2, context_tokens=35
-    )
-    assert before.context_tokens == 30, "who read it keeps what he read"
-
-
-def _times(prefill: bool, failed: bool = False, seconds: float = 0.25) -> StepTimes:
-    return StepTimes(
-        prefill=prefill,
-        joined=prefill,
-        failed=failed,
-        schedule=seconds,
-        forward=2 * seconds,
-        update=0.0,
-        send=0.0,
-    )
+NEW_ROW = NewRow(0, 1, [1], 1, [0], SamplingParams())
+PREFILL = Step(1, new=[NEW_ROW] * 2, rows=[0, 1], counts=[20, 10])
+MIXED = Step(2, new=[NEW_ROW], rows=[0, 1, 2], counts=[1, 1, 8], num_decodes=2)
+DECODE = Step(3, rows=[0, 1, 2], counts=[1, 1, 1], num_decodes=3)
 
 
 def test_steps_are_counted_by_what_they_do() -> None:
-    tally = EngineMetrics()
-    tally(_step(1, 30, new_requests=2, scheduled_requests=2))
-    tally(_step(2, 8, new_requests=1, generation_requests=2, joined="chunking"))
-    tally(_step(3, 0, generation_requests=3))
-    tally.timed(_times(True))
-    tally.timed(_times(True))
-    tally.timed(_times(False, failed=True))
-    assert tally.launched == {"prefill": 2, "decode": 1}
-    assert tally.failed == {"prefill": 0, "decode": 1}
-    assert tally.joined == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
-    assert (tally.sizes.counts[:3], tally.sizes.sum) == ([1, 1, 0], 3)
-    assert (tally.accepted.counts[0], tally.accepted.sum) == (5, 0)
-    assert tally.seconds["total", "prefill"].sum == 1.5
-    assert tally.seconds["forward", "prefill"].sum == 1.0
-    assert sum(tally.seconds["total", "decode"].counts) == 0, "a failed step has no time"
-    assert sum(tally.seconds["schedule", "join"].counts) == 2
+    metrics = EngineMetrics()
+    metrics.step_launched(PREFILL, "", 0)
+    metrics.step_launched(MIXED, "chunking", 0)
+    metrics.step_launched(DECODE, "", 0)
+    assert metrics.counts["launched", "prefill"] == 2
+    assert metrics.counts["launched", "decode"] == 1
+    joined = {label: count for (name, label), count in metrics.counts.items() if name == "joined"}
+    assert joined == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
+    sizes = metrics.histograms["next_size", ""]
+    assert (sizes.counts[:3], sizes.sum) == ([1, 1, 0], 3)
+    skipped = metrics.histograms["skipped_tokens", ""]
+    assert (skipped.counts[0], skipped.sum) == (5, 0)
 
 
-def test_the_queues_age_grows_until_nobody_waits() -> None:
-    tally = EngineMetrics()
-    assert metrics_codec.statistics_of(tally, 1).queue_age == 0
-    tally(_step(1, 1, oldest_ns=time.monotonic_ns() - 5_000_000_000))
-    first = metrics_codec.statistics_of(tally, 1).queue_age
+def test_a_steps_stages_are_timed_and_a_failed_step_has_no_durations() -> None:
+    metrics = EngineMetrics()
+    timer = StepTimer(metrics)
+    timer.launch(PREFILL, time.perf_counter() - 0.25)
+    timer.arrive()
+    timer.update()
+    timer.end()
+    timer.launch(DECODE, time.perf_counter())
+    timer.fail()
+    histograms = metrics.histograms
+    assert 0.25 <= histograms["schedule", "prefill"].sum < 5
+    assert histograms["schedule", "join"].sum == histograms["schedule", "prefill"].sum
+    parts = ("schedule", "forward", "update", "send")
+    total = sum(histograms[stage, "prefill"].sum for stage in parts)
+    assert histograms["total", "prefill"].sum == pytest.approx(total)
+    assert sum(histograms["total", "decode"].counts) == 0
+    assert metrics.counts["failed", "decode"] == 1
+
+
+def test_the_queues_age_grows_while_requests_wait() -> None:
+    metrics = EngineMetrics()
+    assert metrics.queue_seconds == 0
+    metrics.step_launched(DECODE, "", time.monotonic_ns() - 5_000_000_000)
+    assert metrics.queue_seconds == 0
+    metrics.load = EngineLoad(queued=1)
+    first = metrics.queue_seconds
     assert 5 <= first < 60
-    assert metrics_codec.statistics_of(tally, 1).queue_age > first
-    assert metrics_codec.statistics_of(tally, 0).queue_age == 0
+    assert metrics.queue_seconds > first
+    metrics.step_launched(DECODE, "", 0)
+    assert metrics.queue_seconds == 0
 
 
-def test_statistics_survive_the_wire() -> None:
-    tally = EngineMetrics()
-    tally(_step(1, 30, new_requests=2))
-    tally.timed(_times(True))
-    sent = metrics_codec.statistics_of(tally, 0)
-    message = metrics_codec.encode(sent, pb.StepMessage(queued=3))
-    got = metrics_codec.decode(pb.StatisticsResponse.FromString(message.SerializeToString()))
+@given(st.builds(EngineLoad, *[st.integers(0, 2**64 - 1)] * 9), st.booleans())
+def test_metrics_survive_the_wire(load: EngineLoad, waiting: bool) -> None:
+    sent = EngineMetrics(load)
+    oldest_ns = time.monotonic_ns() - 3_000_000_000 if waiting else 0
+    sent.step_launched(PREFILL, "backpressure", oldest_ns)
+    sent.histograms["forward", "prefill"].observe(0.5)
+    data = metrics_codec.encode(sent).SerializeToString()
+    got = metrics_codec.decode(pb.MetricsResponse.FromString(data))
+    assert got.load == load
     assert got.counts == sent.counts
-    assert got.distributions.keys() == sent.distributions.keys()
-    for key, found in sent.distributions.items():
-        other = got.distributions[key]
-        assert (other.bounds, other.counts, other.sum) == (found.bounds, found.counts, found.sum)
+    assert got.queue_seconds == pytest.approx(sent.queue_seconds, abs=2)
+    assert got.histograms.keys() == sent.histograms.keys()
+    for key, expected in sent.histograms.items():
+        found = got.histograms[key]
+        assert found.bounds == expected.bounds
+        assert (found.counts, found.sum) == (expected.counts, expected.sum)
+
+
+def test_step_stats_are_json_in_the_terms_of_tensorrt_llm() -> None:
+    load = EngineLoad(queued=2, running=3, used_blocks=10, steps=7, prompt_tokens=99)
+    stats = StepStats(
+        timestamp=0.0,
+        load=load,
+        context_requests=1,
+        generation_requests=2,
+        context_tokens=8,
+        max_requests=16,
+        max_blocks=64,
+        tokens_per_block=4,
+    )
+    found = json.loads(stats.to_json())
+    assert found["Iteration Counter"] == 7
+    assert found["Active Request Count"] == 5
+    assert found["Scheduled Requests"] == 3
+    assert found["Free KV cache blocks"] == 54
+    assert found["Total prompt tokens"] == 99
 
 
 @given(st.lists(st.floats(-1, 10)))
-def test_a_distribution_counts_as_prometheus_does(values: list[float]) -> None:
+def test_a_histogram_counts_as_prometheus_does(values: list[float]) -> None:
     bounds = (0.5, 1.0, 4.0)
-    found = Distribution(bounds)
+    histogram = Histogram(bounds)
     for value in values:
-        found.observe(value)
-    for place, bound in enumerate(bounds):
-        assert sum(found.counts[: place + 1]) == sum(value <= bound for value in values)
-    assert sum(found.counts) == len(values)
+        histogram.observe(value)
+    for index, bound in enumerate(bounds):
+        assert sum(histogram.counts[: index + 1]) == sum(value <= bound for value in values)
+    assert sum(histogram.counts) == len(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.hub.files import is_adapter, select, select_adapter
+from tgi_cli.hub.model_files import is_adapter, select_adapter_files, select_files
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tgi_cli.hub.files import is_adapter, select, select_adapter
     ],
 )
 def test_one_copy_of_the_weights(names: list[str], taken: list[str]) -> None:
-    assert list(select(names, ".safetensors", False).weights) == taken
+    assert list(select_files(names, ".safetensors", False).weights) == taken
 
 
 def test_small_files() -> None:
@@ -61,7 +61,7 @@ def test_small_files() -> None:
         "code.py",
         "trainer_state.json",
     }
-    chosen = select(needed | other, ".safetensors", False)
+    chosen = select_files(needed | other, ".safetensors", False)
     assert set(chosen.small) == needed
     assert set(chosen.skipped) == other
     assert all(chosen.skipped.values())
@@ -71,5 +71,7 @@ def test_adapters() -> None:
     names = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"]
     assert is_adapter(names)
     assert not is_adapter([*names, "model.safetensors"])
-    assert select_adapter([*names, "adapter_model.bin"]).weights == ("adapter_model.safetensors",)
-    assert select_adapter(names).small == ("adapter_config.json", "tokenizer.json")
+    assert select_adapter_files([*names, "adapter_model.bin"]).weights == (
+        "adapter_model.safetensors",
+    )
+    assert select_adapter_files(names).small == ("adapter_config.json", "tokenizer.json")

@@ -18,7 +18,7 @@ from tgi_cli.errors import (
     ModelNotFoundError,
 )
 from tgi_cli.hub import LocalModel, resolve_model
-from tgi_cli.hub.local import check_safetensors
+from tgi_cli.hub.model_files import check_safetensors
 
 Write = Callable[[dict[str, bytes]], Path]
 

@@ -19,7 +19,7 @@ from tgi_cli.errors import (
     OfflineError,
 )
 from tgi_cli.hub import LocalAdapter, resolve_adapter, resolve_adapters
-from tgi_cli.hub.lora_files import base_of, is_same_base, split_revision
+from tgi_cli.hub.lora_files import base_model_of, is_same_base, split_revision
 
 TENSORS = {"base_model.model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 4)}
 FILES = {
@@ -143,7 +143,7 @@ def test_a_pickle_is_converted(tmp_path: Path) -> None:
 
 
 def test_the_base_that_an_adapter_names(tmp_path: Path) -> None:
-    assert base_of(write(tmp_path / "a")) == "org/base"
+    assert base_model_of(write(tmp_path / "a")) == "org/base"
     assert is_same_base("org/Base", "/models/base")
     assert is_same_base("", "org/other")
     assert not is_same_base("org/base", "org/other")

@@ -16,7 +16,7 @@ from tests.tools.hub_server import HubServer
 from tests.unit.hub.conftest import CONFIG
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
 from tgi_cli.hub import resolve_model
-from tgi_cli.hub.merge_lora import Adapter, merge
+from tgi_cli.hub.merge_lora import LoraAdapter, merge
 
 Q, V, HEAD = "model.layers.0.q_proj", "model.layers.1.v_proj", "lm_head"
 
@@ -176,7 +176,7 @@ def test_a_tied_embedding_is_not_replaced(case: Case) -> None:
 def test_an_adapter_in_a_pickle(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_bytes(adapter_config())
     torch.save(pairs(), tmp_path / "adapter_model.bin")
-    assert set(Adapter.load(tmp_path).a) == {Q, V}
+    assert set(LoraAdapter.load(tmp_path).a) == {Q, V}
 
 
 def test_an_adapter_of_the_hub(

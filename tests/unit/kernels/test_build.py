@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tgi_cli.kernels import build, library, native, without_native
+from tgi_cli.kernels import build, cpp_library, library, without_cpp_kernels
 
 
 def test_libraries_are_compiled_once(tmp_path: Path, compiled: dict[str, ctypes.CDLL]) -> None:
@@ -91,15 +91,15 @@ def test_a_library_that_cannot_be_loaded_is_passed_over(
 
 
 def test_without_native(compiled: dict[str, ctypes.CDLL]) -> None:
-    assert native() is not None
-    with without_native():
-        assert native() is None
-    assert native() is not None
+    assert cpp_library() is not None
+    with without_cpp_kernels():
+        assert cpp_library() is None
+    assert cpp_library() is not None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_ticket_is_run_once(level: str, threads: int) -> None:
-    lib = native()
+    lib = cpp_library()
     assert lib is not None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

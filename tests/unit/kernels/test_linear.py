@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels import library, without_native
+from tgi_cli.kernels import library, without_cpp_kernels
 from tgi_cli.kernels.linear import (
     ACTIVATIONS,
     Epilogue,
@@ -154,7 +154,7 @@ def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
             assert linear(x, matrix, bias, Epilogue.ADD, out=added, scale=scale) is added
             assert torch.equal(added, residual + product * scale)
         for name, number in ACTIVATIONS.items():
-            with without_native():
+            with without_cpp_kernels():
                 activated, gated = ops.activate(product, name), ops.gated(product, name)
             close(linear(x, matrix, bias, Epilogue.ACTIVATE, number), activated)
             close(linear(x, paired, bias, Epilogue.GATED, number), gated)
@@ -226,9 +226,9 @@ def test_groups_that_cannot_be_taken(level: str) -> None:
 
 def test_without_kernels_the_cause_is_named(level: str) -> None:
     matrix, _ = make(8, 8, "bf16")
-    with without_native(), pytest.raises(RuntimeError, match="not compiled"):
+    with without_cpp_kernels(), pytest.raises(RuntimeError, match="not compiled"):
         linear(torch.zeros(1, 8).bfloat16(), matrix)
-    assert library.native() is not None
+    assert library.cpp_library() is not None
 
 
 def test_size_is_what_the_format_takes(level: str) -> None:
@@ -241,7 +241,7 @@ def test_size_is_what_the_format_takes(level: str) -> None:
 def test_functions_are_those_of_the_layers() -> None:
     assert set(ACTIVATIONS) == set(ops.ACTIVATIONS)
     x = noise(1000)
-    with without_native():
+    with without_cpp_kernels():
         for name, number in ACTIVATIONS.items():
             same = next(other for other, code in ACTIVATIONS.items() if code == number)
             assert torch.equal(ops.activate(x, name), ops.activate(x, same))

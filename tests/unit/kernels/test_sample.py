@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.sampling.helpers import batch_of, upload
-from tgi_cli.kernels import without_native
+from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.kernels.sample import Draw, sample
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.sampling.sampler import Sampled, Sampler
@@ -30,7 +30,7 @@ def logits_of(rows: int, vocab: int, scale: float = 4.0) -> torch.Tensor:
 def both(logits: torch.Tensor, batch: SamplingBatch) -> tuple[Sampled, Sampled]:
     """By the kernel, and by torch's operations."""
     ours = Sampler(upload)(logits, batch, POOL)
-    with without_native():
+    with without_cpp_kernels():
         return ours, Sampler(upload)(logits, batch, POOL)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.llm.engine import Call, InProcessEngine
+from tgi_cli.llm.engine import InProcessEngine, RequestGroup
 from tgi_cli.llm.errors import EngineDeadError
 
 
@@ -24,7 +24,7 @@ def running(worker: FakeWorker, depth: int = 0) -> Iterator[InProcessEngine]:
         engine.close()
 
 
-def read_all(call: Call) -> dict[int, list[int]]:
+def read_all(call: RequestGroup) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {i: [] for i in call.live}
     while call.live:
         for update in call.receive():
@@ -39,7 +39,7 @@ def test_callers_get_their_own(depth: int) -> None:
 
         def work(worker: int) -> None:
             for _ in range(5):
-                with Call(engine) as call:
+                with RequestGroup(engine) as call:
                     for length in range(1, 6):
                         request_id = next(engine.request_ids)
                         call.submit(request(request_id, [worker] * length, 10))
@@ -73,7 +73,7 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
     submitted = threading.Barrier(9)
 
     def work(i: int) -> None:
-        with Call(engine) as call:
+        with RequestGroup(engine) as call:
             call.submit(request(i, [i], 100))
             submitted.wait(20)
             try:
@@ -98,13 +98,13 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
         + ["the engine failed: 3 steps failed in a row (RuntimeError)"] * 5
     )
     with pytest.raises(EngineDeadError, match="3 steps failed in a row"):
-        Call(engine).submit(request(100, [1], 1))
+        RequestGroup(engine).submit(request(100, [1], 1))
     engine.close()
 
 
 def test_closing_is_told_to_those_who_wait_and_to_those_who_come() -> None:
     with running(FakeWorker(4)) as engine:
-        call = Call(engine)
+        call = RequestGroup(engine)
         call.submit(request(1, [1], 200))
         call.receive()
         engine.close()
@@ -118,7 +118,7 @@ def test_closing_is_told_to_those_who_wait_and_to_those_who_come() -> None:
 
 def test_what_is_cancelled_is_told_and_what_is_dropped_is_not() -> None:
     with running(FakeWorker(4)) as engine:
-        call = Call(engine)
+        call = RequestGroup(engine)
         for i in (1, 2, 3):
             call.submit(request(i, [i], 200))
         engine.cancel(2)
@@ -135,14 +135,14 @@ def test_what_is_cancelled_is_told_and_what_is_dropped_is_not() -> None:
 def test_leaving_a_call_frees_its_blocks() -> None:
     worker = FakeWorker(4)
     with running(worker) as engine:
-        with Call(engine) as call:
+        with RequestGroup(engine) as call:
             call.submit(request(1, [1], 200))
             call.receive()
-        with Call(engine) as call:
+        with RequestGroup(engine) as call:
             call.submit(request(2, [2], 3))
             assert read_all(call) == {2: continuation([2], 3, 1000)}
         steps = len(worker.steps)
-        with Call(engine) as call:
+        with RequestGroup(engine) as call:
             call.submit(request(3, [3], 3))
             read_all(call)
         assert all(len(step.rows) == 1 for step in worker.steps[steps:]), "request 1 is gone"

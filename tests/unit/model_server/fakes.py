@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 from tgi_cli.engine.core import Inbound
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, StepOutputs
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.sampling.params import SamplingParams
 
 INFO = EngineInfo(
@@ -39,6 +40,7 @@ class ScriptedEngine:
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.progress = 0
         self.live_requests = 0
+        self.metrics = EngineMetrics()
 
     async def taken(self) -> Inbound:
         """The next message in the inbox; waits for it in a thread."""

@@ -19,10 +19,10 @@ import pytest
 from tests.unit.engine.fake_worker import FakeWorker
 from tests.unit.model_server.fakes import INFO, request
 from tgi_cli.config import DeviceFacts, EngineConfig, ModelFacts, ServeConfig, resolve
+from tgi_cli.engine.metrics import EngineLoad
 from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.rpc.interface import EngineLoad
 from tgi_cli.worker import worker as worker_module
 from tgi_cli.worker.sizing.capacity import Capacity
 
@@ -80,7 +80,7 @@ async def _talk(path: Path, prompts: list[range], new_tokens: int) -> EngineLoad
                 async for batch in stream:
                     if batch.finished is not None:
                         assert not batch.finished.error
-        return client.load
+        return (await client.metrics()).load
     finally:
         await client.close()
 

@@ -24,7 +24,7 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
-from tgi_cli.engine.metrics import EngineCounters
+from tgi_cli.engine.metrics import EngineLoad
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.session import ClientSession
@@ -92,7 +92,7 @@ async def test_tokens_reach_their_streams(client: GrpcEngineClient, engine: Scri
     assert a.prompt_ids == (3, 4, 5)
     assert a.sampling.seed == 7
     engine.put_tokens((a.request_id, 50), started=[Started(a.request_id, 123, 4)])
-    engine.put_tokens((b.request_id, 60), (a.request_id, 51), queued=1, running=2, used_blocks=3)
+    engine.put_tokens((b.request_id, 60), (a.request_id, 51))
     engine.outbox.put(
         StepOutputs(
             request_ids=[b.request_id],
@@ -104,7 +104,6 @@ async def test_tokens_reach_their_streams(client: GrpcEngineClient, engine: Scri
                 Finished(a.request_id, FinishReason.EOS_TOKEN),
                 Finished(b.request_id, FinishReason.LENGTH),
             ],
-            running=5,
         )
     )
     got = await collect(first)
@@ -116,7 +115,6 @@ async def test_tokens_reach_their_streams(client: GrpcEngineClient, engine: Scri
     assert got.logprobs == [-0.5, -0.25]
     assert got.top_ids == [[], [61, 7]]
     assert got.top_logprobs == [[], [-0.25, -2.0]]
-    assert client.load.running == 5
 
 
 async def test_two_clients_may_use_the_same_ids(
@@ -295,11 +293,10 @@ async def test_a_half_closed_session_ends_with_its_last_request(
 def test_a_writer_that_is_behind_sends_one_message_for_many_steps() -> None:
     session = ClientSession()
     for token in range(5):
-        session.outgoing.put(StepOutputs([1], [token], [0.0], [[]], [[]], queued=token))
+        session.outgoing.put(StepOutputs([1], [token], [0.0], [[]], [[]]))
     session.outgoing.put(None)
-    messages = list(session.messages(EngineCounters))
+    messages = list(session.messages())
     assert [list(m.token_ids) for m in messages] == [[0, 1, 2, 3, 4]]
-    assert messages[0].queued == 4
 
 
 async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
@@ -317,9 +314,8 @@ async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
     client.on_found(hear)
     stream = client.submit(request(1))
     await engine.taken()
-    engine.put_tokens(running=5)
-    await until(lambda: server._gauges.running == 5)
-    await client.statistics()
+    engine.metrics.load = EngineLoad(running=5)
+    await client.metrics()
     engine.outbox.put(None)
     await asyncio.to_thread(server.stop, "it broke")
     assert (await collect(stream)).finished == Finished(1, FinishReason.ERROR, "it broke")
@@ -329,7 +325,7 @@ async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
         client.submit(request(2))
     with pytest.raises(ShardError, match="gone"):
         await client.list_adapters()
-    assert client.load.running == 5, "as last heard"
+    assert (await client.metrics()).load.running == 5, "as last heard"
     assert not heard
 
     engine = ScriptedEngine()
@@ -338,7 +334,7 @@ async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
     server.start(socket_path)
     await until(lambda: client.connected)
     assert heard == [(True, 24, ("named",), False)]
-    assert client.load.running == 0, "of another engine"
+    assert (await client.metrics()).load.running == 0, "of another engine"
     assert await client.healthy()
     stream = client.submit(request(2))
     taken = await engine.taken()
@@ -501,17 +497,16 @@ async def test_messages_beyond_grpcs_usual_limit_pass(
     assert (await collect(stream)).finished == Finished(1, FinishReason.ERROR, cause)
 
 
-async def test_statistics_are_asked_for(
+async def test_metrics_are_fetched_and_the_last_ones_outlive_the_engine(
     server: EngineServer, client: GrpcEngineClient, engine: ScriptedEngine
 ) -> None:
-    server._tally.launched["decode"] = 7
-    engine.put_tokens(queued=4, running=2)
-    await until(lambda: server._gauges.queued == 4)
-    told = await client.statistics()
-    assert told.counts["launched", "decode"] == 7
-    assert (client.load.queued, client.load.running) == (4, 2), "though no message came to it"
-    server._tally.launched["decode"] = 8
+    engine.metrics.counts["launched", "decode"] = 7
+    engine.metrics.load = EngineLoad(queued=4, running=2)
+    metrics = await client.metrics()
+    assert metrics.counts["launched", "decode"] == 7
+    assert metrics.load == engine.metrics.load
+    engine.metrics.counts["launched", "decode"] = 8
     engine.outbox.put(None)
     await asyncio.to_thread(server.stop)
     await until(lambda: not client.connected)
-    assert (await client.statistics()).counts["launched", "decode"] == 7, "as last heard"
+    assert (await client.metrics()).counts["launched", "decode"] == 7, "as last heard"

@@ -19,8 +19,8 @@ from tests.tools.checkpoints import make_llama
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError, TgiError
 from tgi_cli.models import load_model, model_facts, read_config
-from tgi_cli.models.declared import Outline, check_declared, read_outline
-from tgi_cli.quantization.detect import recognise
+from tgi_cli.models.size_check import Outline, check_sizes, read_outline
+from tgi_cli.quantization.detect import detect_format
 from tgi_cli.worker.worker import load_worker
 
 FAMILIES = {
@@ -128,7 +128,7 @@ def test_no_model_that_transformers_knows_is_taken_for_absurd() -> None:
         except Exception:  # some have no defaults
             continue
         raw = json.loads(json.dumps(raw, default=str, skipkeys=True))
-        check_declared(Path("/none"), raw, quantized=False)
+        check_sizes(Path("/none"), raw, quantized=False)
         checked += 1
     assert checked > 100
 
@@ -239,11 +239,11 @@ def test_pipes_in_place_of_weights_are_not_waited_for(pipe: str, tmp_path: Path)
 )
 def test_absurd_quantization(stated: dict[str, Any]) -> None:
     with pytest.raises(TgiError):
-        recognise(stated)
+        detect_format(stated)
 
 
 def test_a_target_that_backtracks_without_end() -> None:
-    layout: Any = recognise(
+    layout: Any = detect_format(
         {
             "quant_method": "compressed-tensors",
             "config_groups": {"a": {"targets": ["re:(a|aa)+$"], "weights": {}}},

@@ -17,15 +17,18 @@ from tests.tools.checkpoints import make_llama, save_weights
 from tests.tools.paged import PagedRun, random_ids
 from tests.tools.sharded import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import integer
+from tgi_cli.quantization import quantized_weight
+from tgi_cli.quantization.quantized_weight import quantize_int8
 
 CPU = torch.device("cpu")
 PROMPT = random_ids(20, seed=1)
 
-needs_kernels = pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+needs_kernels = pytest.mark.skipif(
+    cpp_library() is None, reason="the kernels are not compiled here"
+)
 
 
 def make(path: Path, tied: bool, vocab_size: int = 251) -> Path:
@@ -47,7 +50,7 @@ def twin_of(path: Path, twin: Path) -> Path:
     shutil.copytree(path, twin)
     weights = load_file(path / "model.safetensors")
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    weights["lm_head.weight"] = integer.quantize(head).dequantize(torch.bfloat16)
+    weights["lm_head.weight"] = quantize_int8(head).dequantize(torch.bfloat16)
     assert not torch.equal(weights["lm_head.weight"], head)
     config = json.loads((twin / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -160,7 +163,7 @@ def test_where_no_kernel_takes_the_codes_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make(tmp_path, tied=True)
-    with caplog.at_level(logging.INFO), without_native():
+    with caplog.at_level(logging.INFO), without_cpp_kernels():
         model = load(path, torch.float32)
     stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"].float()
     assert torch.equal(model.get_submodule("model.embed_tokens")(torch.arange(251)), stored)
@@ -170,9 +173,9 @@ def test_where_no_kernel_takes_the_codes_the_log_says_so(
 def test_a_head_is_quantized_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(100, 24)
     kept = weight.clone()
-    whole = integer.quantize(weight)
-    monkeypatch.setattr(integer, "_NUMBERS", 24 * 7)
-    pieces = integer.quantize(weight)
+    whole = quantize_int8(weight)
+    monkeypatch.setattr(quantized_weight, "_NUMBERS", 24 * 7)
+    pieces = quantize_int8(weight)
     assert torch.equal(weight, kept)
     assert torch.equal(pieces.codes, whole.codes)
     assert torch.equal(pieces.scales, whole.scales)

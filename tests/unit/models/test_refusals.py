@@ -22,7 +22,14 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.hf.attention import Refused, Seat, Visible, _describe, _record, _Witness
+from tgi_cli.models.hf.attention import (
+    AttentionContext,
+    Unsupported,
+    WindowMask,
+    _describe,
+    _record,
+    _TokenMixingDetector,
+)
 
 STATE = "keeps a state beside keys and values"
 MASK = "a mask that is neither causal nor a sliding window"
@@ -108,7 +115,7 @@ def no_chunks(size: int) -> Any:
     ],
 )
 def test_windows_are_read_off_masks(mask: Callable[..., Any], window: int | None) -> None:
-    assert _describe(mask_function=mask) == Visible(window)
+    assert _describe(mask_function=mask) == WindowMask(window)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +133,23 @@ def test_windows_are_read_off_masks(mask: Callable[..., Any], window: int | None
     ids=["chunks", "all", "one ahead", "every other", "sinks", "half", "a hole", "by content"],
 )
 def test_other_masks_are_refused(mask: Callable[..., Any]) -> None:
-    with pytest.raises(Refused, match="mask"):
+    with pytest.raises(Unsupported, match="mask"):
         _describe(mask_function=mask)
 
 
-def _call(module: nn.Module | None = None, **changed: Any) -> Seat:
-    seat, module = Seat(), module or nn.Module()
-    module.tgi_seat = seat  # type: ignore[assignment]
+def _call(module: nn.Module | None = None, **changed: Any) -> AttentionContext:
+    context, module = AttentionContext(), module or nn.Module()
+    module.tgi_attention = context  # type: ignore[assignment]
     arguments: dict[str, Any] = {
         "query": torch.zeros(1, 4, 7, 16, device="meta"),
         "key": torch.zeros(1, 2, 7, 16, device="meta"),
         "value": torch.zeros(1, 2, 7, 16, device="meta"),
-        "attention_mask": Visible(BLOCK_SIZE),
+        "attention_mask": WindowMask(BLOCK_SIZE),
         "sliding_window": BLOCK_SIZE,
         "dropout": 0.0,
     }
     _record(module, **(arguments | changed))
-    return seat
+    return context
 
 
 def test_what_a_layer_asks_for_is_recorded() -> None:
@@ -166,7 +173,7 @@ def _meta(*shape: int) -> Tensor:
         ({"module": _not_causal()}, "not causal"),
         ({"is_causal": False}, "not causal"),
         ({"attention_mask": _meta(1, 1, 7, 7)}, "mask or bias of its own"),
-        ({"attention_mask": Visible(None)}, "sliding window of 16 that its mask"),
+        ({"attention_mask": WindowMask(None)}, "sliding window of 16 that its mask"),
         ({"value": _meta(1, 2, 7, 8)}, "multi-head latent"),
         ({"key": _meta(1, 2, 9, 16), "value": _meta(1, 2, 9, 16)}, "something else"),
         ({"key": _meta(1, 3, 7, 16), "value": _meta(1, 3, 7, 16)}, "4 heads for 3"),
@@ -175,7 +182,7 @@ def _meta(*shape: int) -> Tensor:
     ],
 )
 def test_layers_that_ask_for_more_are_refused(changed: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(Unsupported, match=reason):
         _call(**changed)
 
 
@@ -201,7 +208,7 @@ T = 73
 def test_tokens_may_not_meet_outside_of_attention(
     compute: Callable[[Tensor], Any], reason: str
 ) -> None:
-    with pytest.raises(Refused, match=reason), _Witness(T):
+    with pytest.raises(Unsupported, match=reason), _TokenMixingDetector(T):
         compute(_meta(1, T, 16))
 
 
@@ -220,5 +227,5 @@ def test_tokens_may_not_meet_outside_of_attention(
     ],
 )
 def test_each_token_may_do_what_it_likes(compute: Callable[[Tensor], Any]) -> None:
-    with _Witness(T):
+    with _TokenMixingDetector(T):
         compute(_meta(1, T, 16))

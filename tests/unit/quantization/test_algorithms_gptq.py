@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tgi_cli.quantization.algorithms import grid
 from tgi_cli.quantization.algorithms.gptq import gptq
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 
 PLAIN = Recipe(method="gptq", group_size=32, group_aware=False)
 
@@ -157,7 +157,7 @@ def test_reordering_helps_where_inputs_differ() -> None:
     assert ordered < 0.9 * plain
 
 
-def same(a: Result, b: Result) -> bool:
+def same(a: QuantizationResult, b: QuantizationResult) -> bool:
     assert a.zeros is not None
     assert b.zeros is not None
     return (

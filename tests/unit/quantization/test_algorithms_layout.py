@@ -18,11 +18,17 @@ from tests.unit.quantization.test_formats import read
 from tgi_cli.errors import ConfigError
 from tgi_cli.quantization import bits
 from tgi_cli.quantization.algorithms import grid
-from tgi_cli.quantization.algorithms.checks import check, default_format, describe, unfit
 from tgi_cli.quantization.algorithms.gptq import gptq
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.layout import pack, quantization_config, quantize_config
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import (
+    QuantizationResult,
+    Recipe,
+    check_recipe,
+    default_format,
+    describe_recipe,
+    incompatibility,
+)
 
 
 @settings(deadline=None, max_examples=40)
@@ -81,7 +87,7 @@ RECIPES = [
 ]
 
 
-def made(recipe: Recipe, rows: int = 64, inputs: int = 192) -> Result:
+def made(recipe: Recipe, rows: int = 64, inputs: int = 192) -> QuantizationResult:
     weight = random_weight(rows, inputs)
     weight[5] = weight[5].abs()  # whose zeros are the least
     if recipe.method == "gptq":
@@ -89,10 +95,12 @@ def made(recipe: Recipe, rows: int = 64, inputs: int = 192) -> Result:
     return rtn(weight, recipe)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.format}: {describe(r)} {r.bits}")
+@pytest.mark.parametrize(
+    "recipe", RECIPES, ids=lambda r: f"{r.format}: {describe_recipe(r)} {r.bits}"
+)
 def test_what_is_written_is_what_is_read(recipe: Recipe) -> None:
-    check(recipe)
-    assert unfit(recipe, 64, 192) is None
+    check_recipe(recipe)
+    assert incompatibility(recipe, 64, 192) is None
     result = made(recipe)
     tensors = pack(result, recipe)
     assert all(each.is_contiguous() for each in tensors.values())
@@ -106,7 +114,7 @@ def test_what_is_written_is_what_is_read(recipe: Recipe) -> None:
 
 def test_packed_weights_need_no_whole_words_along_outputs() -> None:
     recipe = replace(COMPRESSED, sym=False)
-    assert unfit(recipe, 30, 96) is None
+    assert incompatibility(recipe, 30, 96) is None
     result = made(recipe, 30, 96)
     weight = read(quantization_config(recipe, []), pack(result, recipe))
     assert torch.equal(weight.dequantize(torch.float32), grid.dequantize(result))
@@ -211,7 +219,7 @@ WRONG = [
 @pytest.mark.parametrize(("recipe", "words"), WRONG, ids=[words for _, words in WRONG])
 def test_what_cannot_be_is_refused_with_a_way_out(recipe: Recipe, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check(recipe)
+        check_recipe(recipe)
     assert words in raised.value.cause
 
 
@@ -229,20 +237,20 @@ def test_what_cannot_be_is_refused_with_a_way_out(recipe: Recipe, words: str) ->
 def test_layers_of_shapes_that_a_format_has_not(
     recipe: Recipe, shape: tuple[int, int], why: str
 ) -> None:
-    found = unfit(recipe, *shape)
+    found = incompatibility(recipe, *shape)
     assert found is not None
     assert why in found
-    assert unfit(BYTES, *shape) is None
+    assert incompatibility(BYTES, *shape) is None
 
 
 def test_what_is_asked_is_told_in_words() -> None:
-    assert describe(replace(GPTQ, desc_act=True)) == (
+    assert describe_recipe(replace(GPTQ, desc_act=True)) == (
         "gptq, 4 bits, groups of 32, symmetric, act-order"
     )
-    assert describe(replace(GPTQ, method="rtn", sym=False, group_size=-1, mse=True)) == (
+    assert describe_recipe(replace(GPTQ, method="rtn", sym=False, group_size=-1, mse=True)) == (
         "rtn, 4 bits, one scale a row, with zeros, scales by least squares"
     )
-    assert describe(BYTES) == "fp8, one scale a row"
+    assert describe_recipe(BYTES) == "fp8, one scale a row"
     assert [default_format(each) for each in ("gptq", "awq", "rtn", "fp8", "int8")] == [
         *("gptq", "awq", "gptq"),
         *("compressed-tensors", "compressed-tensors"),

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.quantization.test_algorithms_gptq import correlated, random_weight, seen
-from tgi_cli.quantization import fp8, integer
+from tgi_cli.quantization import fp8
 from tgi_cli.quantization.algorithms import grid
 from tgi_cli.quantization.algorithms.awq import search_clip, search_scale
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.recipe import Recipe
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.quantized_weight import quantize_int8
 
 PLAIN = Recipe(method="rtn", group_size=32)
 FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
@@ -111,7 +112,7 @@ INT8 = replace(FP8, method="int8")
 
 def test_bytes_are_those_of_loading() -> None:
     weight = random_weight(24, 160)
-    for recipe, quantize in ((FP8, fp8.quantize), (INT8, integer.quantize)):
+    for recipe, quantize in ((FP8, fp8.quantize), (INT8, quantize_int8)):
         exact = quantize(weight.clone()).dequantize(torch.float32)
         torch.testing.assert_close(grid.dequantize(rtn(weight, recipe)), exact, rtol=1e-6, atol=0)
 

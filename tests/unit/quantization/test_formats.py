@@ -14,7 +14,7 @@ from tests.tools.quantized import Layout
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
 from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.quantization.bitsandbytes import TABLES
-from tgi_cli.quantization.detect import recognise
+from tgi_cli.quantization.detect import detect_format
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 SAFETENSORS = {
@@ -76,14 +76,14 @@ def read(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str = "a.b"
 ) -> QuantizedWeight:
     """The weight of a module as our readers see it."""
-    layout = recognise(config)
+    layout = detect_format(config)
     stored = {
         f"{module}.{suffix}": StoredTensor(suffix, None, tuple(each.shape), SAFETENSORS[each.dtype])  # type: ignore[arg-type]
         for suffix, each in tensors.items()
     }
     assert list(layout.plain_names(stored)) == [f"{module}.weight"]
     (found,) = layout.modules(stored).items()
-    folded = layout.fold(*found, lambda suffix: tensors[suffix])
+    folded = layout.merge(*found, lambda suffix: tensors[suffix])
     weight = folded.read(*(tensors[suffix] for suffix in folded.names))
     assert weight.shape == folded.shape
     return weight
@@ -139,14 +139,14 @@ def test_modules_of_several_widths_in_one_checkpoint() -> None:
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(config: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
-        recognise(config)
+        detect_format(config)
 
 
 def test_a_config_that_makes_no_sense_is_an_error_of_the_model() -> None:
     with pytest.raises(ModelError, match="makes no sense"):
-        recognise({"quant_method": "gptq", "group_size": "many"})
+        detect_format({"quant_method": "gptq", "group_size": "many"})
     with pytest.raises(ModelError, match="makes no sense"):
-        recognise({"quant_method": "compressed-tensors"})
+        detect_format({"quant_method": "compressed-tensors"})
 
 
 @pytest.mark.parametrize("name", ["gptq 4 bits, groups of 32", "awq", "pack-quantized 4 bits"])

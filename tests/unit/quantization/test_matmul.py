@@ -9,12 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE
-from tgi_cli.kernels import build, native, without_native
+from tgi_cli.kernels import build, cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import unpack
-from tgi_cli.layers import Build, ColumnParallelLinear, Part
-from tgi_cli.quantization import Quantized, bitsandbytes, fp8, integer
-from tgi_cli.quantization.matmul import ConcatMatmul, Native, TorchInt4, in_bfloat16, make_product
-from tgi_cli.quantization.quantized_weight import QuantizedWeight, arrange, contiguous_groups, join
+from tgi_cli.layers import Build, ColumnParallelLinear, Projection
+from tgi_cli.quantization import Quantized, bitsandbytes, fp8
+from tgi_cli.quantization.matmul import (
+    ConcatMatmul,
+    CppMatmul,
+    TorchInt4Matmul,
+    bfloat16_table,
+    make_matmul,
+)
+from tgi_cli.quantization.quantized_weight import (
+    QuantizedWeight,
+    concat_outputs,
+    contiguous_groups,
+    group_inputs,
+    quantize_int8,
+)
 
 CPU = torch.device("cpu")
 
@@ -23,12 +35,12 @@ CPU = torch.device("cpu")
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """Whose kernels compute."""
     if request.param == "torch":
-        with without_native():
+        with without_cpp_kernels():
             yield "torch"
         return
     if not build.supported() or build.compiler() is None:
         pytest.skip("there is no C++ compiler here")
-    assert native() is not None, "python -m tgi_cli.kernels, after a change of their sources"
+    assert cpp_library() is not None, "python -m tgi_cli.kernels, after a change of their sources"
     yield "our"
 
 
@@ -78,7 +90,7 @@ def near(product: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, bits: 
 )
 def test_products(bits: int, group: int, zeros: bool, mixed: bool, rows: int, kernels: str) -> None:
     weight = random_codes(64, 512, bits, group, zeros=zeros, mixed=mixed)
-    product = make_product(weight, torch.bfloat16, CPU)
+    product = make_matmul(weight, torch.bfloat16, CPU)
     assert not isinstance(product, str)
     assert product.kernel.startswith(kernels)
     x, bias = torch.randn(rows, 512).bfloat16(), torch.randn(64).bfloat16()
@@ -93,12 +105,12 @@ def test_products(bits: int, group: int, zeros: bool, mixed: bool, rows: int, ke
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_with_a_table(kind: str, rows: int) -> None:
-    if native() is None:
+    if cpp_library() is None:
         pytest.skip("there is no C++ compiler here")
     plain = torch.randn(48, 320, generator=torch.Generator().manual_seed(2))
     weight = bitsandbytes.quantize(kind, plain)
-    product = make_product(weight, torch.bfloat16, CPU)
-    assert isinstance(product, Native)
+    product = make_matmul(weight, torch.bfloat16, CPU)
+    assert isinstance(product, CppMatmul)
     dense = weight.dequantize(torch.float32)
     kept = unpack(product.matrix)
     # Nearer than bfloat16 is to what it rounds, and fp4 the same but for its scales' last bits.
@@ -112,40 +124,40 @@ def test_products_with_a_table(kind: str, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_in_e4m3(rows: int) -> None:
-    if native() is None:
+    if cpp_library() is None:
         pytest.skip("there is no C++ compiler here")
     weight = fp8.quantize(torch.randn(48, 320, generator=torch.Generator().manual_seed(2)))
-    product = make_product(weight, torch.bfloat16, CPU)
-    assert isinstance(product, Native)
+    product = make_matmul(weight, torch.bfloat16, CPU)
+    assert isinstance(product, CppMatmul)
     assert product.kernel == "our kernels for fp8"
     dense = weight.dequantize(torch.float32)
     assert torch.equal(unpack(product.matrix), dense)
     x, bias = torch.randn(rows, 320).bfloat16(), torch.randn(48).bfloat16()
     assert near(product(x, bias), x, dense, bias, bits=12)
     weight.codes[3, 5] = 0x7F
-    none = make_product(weight, torch.bfloat16, CPU)
+    none = make_matmul(weight, torch.bfloat16, CPU)
     assert none == "there is no kernel for this format"
     e5m2 = QuantizedWeight(
         weight.codes, weight.scales, None, weight.groups, 8, fp8.table(torch.float8_e5m2)
     )
-    assert make_product(e5m2, torch.bfloat16, CPU) == none
+    assert make_matmul(e5m2, torch.bfloat16, CPU) == none
 
 
 def test_a_table_in_bfloat16() -> None:
     for values in bitsandbytes.TABLES.values():
         table = torch.tensor(values)
-        rounded, factor = in_bfloat16(table)
+        rounded, factor = bfloat16_table(table)
         error = (rounded.float() / factor - table).square().sum()
         assert error <= 0.5 * (table.bfloat16().float() - table).square().sum()
-    with without_native():
-        product = make_product(bitsandbytes.quantize("nf4", torch.ones(8, 64)), torch.bfloat16, CPU)
+    with without_cpp_kernels():
+        product = make_matmul(bitsandbytes.quantize("nf4", torch.ones(8, 64)), torch.bfloat16, CPU)
     assert product == "there is no kernel for this format"
 
 
 def test_groups_of_8_bit_codes_are_dequantized_where_only_torch_computes() -> None:
     weight = random_codes(48, 512, 8, 64)
-    with without_native():
-        assert make_product(weight, torch.bfloat16, CPU) == (
+    with without_cpp_kernels():
+        assert make_matmul(weight, torch.bfloat16, CPU) == (
             "there is no kernel for groups of 8-bit codes"
         )
 
@@ -154,9 +166,9 @@ def test_a_kernel_that_torch_has_not_is_done_without(monkeypatch: pytest.MonkeyP
     def absent(*_: object) -> Tensor:
         raise NotImplementedError("no such kernel\nand much more")
 
-    monkeypatch.setattr(TorchInt4, "__call__", absent)
-    with without_native():
-        product = make_product(random_codes(48, 64), torch.bfloat16, CPU)
+    monkeypatch.setattr(TorchInt4Matmul, "__call__", absent)
+    with without_cpp_kernels():
+        product = make_matmul(random_codes(48, 64), torch.bfloat16, CPU)
     assert product == "torch's kernel refuses it (no such kernel)"
 
 
@@ -178,8 +190,8 @@ def test_outputs_that_fill_up_a_shard_are_0() -> None:
 def test_what_no_kernel_takes_is_said(
     weight: QuantizedWeight, dtype: torch.dtype, why: str
 ) -> None:
-    with without_native():
-        product = make_product(weight, dtype, CPU)
+    with without_cpp_kernels():
+        product = make_matmul(weight, dtype, CPU)
     assert isinstance(product, str)
     assert why in product
 
@@ -190,7 +202,7 @@ def test_shards_of_groups_are_cut_into_groups(start: int, end: int) -> None:
     whole = weight.dequantize(torch.float32)
     own = weight[:, start:end]
     assert torch.equal(own.dequantize(torch.float32), whole[:, start:end])
-    arranged = arrange(own)
+    arranged = group_inputs(own)
     assert arranged.order is None
     assert (end - start) % arranged.group == 0
     assert arranged.group >= 32
@@ -201,7 +213,7 @@ def test_shards_of_groups_are_cut_into_groups(start: int, end: int) -> None:
 
 def test_inputs_are_brought_together_by_groups() -> None:
     weight = random_codes(16, 256, group=64, mixed=True)
-    arranged = arrange(weight)
+    arranged = group_inputs(weight)
     assert arranged.group == 64
     assert arranged.order is not None
     assert arranged.order.sort().values.tolist() == list(range(256))
@@ -215,14 +227,14 @@ def test_parts_with_zeros_and_without_are_one_weight() -> None:
     assert not parts[0].like(random_codes(8, 64, mixed=True))
     assert not parts[0].like(random_codes(8, 64, bits=8))
     dense = torch.cat([part.dequantize(torch.float32) for part in parts])
-    assert torch.equal(join(parts).dequantize(torch.float32), dense)
+    assert torch.equal(concat_outputs(parts).dequantize(torch.float32), dense)
 
 
 def filled(
     method: Quantized, parts: dict[str, Tensor | QuantizedWeight], inputs: int
 ) -> ColumnParallelLinear:
     """A merged layer whose parts are given, as a loader fills it."""
-    sizes = {name: Part(weight.shape[0]) for name, weight in parts.items()}
+    sizes = {name: Projection(weight.shape[0]) for name, weight in parts.items()}
     build = Build(torch.bfloat16, method, ALONE)
     layer = ColumnParallelLinear(build, inputs, sizes, bias=True)
     layer.materialize(CPU)
@@ -263,10 +275,10 @@ def test_plain_weights_are_quantized_as_they_come(kernels: str) -> None:
         "a": torch.randn(64, 128),
         "b": torch.randn(32, 128),
     }
-    layer = filled(Quantized(torch.bfloat16, CPU, integer.quantize), parts, 128)
+    layer = filled(Quantized(torch.bfloat16, CPU, quantize_int8), parts, 128)
     x = torch.randn(5, 128).bfloat16()
     dense = torch.cat([part for part in parts.values() if isinstance(part, Tensor)]).bfloat16()
-    codes = integer.quantize(dense)
+    codes = quantize_int8(dense)
     assert (codes.dequantize(torch.float32) - dense.float()).abs().max() < dense.abs().max() / 250
     assert near(layer(x), x, codes.dequantize(torch.float32), torch.full((96,), 0.5))
     assert layer.weight is None

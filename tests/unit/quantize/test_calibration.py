@@ -14,9 +14,8 @@ import torch
 from tgi_cli import demo
 from tgi_cli.errors import ConfigError, ModelError, OfflineError
 from tgi_cli.process.worker_pool import Limits
-from tgi_cli.quantize import datasets
-from tgi_cli.quantize.calibration import Calibration, calibrate, heldout
-from tgi_cli.quantize.datasets import _choose
+from tgi_cli.quantize import calibration
+from tgi_cli.quantize.calibration import Calibration, choose_file, heldout_windows, load_calibration
 from tgi_cli.text.chat_template import ChatTemplate
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -30,7 +29,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(asked: str | Path | None, **options: int) -> Calibration:
     settings = {"samples": 8, "seq_len": 32, "seed": 0, "context": 2048} | options
-    return calibrate(demo.model_path(), None if asked is None else str(asked), **settings)
+    return load_calibration(demo.model_path(), None if asked is None else str(asked), **settings)
 
 
 def text_of(ids: torch.Tensor) -> str:
@@ -113,7 +112,7 @@ def test_without_a_hub_the_bundled_text_is_used_and_that_is_said(
     found = draw(None, samples=128, seq_len=64)
     assert found.source == "the bundled text"
     assert "not with wikitext2" in caplog.text
-    evaluated = heldout(demo.model_path(), 64)
+    evaluated = heldout_windows(demo.model_path(), 64)
     assert len(evaluated) > 64
     calibrated = {tuple(row) for row in (*found.ids.tolist(), *found.rest.tolist())}
     assert calibrated.isdisjoint(map(tuple, evaluated.tolist()))
@@ -128,7 +127,9 @@ def test_lengths_follow_the_text_and_the_context(tmp_path: Path) -> None:
     file = tmp_path / "some.txt"
     file.write_text("".join(WORDS))
     tokens = len(Tokenizer.load(demo.model_path()).encode("".join(WORDS)))
-    found = calibrate(demo.model_path(), str(file), samples=128, seq_len=None, seed=0, context=2048)
+    found = load_calibration(
+        demo.model_path(), str(file), samples=128, seq_len=None, seed=0, context=2048
+    )
     length = found.ids.shape[1]
     assert tokens < 16 * 2 * length
     assert len(found.ids) >= 16
@@ -138,9 +139,9 @@ def test_lengths_follow_the_text_and_the_context(tmp_path: Path) -> None:
 
 def test_files_of_a_data_set_are_chosen() -> None:
     files = ["README.md", "b/test-0.parquet", "b/train-1.parquet", "b/train-0.parquet", "a/x.txt"]
-    assert _choose(files, "") == "b/train-0.parquet"
-    assert _choose(files, "a") == "a/x.txt"
-    assert _choose(["README.md", "x.bin"], "") is None
+    assert choose_file(files, "") == "b/train-0.parquet"
+    assert choose_file(files, "a") == "a/x.txt"
+    assert choose_file(["README.md", "x.bin"], "") is None
 
 
 def test_the_data_set_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ def test_the_data_set_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(name)
         return [tmp_path / "train.jsonl"]
 
-    monkeypatch.setattr(datasets, "fetch", fetch)
+    monkeypatch.setattr(calibration, "fetch_dataset", fetch)
     assert draw(None).source == "wikitext2"
     assert draw("someone/texts:part").source == "someone/texts:part"
     assert asked == ["wikitext2", "someone/texts:part"]

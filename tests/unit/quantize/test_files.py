@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.quantize.activations import Activations
-from tgi_cli.quantize.gptq import Layer
+from tgi_cli.quantize.block_runner import ActivationFile
+from tgi_cli.quantize.checkpoint_writer import tensors_in, write_shards
+from tgi_cli.quantize.gptq import LayerReport
 from tgi_cli.quantize.model_card import model_card
-from tgi_cli.quantize.state import Partial
-from tgi_cli.quantize.tensors import tensors_in, write_shards
+from tgi_cli.quantize.unfinished_run import UnfinishedRun
 
 
 def _tensors() -> dict[str, torch.Tensor]:
@@ -63,24 +63,26 @@ def test_shards_hold_every_tensor_bit_by_bit(max_bytes: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_hidden_states_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
     rows = torch.randn(5, 3, 4).to(dtype)
-    with Activations(tmp_path / "x.bin", 5, 3, 4, dtype) as kept:
+    with ActivationFile(tmp_path / "x.bin", 5, 3, 4, dtype) as kept:
         kept.write(2, rows[2:])
         kept.write(0, rows[:2])
         assert torch.equal(kept.read(1, 4), rows[1:4])
         kept.flush()
-    again = Activations(tmp_path / "x.bin", 5, 3, 4, dtype)
+    again = ActivationFile(tmp_path / "x.bin", 5, 3, 4, dtype)
     assert torch.equal(again.read(0, 5), rows)
     with pytest.raises(OSError, match="shorter than it was written"):
-        Activations(tmp_path / "x.bin", 9, 3, 4, dtype).read(4, 9)
+        ActivationFile(tmp_path / "x.bin", 9, 3, 4, dtype).read(4, 9)
     again.remove()
     assert not (tmp_path / "x.bin").exists()
 
 
 def test_a_run_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = Partial(out, {"bits": 4}, resume=False)
-    first.commit({"x": torch.ones(2)}, [Layer("a", 0.5), Layer("b", float("nan"), "why")])
-    second = Partial(out, {"bits": 4}, resume=True)
+    first = UnfinishedRun(out, {"bits": 4}, resume=False)
+    first.commit(
+        {"x": torch.ones(2)}, [LayerReport("a", 0.5), LayerReport("b", float("nan"), "why")]
+    )
+    second = UnfinishedRun(out, {"bits": 4}, resume=True)
     assert second.done == 1
     assert [layer.name for layer in second.layers] == ["a", "b"]
     assert second.layers[1].note == "why"
@@ -96,16 +98,16 @@ def test_a_run_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
 def test_what_a_run_cannot_go_on_with_is_said(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="no unfinished run"):
-        Partial(out, {"bits": 4}, resume=True)
-    Partial(out, {"bits": 4, "seed": 0}, resume=False)
+        UnfinishedRun(out, {"bits": 4}, resume=True)
+    UnfinishedRun(out, {"bits": 4, "seed": 0}, resume=False)
     with pytest.raises(ConfigError, match="not finished"):
-        Partial(out, {"bits": 4, "seed": 0}, resume=False)
+        UnfinishedRun(out, {"bits": 4, "seed": 0}, resume=False)
     with pytest.raises(ConfigError, match=r"had other bits$"):
-        Partial(out, {"bits": 3, "seed": 0}, resume=True)
+        UnfinishedRun(out, {"bits": 3, "seed": 0}, resume=True)
     out.mkdir()
     (out / "x").touch()
     with pytest.raises(ConfigError, match="not an empty folder"):
-        Partial(out, {"bits": 4, "seed": 0}, resume=True)
+        UnfinishedRun(out, {"bits": 4, "seed": 0}, resume=True)
 
 
 def test_a_card_says_what_holds_for_a_quantized_model_too(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_a_card_says_what_holds_for_a_quantized_model_too(tmp_path: Path) -> Non
         description="gptq, 4 bits",
         command="tgi quantize someone/large small",
         calibration="3 samples",
-        layers=[Layer(f"layer {i}", 0.001 * i, "odd" * (i == 2)) for i in range(9)],
+        layers=[LayerReport(f"layer {i}", 0.001 * i, "odd" * (i == 2)) for i in range(9)],
         ignored=1,
         evaluation=None,
     )

@@ -19,10 +19,9 @@ from transformers.core_model_loading import (
 
 from tests.parity.cases import SMALL
 from tgi_cli.models.checkpoint import StoredTensor, read_headers, read_tensor
-from tgi_cli.quantize import unstack
-from tgi_cli.quantize.output import _part
-from tgi_cli.quantize.tensors import tensors_in, write_file
-from tgi_cli.quantize.unstack import unstacked
+from tgi_cli.quantize import checkpoint_map
+from tgi_cli.quantize.checkpoint_map import unstack_experts
+from tgi_cli.quantize.checkpoint_writer import _part, tensors_in, write_file
 
 GATE, UP = "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"
 STACK = "model.layers.0.mlp.experts.gate_up_proj"
@@ -43,9 +42,9 @@ def _stored(shape: tuple[int, ...], file: Path = Path()) -> dict[str, StoredTens
 def _unstacked(
     model: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, rule: object
 ) -> dict[str, StoredTensor]:
-    monkeypatch.setattr(unstack, "get_model_conversion_mapping", lambda *_, **__: [rule])
-    monkeypatch.setattr(unstack, "_same", lambda *_: True)
-    return unstacked(model, {STACK: torch.empty(shape)}, _stored(shape))
+    monkeypatch.setattr(checkpoint_map, "get_model_conversion_mapping", lambda *_, **__: [rule])
+    monkeypatch.setattr(checkpoint_map, "_same", lambda *_: True)
+    return unstack_experts(model, {STACK: torch.empty(shape)}, _stored(shape))
 
 
 def test_gates_stand_above_ups(whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +91,9 @@ def test_what_transformers_would_not_find_again_stays(
     stored = {
         name: StoredTensor(name, Path(), tuple(each.shape), "F32") for name, each in weights.items()
     }
-    assert len(unstacked(whole, weights, stored)) > len(stored)
-    monkeypatch.setattr(unstack, "apply_renamings", lambda name, _: f"elsewhere.{name}")
-    assert unstacked(whole, weights, stored) is stored
+    assert len(unstack_experts(whole, weights, stored)) > len(stored)
+    monkeypatch.setattr(checkpoint_map, "apply_renamings", lambda name, _: f"elsewhere.{name}")
+    assert unstack_experts(whole, weights, stored) is stored
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,8 +15,9 @@ from tgi_cli import demo
 from tgi_cli.errors import ConfigError, GatedModelError, HubError, OfflineError
 from tgi_cli.quantization.algorithms.recipe import Recipe
 from tgi_cli.quantize import gptqmodel
-from tgi_cli.quantize.hub_upload import check_upload, upload
-from tgi_cli.quantize.pipeline import Job
+from tgi_cli.quantize.command import check_upload, upload
+from tgi_cli.quantize.options import QuantizeOptions
+from tgi_cli.quantize.pipeline import QuantizeJob
 
 
 class Api:
@@ -61,11 +62,11 @@ def test_what_cannot_be_uploaded_is_said_before_the_work(
     api: type[Api], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_upload("me/model")
-    with pytest.raises(ConfigError, match="no name of a model"):
+    with pytest.raises(ConfigError, match="not a valid model id"):
         check_upload("me/my/model")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(GatedModelError, match="takes a token"):
+    with pytest.raises(GatedModelError, match="requires a token"):
         check_upload("me/model")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OfflineError):
@@ -81,16 +82,15 @@ def test_a_failed_upload_says_that_the_checkpoint_is_there(
     assert f"hf upload me/model {tmp_path}" in raised.value.remedy
 
 
-def _job(tmp_path: Path, **options: Any) -> Job:
-    recipe = Recipe(method="gptq", **options.pop("recipe", {}))
-    return Job(
-        model=demo.model_path(),
-        out=tmp_path / "out",
-        recipe=recipe,
-        calibration="bundled",
-        samples=3,
-        seq_len=32,
-        **options,
+def _job(tmp_path: Path, recipe: dict[str, Any] | None = None, **options: Any) -> QuantizeJob:
+    model = demo.model_path()
+    return QuantizeJob(
+        model,
+        tmp_path / "out",
+        Recipe(method="gptq", **recipe or {}),
+        QuantizeOptions(
+            model_id=str(model), calibration="bundled", samples=3, seq_len=32, **options
+        ),
     )
 
 

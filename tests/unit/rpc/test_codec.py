@@ -17,10 +17,9 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
-from tgi_cli.engine.metrics import EngineCounters
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
+from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -66,7 +65,6 @@ REQUEST = {
     "prompt_logprobs": st.none() | uint32,
     "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
 }
-GAUGES = ("queued", "running", "used_blocks", "preemptions")
 ELSEWHERE = {"adapter_id"}
 """Sent as the adapter's name."""
 IN_PROCESS = {"logits_processors", "return_context_logits", "return_generation_logits"}
@@ -82,10 +80,6 @@ def steps(draw: st.DrawFn) -> StepOutputs:
                 st.builds(Finished, uint64, st.sampled_from(FinishReason), st.text()), max_size=3
             )
         ),
-        queued=draw(uint32),
-        running=draw(uint32),
-        used_blocks=draw(uint64),
-        preemptions=draw(uint64),
     )
     for _ in range(draw(st.integers(0, 2))):
         tops = draw(st.lists(st.lists(st.tuples(uint32, float32), max_size=2), max_size=3))
@@ -163,31 +157,13 @@ def test_a_step_survives_the_wire(outputs: StepOutputs) -> None:
     assert codec.decode_step(pb.StepMessage.FromString(data)) == outputs
 
 
-totals = st.builds(EngineCounters, *[uint64] * len(EngineCounters._fields))
-
-
-@given(steps(), totals)
-def test_the_engines_load_survives_the_wire(outputs: StepOutputs, totals: EngineCounters) -> None:
-    data = codec.encode_step(outputs, totals).SerializeToString()
-    gauges = {name: getattr(outputs, name) for name in GAUGES}
-    sent = EngineLoad(**gauges, **totals._asdict())
-    assert codec.decode_load(pb.StepMessage.FromString(data)) == sent
-
-
-def test_every_field_of_the_load_is_carried() -> None:
-    assert set(EngineLoad.__dataclass_fields__) == {*GAUGES, *EngineCounters._fields}
-
-
 @given(steps(), steps())
-def test_merged_steps_hold_both_in_order_and_the_later_gauges(
-    first: StepOutputs, second: StepOutputs
-) -> None:
+def test_merged_steps_hold_both_in_order(first: StepOutputs, second: StepOutputs) -> None:
     tokens = first.token_ids + second.token_ids
     finished = first.finished + second.finished
     codec.merge_steps(first, second)
     assert first.token_ids == tokens
     assert first.finished == finished
-    assert first.used_blocks == second.used_blocks
     assert codec.decode_step(codec.encode_step(first)) == first
 
 

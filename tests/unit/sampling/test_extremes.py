@@ -12,8 +12,8 @@ import torch
 
 from tests.unit.sampling.helpers import batch_of, upload
 from tests.unit.sampling.test_constraints import bits_of
-from tgi_cli.kernels import without_native
-from tgi_cli.kernels.library import native
+from tgi_cli.kernels import without_cpp_kernels
+from tgi_cli.kernels.library import cpp_library
 from tgi_cli.sampling import constraints, filters
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.params import MAX_BAD_WORD_IDS, MAX_TOKEN_IDS, SamplingParams
@@ -58,7 +58,7 @@ def anything(dice: Random) -> SamplingParams:
 @pytest.fixture(params=["kernel", "rows", "device"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """By C++; by torch as on a CPU without it; by torch as on another device."""
-    if request.param == "kernel" and native() is None:
+    if request.param == "kernel" and cpp_library() is None:
         pytest.skip("no compiler has made the kernels")
     if request.param == "device":
         monkeypatch.setattr(constraints, "ROW_BY_ROW", ())
@@ -72,7 +72,7 @@ def choose(
     if way == "kernel":
         result = Sampler(upload)(logits, *args, **more)
     else:
-        with without_native():
+        with without_cpp_kernels():
             result = Sampler(upload)(logits, *args, **more)
     return result.token_ids.tolist(), result.logprobs.tolist()
 

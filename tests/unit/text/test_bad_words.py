@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.text import tiny
-from tgi_cli.text.bad_words import word_ids
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.workers import TextWorkers
+from tgi_cli.text.workers import TextWorkers, word_ids
 
 
 @pytest.mark.parametrize("make", [tiny.byte_level, tiny.byte_fallback])

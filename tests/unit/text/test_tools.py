@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.unit.text.test_response import TOOLS
-from tgi_cli.text.response_formats import TOOL_FORMATS
+from tgi_cli.text.known_formats import TOOL_FORMATS
 from tgi_cli.text.tools import TOOL_PROMPT, as_text, tool_grammar
 
 CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {"city": "Köln"}}}

@@ -272,7 +272,7 @@ def test_the_largest_is_captured_first_for_the_others_reuse_its_memory(monkeypat
         [1, 2, 4],
         lambda: lambda: made.append(Counting()) or made[-1],
     )
-    monkeypatch.setattr(graphs_module, "give_back", lambda device: None)
+    monkeypatch.setattr(graphs_module, "release_unused_memory", lambda device: None)
     assert graphs.measure() >= 0
     assert captured == [4, 2], "two tell what all will take"
     assert not graphs._captured
@@ -295,7 +295,7 @@ class AdaptedModel(TinyModel):
 
 
 class Shelf:
-    """What a runner asks of an AdapterShelf."""
+    """What a runner asks of a LoraCache."""
 
     def __init__(self, table: LoraTable) -> None:
         self.table = table

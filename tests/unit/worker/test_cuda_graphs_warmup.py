@@ -55,7 +55,7 @@ def make_worker(
 ) -> ModelWorker:
     monkeypatch.setitem(worker_module.GRAPHS, "cpu", lambda: graph)
     for module in (kv_cache, worker_module, graphs_module):  # a whole collection each time
-        monkeypatch.setattr(module, "give_back", lambda device: None)
+        monkeypatch.setattr(module, "release_unused_memory", lambda device: None)
     config = {
         "dtype": "float32",
         "max_batch_size": 6,

@@ -20,11 +20,11 @@ def test_memory_that_was_freed_is_given_back():
     for piece in pieces[:-1]:
         free(ctypes.c_void_p(piece))
     held = memory._held(CPU)
-    memory.give_back(CPU)
+    memory.release_unused_memory(CPU)
     assert memory._held(CPU) < held - (48 << 20)
     free(ctypes.c_void_p(pieces[-1]))
 
 
 def test_another_c_library_is_no_error(monkeypatch):
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    memory.give_back(CPU)
+    memory.release_unused_memory(CPU)

@@ -17,11 +17,11 @@ from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.worker.sizing import kv_cache, saved_profile
 from tgi_cli.worker.sizing.capacity import Capacity
-from tgi_cli.worker.sizing.saved_profile import Measured
+from tgi_cli.worker.sizing.saved_profile import SavedProfile
 from tgi_cli.worker.worker import ModelWorker, load_worker
 
 SAID: dict[str, Any] = {"dtype": "float32", "max_batch_prefill_tokens": 64, "max_batch_size": 4}
-FOUND = Measured(activation_bytes=5, graphs=True, step_seconds=0.5, max_total_tokens=100)
+FOUND = SavedProfile(activation_bytes=5, graphs=True, step_seconds=0.5, max_total_tokens=100)
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,8 @@ def test_figures_come_back_as_they_were(config: EngineConfig, cache: Path) -> No
     assert list(cache.iterdir()) == [path], "nothing half-written stays"
 
 
-def replace_when(found: Measured) -> Measured:
-    return Measured(
+def replace_when(found: SavedProfile) -> SavedProfile:
+    return SavedProfile(
         activation_bytes=found.activation_bytes,
         graphs=found.graphs,
         step_seconds=found.step_seconds,

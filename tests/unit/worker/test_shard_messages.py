@@ -77,10 +77,10 @@ steps = st.builds(
 
 @given(steps)
 def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
-    order = messages.decode_order(messages.encode(messages.RunStep(step)))
-    assert isinstance(order, messages.RunStep)
-    assert order.step == step
-    assert all(isinstance(new, NewRow) for new in order.step.new)
+    command = messages.decode_command(messages.encode(messages.RunStep(step)))
+    assert isinstance(command, messages.RunStep)
+    assert command.step == step
+    assert all(isinstance(new, NewRow) for new in command.step.new)
 
 
 def test_what_shard_0_does_alone_is_not_sent() -> None:
@@ -91,16 +91,16 @@ def test_what_shard_0_does_alone_is_not_sent() -> None:
     )
     new = NewRow(1, 2, [3], 1, [4], SamplingParams(), asking)
     step = Step(0, new=[new])
-    order = messages.decode_order(messages.encode(messages.RunStep(step)))
-    assert isinstance(order, messages.RunStep)
-    (arrived,) = order.step.new
+    command = messages.decode_command(messages.encode(messages.RunStep(step)))
+    assert isinstance(command, messages.RunStep)
+    (arrived,) = command.step.new
     assert arrived == replace(new, extras=OptionalOutputs(prompt_logprobs=3))
     assert step.new[0].extras.logits_processors is processors
 
 
 def test_an_assignment_arrives_as_it_was_sent() -> None:
     config = resolved(num_shard=2, rope_scaling="linear", rope_factor=2.0)
-    sent = messages.Assignment(1, config, "/tmp/x", "INFO")
+    sent = messages.ShardAssignment(1, config, "/tmp/x", "INFO")
     got = messages.decode_assignment(messages.encode(sent))
     assert got == sent
     assert isinstance(got.config.model_path, Path)
@@ -115,14 +115,14 @@ def test_an_assignment_arrives_as_it_was_sent() -> None:
         messages.AdapterPrepared(3, "it does not fit"),
     ],
 )
-def test_news_arrive_as_they_were_sent(message: messages.News) -> None:
-    assert messages.decode_news(messages.encode(message)) == message
+def test_news_arrive_as_they_were_sent(message: messages.Event) -> None:
+    assert messages.decode_event(messages.encode(message)) == message
 
 
 def test_what_is_no_order_is_refused() -> None:
     for data in (b"", b"\x00", msgspec.msgpack.encode([0, {"step_id": "x"}]), b"\xc1" * 8):
         with pytest.raises(msgspec.DecodeError):
-            messages.decode_order(data)
+            messages.decode_command(data)
 
 
 def test_messages_of_any_size_come_whole_and_in_order() -> None:

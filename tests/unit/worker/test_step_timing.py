@@ -16,7 +16,7 @@ from tgi_cli.engine.step import Step, StepResult
 from tgi_cli.models import load_model, read_config
 from tgi_cli.worker.sizing import step_timing
 from tgi_cli.worker.sizing.capacity import Capacity
-from tgi_cli.worker.sizing.step_timing import Decode, Prefill, Stopwatch, read_bytes, read_rate
+from tgi_cli.worker.sizing.step_timing import Decode, Prefill, StepTimer, read_bytes, read_rate
 from tgi_cli.worker.sizing.warmup_command import measure
 
 
@@ -96,7 +96,7 @@ def test_all_that_the_limits_allow_is_timed(
         warmup_seconds=0,
     )
     worker = Recorder(capacity)
-    watch = Stopwatch(worker, capacity)
+    watch = StepTimer(worker, capacity)
     prefills = list(watch.prefills())
     assert [prefill.tokens for prefill in prefills] == lengths
     decodes = list(watch.decodes())

@@ -59,7 +59,7 @@ def serving(followers: WorkerGroup) -> SimpleQueue[TgiError]:
 def run_into_its_end(followers: WorkerGroup) -> None:
     """A step in which shard 1 ends."""
     with followers.together():
-        followers.tell(STEP)
+        followers.send(STEP)
         raise RuntimeError("Connection closed by peer")
 
 
@@ -68,7 +68,7 @@ def test_a_shard_that_behaves_is_not_lost(start: Start) -> None:
     lost = serving(followers)
     for _ in range(20):
         with followers.together():
-            followers.tell(STEP)
+            followers.send(STEP)
             time.sleep(0.02)
     followers.close()
     assert lost.empty(), "an end that was asked for is no loss"

@@ -7,60 +7,29 @@ Textual (extra ``bench``) is imported when a screen opens, not before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tgi_cli.bench.events import Event, Run
+from tgi_cli.bench.dashboard.run_state import Emit, ScreenTitle, Url
+from tgi_cli.bench.dashboard.views import ViewName
+from tgi_cli.bench.events import BenchRun
 from tgi_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from tgi_cli.bench.dashboard.app import BenchApp
 
-Emit = Callable[[Event | str], None]
-"""Tells the screen what has happened; a text says what goes on before the first step."""
-Url = str | Callable[[], str | None] | None
-"""A server's, where it is known; or who knows it later, once the server has been started."""
-ViewName = Literal["steps", "percentiles", "requests", "server", "compare"]
-VIEWS: tuple[ViewName, ...] = ("steps", "percentiles", "requests", "server", "compare")
-"""In the order of their keys, 1 to 5."""
-
-
-@dataclass(frozen=True, slots=True)
-class Title:
-    """The first line: the model, and what is the same in all steps (``Sequence Length: 10``)."""
-
-    model: str
-    details: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, run: Run) -> Title:
-        """That of a saved run, from its target and workload."""
-        workload = run.workload
-        details = [
-            f"{label}: {workload[key]}"
-            for key, label in (
-                ("sequence_length", "Sequence Length"),
-                ("decode_length", "Decode Length"),
-            )
-            if workload.get(key)
-        ]
-        if not details:
-            details = [f"{run.target.kind} {run.target.address}".strip()]
-        return cls(run.target.model, tuple(details))
-
 
 def run_screen(
-    title: Title,
-    start: Callable[[Emit], Run],
+    title: ScreenTitle,
+    start: Callable[[Emit], BenchRun],
     *,
     stop: Callable[[], None] | None = None,
     url: Url = None,
     headers: Mapping[str, str] | None = None,
-    other: Run | None = None,
+    other: BenchRun | None = None,
     slo: Mapping[str, float] | None = None,
     svg: Path | None = None,
-) -> Run | None:
+) -> BenchRun | None:
     """Shows a run from its first event until the user quits.
 
     Args:
@@ -92,27 +61,27 @@ def run_screen(
     return app.show()
 
 
-def view(run: Run, *, other: Run | None = None, svg: Path | None = None) -> None:
+def view(run: BenchRun, *, other: BenchRun | None = None, svg: Path | None = None) -> None:
     """The same screens, of a saved run (and of another, to compare it with)."""
-    _app(title=Title.of(run), run=run, other=other, svg=svg).show()
+    _app(title=ScreenTitle.of(run), run=run, other=other, svg=svg).show()
 
 
 def watch(url: str, *, headers: Mapping[str, str] | None = None, svg: Path | None = None) -> None:
     """A running server alone, by its ``/metrics``."""
-    _app(title=Title(url), url=url, headers=headers, svg=svg, first="server").show()
+    _app(title=ScreenTitle(url), url=url, headers=headers, svg=svg, first="server").show()
 
 
 def picture(
-    run: Run,
+    run: BenchRun,
     *,
-    other: Run | None = None,
+    other: BenchRun | None = None,
     first: ViewName = "steps",
     step: int = 0,
     width: int = 140,
     height: int = 45,
 ) -> str:
     """One view of a saved run, at one of its steps, as SVG; needs no terminal."""
-    app = _app(title=Title.of(run), run=run, other=other, first=first, step=step)
+    app = _app(title=ScreenTitle.of(run), run=run, other=other, first=first, step=step)
     return app.picture(width, height)
 
 

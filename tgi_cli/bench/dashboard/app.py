@@ -17,19 +17,25 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import ContentSwitcher
 
-from tgi_cli.bench.dashboard import VIEWS, Emit, Title, Url, ViewName, lines
-from tgi_cli.bench.dashboard.event_queue import Feed
-from tgi_cli.bench.dashboard.metrics import Figures
-from tgi_cli.bench.dashboard.poller import INTERVAL, Poller
-from tgi_cli.bench.dashboard.run_state import Board, StepState
+from tgi_cli.bench.dashboard import widgets
+from tgi_cli.bench.dashboard.metrics import MetricsCache
+from tgi_cli.bench.dashboard.poller import INTERVAL, ServerPoller
+from tgi_cli.bench.dashboard.run_state import (
+    Emit,
+    EventQueue,
+    RunState,
+    ScreenTitle,
+    StepState,
+    Url,
+)
+from tgi_cli.bench.dashboard.views import VIEWS, ViewName, ViewState
 from tgi_cli.bench.dashboard.views.compare import CompareView
 from tgi_cli.bench.dashboard.views.percentiles import PercentilesView
 from tgi_cli.bench.dashboard.views.requests import MAX_ZOOM, RequestsView
 from tgi_cli.bench.dashboard.views.server import ServerView
 from tgi_cli.bench.dashboard.views.steps import StepsView
-from tgi_cli.bench.dashboard.views.view_state import Scene
-from tgi_cli.bench.dashboard.widgets import Drawing, Tab, TabRow
-from tgi_cli.bench.events import Run
+from tgi_cli.bench.dashboard.widgets import DrawnText, Tab, TabRow
+from tgi_cli.bench.events import BenchRun
 from tgi_cli.errors import ConfigError, TgiError
 
 TICK = 0.1
@@ -67,25 +73,25 @@ class BenchApp(App[None]):
     def __init__(
         self,
         *,
-        title: Title,
-        start: Callable[[Emit], Run] | None = None,
+        title: ScreenTitle,
+        start: Callable[[Emit], BenchRun] | None = None,
         stop: Callable[[], None] | None = None,
-        run: Run | None = None,
+        run: BenchRun | None = None,
         url: Url = None,
         headers: Mapping[str, str] | None = None,
-        other: Run | None = None,
+        other: BenchRun | None = None,
         slo: Mapping[str, float] | None = None,
         svg: Path | None = None,
         first: ViewName = "steps",
         step: int = 0,
-        poller: Poller | None = None,
+        poller: ServerPoller | None = None,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
         self.heading = title
-        self.board = Board() if run is None else Board.of(run)
-        self.figures = Figures(run.slo if run is not None and slo is None else slo)
-        self.feed = Feed()
+        self.board = RunState() if run is None else RunState.of(run)
+        self.figures = MetricsCache(run.slo if run is not None and slo is None else slo)
+        self.feed = EventQueue()
         self.shown: StepState | None = self.board.steps[step] if self.board.steps else None
         self.following = run is None
         self.leaving = False
@@ -105,7 +111,7 @@ class BenchApp(App[None]):
 
     # What opens and closes it.
 
-    def show(self) -> Run | None:
+    def show(self) -> BenchRun | None:
         """Open the screen until it is left. Returns and raises what ``run_screen`` says."""
         streams = (sys.__stdin__, sys.__stderr__)
         if not all(stream is not None and stream.isatty() for stream in streams):
@@ -145,7 +151,7 @@ class BenchApp(App[None]):
 
     def compose(self) -> ComposeResult:
         """Textual's."""
-        yield Drawing(id="head")
+        yield DrawnText(id="head")
         yield TabRow(id="tabs")
         with ContentSwitcher(id="views", initial=self.current):
             yield StepsView(id="steps")
@@ -153,14 +159,14 @@ class BenchApp(App[None]):
             yield RequestsView(id="requests")
             yield ServerView(id="server")
             yield CompareView(id="compare")
-        yield Drawing(id="message")
+        yield DrawnText(id="message")
         with Horizontal(id="foot"):
             yield TabRow(id="view-tabs")
-            yield Drawing(id="keys")
+            yield DrawnText(id="keys")
 
     async def on_mount(self) -> None:
         """Begin the run, and to look at it."""
-        self.query_one("#keys", Drawing).show(lambda width, height: lines.keys())
+        self.query_one("#keys", DrawnText).show(lambda width, height: widgets.key_help())
         self._catch_signals()
         if self._start_run is not None:
             self.feed.follow(self._start_run)
@@ -220,7 +226,7 @@ class BenchApp(App[None]):
             return  # a server of the run's own ends with it
         if self._poller is None and self.current == "server":
             url = self._url if isinstance(self._url, str) else self._url()
-            self._poller = Poller(url, self._headers) if url else None
+            self._poller = ServerPoller(url, self._headers) if url else None
         if self._poller is not None:
             self.run_worker(self._poller.ask(), group="server", exclusive=True)
 
@@ -234,9 +240,9 @@ class BenchApp(App[None]):
     # Painting.
 
     @property
-    def scene(self) -> Scene:
+    def scene(self) -> ViewState:
         """This moment."""
-        return Scene(
+        return ViewState(
             board=self.board,
             figures=self.figures,
             shown=self.shown,
@@ -251,19 +257,20 @@ class BenchApp(App[None]):
         if not (self.is_running and self.screen_stack and self.query("#head")):
             return  # not yet, or no more
         scene = self.scene
-        state = lines.state(scene, self.leaving, self._start_run is not None)
-        self.query_one("#head", Drawing).show(
-            lambda width, height: lines.head(self.heading, state, width), (self.heading, state)
+        state = widgets.status_text(scene, self.leaving, self._start_run is not None)
+        self.query_one("#head", DrawnText).show(
+            lambda width, height: widgets.head_line(self.heading, state, width),
+            (self.heading, state),
         )
-        tabs = lines.step_tabs(scene)
+        tabs = widgets.step_tabs(scene)
         place = self.board.steps.index(self.shown) if self.shown in self.board.steps else -1
         self.query_one("#tabs", TabRow).show(tabs, place)
         names = [Tab(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
         self.query_one("#view-tabs", TabRow).show(names, VIEWS.index(self.current))
-        message = lines.message(scene, self.leaving)
-        drawing = self.query_one("#message", Drawing)
+        message = widgets.message_line(scene, self.leaving)
+        drawing = self.query_one("#message", DrawnText)
         drawing.display = bool(message.plain)
-        drawing.show(lambda width, height: lines.cut(message, width), message.plain)
+        drawing.show(lambda width, height: widgets.truncated(message, width), message.plain)
         view = self.query_one(f"#views > #{self.current}")
         assert isinstance(
             view, StepsView | PercentilesView | RequestsView | ServerView | CompareView

@@ -17,7 +17,7 @@ from textual_hires_canvas import Canvas
 from textual_plot import AxisFormatter, PlotWidget
 from textual_plot.plot_widget import Legend
 
-from tgi_cli.bench.dashboard.numbers import short
+from tgi_cli.bench.dashboard.formatting import short
 
 MAX_ZOOM = 6
 _TICK_COLUMNS = 7
@@ -25,7 +25,7 @@ _TICK_COLUMNS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """The points of one step: latency in ms, tokens per second, float64 ``[n]`` each."""
 
     latency: NDArray[np.float64]
@@ -34,7 +34,7 @@ class Series:
     chosen: bool = False
 
 
-class Surface(Canvas):
+class ChartCanvas(Canvas):
     """A canvas that may be smaller than its widget for a moment, without colours too.
 
     Canvas itself then gives a line of no style, which Textual cannot draw under NO_COLOR.
@@ -46,7 +46,7 @@ class Surface(Canvas):
         return strip if strip.cell_length else Strip.blank(self.size.width, self.rich_style)
 
 
-class Chart(PlotWidget, can_focus=False):
+class LatencyChart(PlotWidget, can_focus=False):
     """A scatter chart. The wheel zooms it too, and a drag moves it; ``+`` and ``-`` undo that.
 
     Zoom 0 shows everything from the origin; 1 what there is; more goes into the chosen step.
@@ -61,7 +61,7 @@ class Chart(PlotWidget, can_focus=False):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._by_mouse = False
-        self._across, self._upward = Ticks(), Ticks()
+        self._across, self._upward = RoundTicks(), RoundTicks()
         self.set_x_formatter(self._across)
         self.set_y_formatter(self._upward)
 
@@ -69,7 +69,7 @@ class Chart(PlotWidget, can_focus=False):
         """PlotWidget's, with surfaces for canvases."""
         with Grid():
             for name in ("margin-top", "margin-left", "plot", "margin-bottom"):
-                yield Surface(1, 1, id=name)
+                yield ChartCanvas(1, 1, id=name)
         yield Legend(id="legend")
 
     def on_mount(self) -> None:
@@ -96,7 +96,7 @@ class Chart(PlotWidget, can_focus=False):
         """The mouse has moved it: it stays there."""
         self._by_mouse = True
 
-    def show(self, series: Sequence[Series], zoom: int) -> None:
+    def show(self, series: Sequence[ChartSeries], zoom: int) -> None:
         """These points; the chosen step's last, over the others."""
         self.clear()
         there = [one for one in series if len(one.latency)]
@@ -118,7 +118,7 @@ class Chart(PlotWidget, can_focus=False):
         return str(super().render())
 
 
-def _chosen(series: Sequence[Series], axis: str) -> float | None:
+def _chosen(series: Sequence[ChartSeries], axis: str) -> float | None:
     """The mean of the chosen step's points."""
     for one in series:
         if one.chosen:
@@ -142,7 +142,7 @@ def limits(
     return middle - half, middle + half
 
 
-class Ticks(AxisFormatter):
+class RoundTicks(AxisFormatter):
     """Round numbers, as many as there is room for.
 
     Attributes:

@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from tgi_cli.bench.dashboard.numbers import short
+from tgi_cli.bench.dashboard.formatting import short
 from tgi_cli.bench.statistics import histogram
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SPANS = ((0.0, 100.0), (1.0, 99.0), (5.0, 95.0), (10.0, 90.0), (25.0, 75.0))
 """Percentiles between which values are shown, by zoom."""
-MAX_ZOOM = len(_SPANS) - 1
+HISTOGRAM_ZOOM = len(_SPANS) - 1
 
 
-def drawn(
+def draw_histogram(
     values: NDArray[np.float64], width: int, height: int, *, style: str, zoom: int = 0
 ) -> Text:
     """A line for each bin: its lower edge, a bar, how many values it has.
@@ -23,7 +23,7 @@ def drawn(
     Args:
         values: float64 ``[n]``.
         width, height: cells; nothing is drawn beyond them.
-        zoom: how much of the tails is left out, 0 to ``MAX_ZOOM``.
+        zoom: how much of the tails is left out, 0 to ``HISTOGRAM_ZOOM``.
     """
     if not len(values) or width < 8 or height < 2:
         return Text("no values yet", style="dim")
@@ -49,7 +49,7 @@ def drawn(
 
 def within(values: NDArray[np.float64], zoom: int) -> NDArray[np.float64]:
     """The values between the percentiles that belong to a zoom."""
-    low, high = np.percentile(values, _SPANS[min(max(zoom, 0), MAX_ZOOM)])
+    low, high = np.percentile(values, _SPANS[min(max(zoom, 0), HISTOGRAM_ZOOM)])
     shown: NDArray[np.float64] = values[(values >= low) & (values <= high)]
     return shown
 

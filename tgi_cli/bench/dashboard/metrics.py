@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.dashboard.run_state import Board, StepState
+from tgi_cli.bench.dashboard.run_state import RunState, StepState
 from tgi_cli.bench.events import StepRecord
 from tgi_cli.bench.statistics import (
-    StepFigures,
+    StepMetrics,
     Summary,
     batch_values,
-    counted,
-    observe,
-    step_figures,
+    latencies_of,
+    step_metrics,
     summarize,
     windows,
+    without_warmup,
 )
 
 SHARE = 0.1
@@ -35,7 +35,7 @@ NONE: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Panel:
+class StepPanel:
     """One half of the first view: prefill, or decode.
 
     Attributes:
@@ -57,14 +57,14 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Panels:
+class StepPanels:
     """Both halves."""
 
-    prefill: Panel
-    decode: Panel
+    prefill: StepPanel
+    decode: StepPanel
 
 
-def panels(record: StepRecord) -> Panels:
+def panels(record: StepRecord) -> StepPanels:
     """What the first view shows of a step.
 
     Closed batches are shown as text-generation-benchmark shows them; requests over HTTP by their
@@ -76,11 +76,11 @@ def panels(record: StepRecord) -> Panels:
     return _of_requests(record)
 
 
-def _of_batches(record: StepRecord) -> Panels:
+def _of_batches(record: StepRecord) -> StepPanels:
     found = batch_values(record.batches)
     prefill, token = found["prefill"], found["decode_token"]
-    return Panels(
-        Panel(
+    return StepPanels(
+        StepPanel(
             "Prefill",
             {"ms": _summary(prefill)},
             _summary(found["prefill_throughput"]),
@@ -89,7 +89,7 @@ def _of_batches(record: StepRecord) -> Panels:
             prefill[-CHART_POINTS:],
             found["prefill_throughput"][-CHART_POINTS:],
         ),
-        Panel(
+        StepPanel(
             "Decode",
             {"total ms": _summary(found["decode_total"]), "token ms": _summary(token)},
             _summary(found["decode_throughput"]),
@@ -101,15 +101,15 @@ def _of_batches(record: StepRecord) -> Panels:
     )
 
 
-def _of_requests(record: StepRecord) -> Panels:
-    observed = observe(record.requests)
-    requests = counted(record.requests)
+def _of_requests(record: StepRecord) -> StepPanels:
+    observed = latencies_of(record.requests)
+    requests = without_warmup(record.requests)
     failed = sum(request.error is not None for request in requests)
     rates = {name: float(found.mean()) for name, found in _rates(record, failed).items()}
     read, written = rates.get("input_tokens_per_second"), rates.get("output_tokens_per_second")
     first, gaps = _summary(observed["ttft"].values), _summary(observed["itl"].values)
-    return Panels(
-        Panel(
+    return StepPanels(
+        StepPanel(
             "First token",
             {"TTFT ms": first},
             None,
@@ -117,7 +117,7 @@ def _of_requests(record: StepRecord) -> Panels:
             observed["ttft"].values,
             *_point(first, read),
         ),
-        Panel(
+        StepPanel(
             "Decode",
             {"E2E ms": _summary(observed["e2e"].values), "ITL ms": gaps},
             None,
@@ -129,7 +129,7 @@ def _of_requests(record: StepRecord) -> Panels:
 
 
 def _rates(record: StepRecord, failed: int) -> Mapping[str, Floats]:
-    answered = len(counted(record.requests)) > failed
+    answered = len(without_warmup(record.requests)) > failed
     return windows(record.requests, record.duration) if answered else {}
 
 
@@ -147,7 +147,7 @@ def _point(latency: Summary | None, rate: float | None) -> tuple[Floats, Floats]
     return np.array([latency.mean]), np.array([rate])
 
 
-class Figures:
+class MetricsCache:
     """Panels and tables of all steps, each computed again only when its step has changed.
 
     They are computed in a thread, since a long step takes seconds. Those of a step that runs are
@@ -156,29 +156,29 @@ class Figures:
 
     def __init__(self, slo: Mapping[str, float] | None = None) -> None:
         self.slo = dict(slo or {})
-        self._panels: dict[StepState, tuple[int, Panels]] = {}
-        self._tables: dict[StepState, tuple[int, StepFigures]] = {}
+        self._panels: dict[StepState, tuple[int, StepPanels]] = {}
+        self._tables: dict[StepState, tuple[int, StepMetrics]] = {}
         self._next = 0.0
 
-    def panels(self, step: StepState) -> Panels | None:
+    def panels(self, step: StepState) -> StepPanels | None:
         """The newest; None: none yet."""
         kept = self._panels.get(step)
         return kept[1] if kept else None
 
-    def table(self, step: StepState) -> StepFigures | None:
+    def table(self, step: StepState) -> StepMetrics | None:
         """The newest, with intervals once the step has ended; None: none yet."""
         kept = self._tables.get(step)
         return kept[1] if kept else None
 
-    def missing(self, board: Board, shown: StepState | None, tables: bool) -> bool:
+    def missing(self, board: RunState, shown: StepState | None, tables: bool) -> bool:
         """Whether ``update`` has something to do."""
         return bool(self._stale_panels(board)) or (tables and self._stale_table(shown))
 
-    def due(self, board: Board, shown: StepState | None, tables: bool) -> bool:
+    def due(self, board: RunState, shown: StepState | None, tables: bool) -> bool:
         """Whether it is time for ``update`` to do it."""
         return time.monotonic() >= self._next and self.missing(board, shown, tables)
 
-    async def update(self, board: Board, shown: StepState | None, tables: bool) -> None:
+    async def update(self, board: RunState, shown: StepState | None, tables: bool) -> None:
         """Compute what is missing: all panels, and the table of the step that is shown."""
         began = time.monotonic()
         live = False
@@ -190,14 +190,14 @@ class Figures:
         if shown is not None and tables and self._stale_table(shown):
             version, record = shown.version, shown.snapshot()
             whole = shown.record is not None
-            figures = await asyncio.to_thread(step_figures, record, self.slo, intervals=whole)
+            figures = await asyncio.to_thread(step_metrics, record, self.slo, intervals=whole)
             self._tables[shown] = (version, figures)
             live |= not whole
         ended = time.monotonic()
         if live:
             self._next = ended + max((ended - began) * (1 - SHARE) / SHARE, PAUSE)
 
-    def _stale_panels(self, board: Board) -> list[StepState]:
+    def _stale_panels(self, board: RunState) -> list[StepState]:
         kept = self._panels
         return [s for s in board if s not in kept or kept[s][0] != s.version]
 

@@ -43,7 +43,7 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ServerSample:
     """What a server said at one moment; what it does not say is None.
 
     Attributes:
@@ -65,7 +65,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class History:
+class ServerHistory:
     """What is known of the server.
 
     Attributes:
@@ -75,13 +75,13 @@ class History:
     """
 
     url: str
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT))
+    samples: deque[ServerSample] = field(default_factory=lambda: deque(maxlen=KEPT))
     error: str = ""
     since: float = 0.0
     version: int = 0
 
 
-class Poller:
+class ServerPoller:
     """Asks one server.
 
     Args:
@@ -103,7 +103,7 @@ class Poller:
             headers=dict(headers or {}), timeout=TIMEOUT, transport=transport
         )
         self._before: tuple[float, dict[str, float | None]] | None = None
-        self.history = History(self._address)
+        self.history = ServerHistory(self._address)
 
     async def ask(self) -> None:
         """Take one sample, or note why there is none."""
@@ -159,7 +159,7 @@ def _sample(
     now: float,
     totals: Mapping[str, float | None],
     before: tuple[float, Mapping[str, float | None]] | None,
-) -> Sample:
+) -> ServerSample:
     def grown(name: str) -> float | None:
         new = totals[name]
         old = before[1][name] if before is not None else None
@@ -172,7 +172,7 @@ def _sample(
 
     looked_up = grown("looked_up")
     hits = grown("hits")
-    return Sample(
+    return ServerSample(
         at=now,
         queued=totals["queued"],
         running=totals["running"],

@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tgi_cli.bench.events import (
     BatchDone,
     BatchRecord,
+    BenchRequestRecord,
+    BenchRun,
+    BenchStep,
     Event,
-    Progress,
     RequestDone,
-    RequestRecord,
-    Run,
     RunEnded,
-    Step,
     StepEnded,
     StepFailed,
+    StepProgress,
     StepRecord,
     StepStarted,
 )
 
+Emit = Callable[[Event | str], None]
+"""Sends the screen an event, or a line of text about what is awaited before the first step."""
+Url = str | Callable[[], str | None] | None
+"""URL of a server, or a function that returns it once the server has started."""
 LIVE_REQUESTS = 4000
 """A step that runs is shown by its latest requests, so that its figures cost the same all along;
 once it has ended it is shown by all of them."""
 LIVE_BATCHES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenTitle:
+    """The first line: the model, and what is the same in all steps (``Sequence Length: 10``)."""
+
+    model: str
+    details: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: BenchRun) -> ScreenTitle:
+        """That of a saved run, from its target and workload."""
+        workload = run.workload
+        details = [
+            f"{label}: {workload[key]}"
+            for key, label in (
+                ("sequence_length", "Sequence Length"),
+                ("decode_length", "Decode Length"),
+            )
+            if workload.get(key)
+        ]
+        if not details:
+            details = [f"{run.target.kind} {run.target.address}".strip()]
+        return cls(run.target.model, tuple(details))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -39,10 +69,10 @@ class StepState:
     """
 
     index: int
-    step: Step
-    requests: list[RequestRecord] = field(default_factory=list)
+    step: BenchStep
+    requests: list[BenchRequestRecord] = field(default_factory=list)
     batches: list[BatchRecord] = field(default_factory=list)
-    progress: Progress | None = None
+    progress: StepProgress | None = None
     record: StepRecord | None = None
     failures: list[str] = field(default_factory=list)
     request_errors: int = 0
@@ -97,7 +127,7 @@ class StepState:
         )
 
 
-class Board:
+class RunState:
     """Everything that the screens show of a run.
 
     Attributes:
@@ -115,7 +145,7 @@ class Board:
         self.steps: list[StepState] = []
         self.total = 0
         self.running: StepState | None = None
-        self.run: Run | None = None
+        self.run: BenchRun | None = None
         self.fatal: tuple[str, str] | None = None
         self.saying = ""
         self.error = ""
@@ -124,7 +154,7 @@ class Board:
         self._by_index: dict[int, StepState] = {}
 
     @classmethod
-    def of(cls, run: Run) -> Board:
+    def of(cls, run: BenchRun) -> RunState:
         """That of a run that is over."""
         board = cls()
         board.total = len(run.steps)
@@ -162,7 +192,7 @@ class Board:
                 self._fail(event)
             case RunEnded(run):
                 self._close(run)
-            case Progress() | RequestDone() | BatchDone():
+            case StepProgress() | RequestDone() | BatchDone():
                 step = self._by_index.get(event.index)
                 if step is not None and step.record is None:
                     self._advance(step, event)
@@ -183,8 +213,8 @@ class Board:
         self.running = state
         self.saying = ""
 
-    def _advance(self, step: StepState, event: Progress | RequestDone | BatchDone) -> None:
-        if isinstance(event, Progress):
+    def _advance(self, step: StepState, event: StepProgress | RequestDone | BatchDone) -> None:
+        if isinstance(event, StepProgress):
             step.progress = event
             return
         step.version += 1
@@ -217,7 +247,7 @@ class Board:
         if event.fatal:
             self.fatal = (text, event.remedy)
 
-    def _close(self, run: Run) -> None:
+    def _close(self, run: BenchRun) -> None:
         self.run = run
         self.running = None
         for index, record in enumerate(run.steps):
@@ -237,6 +267,57 @@ class Board:
         return iter(self.steps)
 
 
-def described(record: RequestRecord) -> str:
+def described(record: BenchRequestRecord) -> str:
     """A request's error in a few words."""
     return f"{record.error}: {record.detail}" if record.detail else str(record.error)
+
+
+class EventQueue:
+    """Events that wait to be shown, and how the run came out.
+
+    ``put`` may be called from any thread; everything else is the screen's.
+
+    Attributes:
+        result: what the run returned.
+        failure: what it raised.
+    """
+
+    def __init__(self) -> None:
+        # Its own operations are atomic, so that putting an event never waits for the screen.
+        self._events: deque[Event | str] = deque()
+        self._over = threading.Event()
+        self.result: BenchRun | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has come to its end; its last events may still wait."""
+        return self._over.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the run's end, so long at most. Returns: whether it has come."""
+        return self._over.wait(seconds)
+
+    def put(self, event: Event | str) -> None:
+        """Tell the screen what has happened, or in words what is waited for."""
+        self._events.append(event)
+
+    def drain(self) -> Iterator[Event | str]:
+        """What has happened since the last time, oldest first."""
+        for _ in range(len(self._events)):
+            yield self._events.popleft()
+
+    def follow(self, start: Callable[[Callable[[Event | str], None]], BenchRun]) -> None:
+        """Do the run, in a thread of its own; it dies with the process."""
+
+        def follow() -> None:
+            try:
+                run = start(self.put)
+            except BaseException as error:  # raised again by the screen, in the main thread
+                self.failure = error
+            else:
+                self.result = run
+                self.put(RunEnded(run))
+            self._over.set()
+
+        threading.Thread(target=follow, name="bench", daemon=True).start()

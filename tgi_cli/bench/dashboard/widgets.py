@@ -12,10 +12,14 @@ from textual import events
 from textual.message import Message
 from textual.widget import Widget
 
+from tgi_cli.bench.dashboard.formatting import colour, error_style, warning_style
+from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
+from tgi_cli.bench.dashboard.views import ViewState
+
 Draw = Callable[[int, int], Text]
 
 
-class Drawing(Widget):
+class DrawnText(Widget):
     """Text that is drawn for the size that there is: ``draw(width, height)``."""
 
     DEFAULT_CSS = "Drawing { text-wrap: nowrap; text-overflow: clip; }"
@@ -37,7 +41,7 @@ class Drawing(Widget):
         return self._draw(size.width, size.height)
 
 
-class Gauge(Widget):
+class ProgressGauge(Widget):
     """How far something is: a name, a bar, and what it counts in the middle of the bar."""
 
     DEFAULT_CSS = """
@@ -172,3 +176,98 @@ def _first_seen(widths: list[int], active: int, first: int, room: int) -> int:
     while first < active and sum(widths[first : active + 1]) + 2 > room:
         first += 1
     return first
+
+
+def head_line(title: ScreenTitle, state: str, width: int) -> Text:
+    """Model, lengths, and at the right how the run is getting on where there is room for it.
+
+    A name that is too long loses its front: the end tells models apart.
+    """
+    rest = "".join(f" | {detail}" for detail in title.details)
+    room = max(width - cell_len(rest), 12)
+    model = title.model
+    while cell_len(model) > room and model:
+        model = "…" + model.lstrip("…")[1:]
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(model, style="bold")
+    text.append(rest)
+    gap = width - text.cell_len - cell_len(state)
+    if gap >= 2:
+        text.append(" " * gap)
+        text.append(state, style="dim")
+    return truncated(text, width)
+
+
+def status_text(scene: ViewState, leaving: bool, live: bool) -> str:
+    """How the run is getting on."""
+    board = scene.board
+    if leaving:
+        return "stopping"
+    if board.fatal is not None:
+        return "failed"
+    if board.run is not None:
+        return "over" if live else "saved"
+    if board.running is None:
+        return "starting" if live else ""
+    seen = board.running.progress
+    return "running" if seen is None else f"{seen.in_flight} in flight"
+
+
+def step_tabs(scene: ViewState) -> list[Tab]:
+    """One for each step, in the colour of its points."""
+    return [
+        Tab(_one_line(step.label), colour(place, scene.dark), step.bad)
+        for place, step in enumerate(scene.board)
+    ]
+
+
+def key_help() -> Text:
+    """What the keys do, in 22 columns."""
+    text = Text(no_wrap=True)
+    for key, meaning in (("←→", " step "), ("+-", " zoom "), ("q", " quit")):
+        text.append(key, style="bold")
+        text.append(meaning)
+    return text
+
+
+def message_line(scene: ViewState, leaving: bool) -> Text:
+    """What the user must know now; empty where there is nothing."""
+    board, dark = scene.board, scene.dark
+    if leaving:
+        return Text(
+            "stopping: waiting for the run's record; q again leaves at once",
+            style=warning_style(dark),
+        )
+    if board.fatal is not None:
+        cause, remedy = board.fatal
+        advice = f" ({remedy})" if remedy else ""
+        return Text(_one_line(f"failed: {cause}{advice}"), style=error_style(dark))
+    if board.error:
+        count = f"{board.errors} errors, the newest: " if board.errors > 1 else "error: "
+        return Text(_one_line(count + board.error), style=error_style(dark))
+    if board.saying:
+        return Text(_one_line(board.saying), style="dim")
+    notes = _notes(board, scene.shown)
+    return Text(_one_line("; ".join(notes)), style=warning_style(dark))
+
+
+def _notes(board: RunState, shown: StepState | None) -> list[str]:
+    notes = []
+    record = shown.record if shown is not None else None
+    if record is not None and record.client.behind:
+        reason = record.client.reason or "its clock ticked late"
+        notes.append(f"the client was the bottleneck: {reason}")
+    if board.run is not None:
+        notes += board.run.notes
+    return notes
+
+
+def truncated(text: Text, width: int) -> Text:
+    """A line that ends in an ellipsis where it does not fit."""
+    line = text.copy()
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -13,9 +13,17 @@ import threading
 from typing import BinaryIO, cast
 
 from tgi_cli.bench.load import frames
-from tgi_cli.bench.load.client_lag import Watch
-from tgi_cli.bench.load.frames import Begin, Ended, FromGenerator, Job, NoMore, Ready, Requests
-from tgi_cli.bench.load.generator import Generator
+from tgi_cli.bench.load.client_lag import LagMonitor
+from tgi_cli.bench.load.frames import (
+    BeginStep,
+    EndOfRequests,
+    FromGenerator,
+    GeneratorEnded,
+    GeneratorJob,
+    GeneratorReady,
+    RequestChunk,
+)
+from tgi_cli.bench.load.generator import LoadGenerator
 from tgi_cli.errors import ExitCode, TgiError
 
 _COLLECT_AFTER = 50_000
@@ -56,7 +64,7 @@ def main() -> int:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     job = frames.read(sys.stdin.buffer)
-    if not isinstance(job, Job):
+    if not isinstance(job, GeneratorJob):
         return ExitCode.FAILURE
     try:
         if job.target.kind == "shard-v3":
@@ -71,7 +79,7 @@ def main() -> int:
     return ExitCode.OK
 
 
-def _run(job: Job, out: BinaryIO) -> None:
+def _run(job: GeneratorJob, out: BinaryIO) -> None:
     try:
         import uvloop
     except ImportError:  # not on Windows
@@ -80,11 +88,11 @@ def _run(job: Job, out: BinaryIO) -> None:
         uvloop.run(_hold(job, out))
 
 
-async def _hold(job: Job, out: BinaryIO) -> None:
+async def _hold(job: GeneratorJob, out: BinaryIO) -> None:
     """Run a job over HTTP, with whoever started this at the other ends of stdin and ``out``."""
     loop = asyncio.get_running_loop()
     _, writer = await loop.connect_write_pipe(_Out, out)
-    generator = Generator(job, writer.report)
+    generator = LoadGenerator(job, writer.report)
     begin: asyncio.Future[float] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, generator, begin)
@@ -92,19 +100,19 @@ async def _hold(job: Job, out: BinaryIO) -> None:
     threading.Thread(
         target=_feed, args=(sys.stdin.buffer, loop, generator, begin), daemon=True
     ).start()
-    writer.report(Ready())
+    writer.report(GeneratorReady())
     origin = await begin
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-    watch = Watch()
+    watch = LagMonitor()
     watch.start()
     await generator.run(origin)
-    writer.report(Ended(watch.stop(generator.late), generator.stopped))
+    writer.report(GeneratorEnded(watch.stop(generator.late), generator.stopped))
     await writer.flush()
 
 
-def _stop(generator: Generator, begin: asyncio.Future[float]) -> None:
+def _stop(generator: LoadGenerator, begin: asyncio.Future[float]) -> None:
     generator.stop()
     if not begin.done():
         begin.set_result(0.0)
@@ -113,7 +121,7 @@ def _stop(generator: Generator, begin: asyncio.Future[float]) -> None:
 def _feed(
     stream: BinaryIO,
     loop: asyncio.AbstractEventLoop,
-    generator: Generator,
+    generator: LoadGenerator,
     begin: asyncio.Future[float],
 ) -> None:
     """Take frames in, in a thread; no faster than they are used up."""
@@ -121,18 +129,18 @@ def _feed(
         while True:
             message = frames.read(stream)
             match message:
-                case Requests(items):
+                case RequestChunk(items):
                     asyncio.run_coroutine_threadsafe(_put(generator, items), loop).result()
-                case NoMore():
+                case EndOfRequests():
                     asyncio.run_coroutine_threadsafe(generator.source.put(None), loop).result()
-                case Begin(origin):
+                case BeginStep(origin):
                     loop.call_soon_threadsafe(_begin, begin, origin)
                 case _:  # nobody is there any more
                     loop.call_soon_threadsafe(_stop, generator, begin)
                     return
 
 
-async def _put(generator: Generator, items: list[frames.Item]) -> None:
+async def _put(generator: LoadGenerator, items: list[frames.IndexedRequest]) -> None:
     for item in items:
         await generator.source.put(item)
 

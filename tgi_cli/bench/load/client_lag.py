@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from tgi_cli.bench.events import Client
+from tgi_cli.bench.events import ClientHealth
 
 _TICK = 0.01
 _LAG = 0.1
@@ -16,7 +16,7 @@ _LEAST_SECONDS = 1.0
 """Shares of processor time over less than this say nothing."""
 
 
-class Watch:
+class LagMonitor:
     """Ticks beside the requests; late ticks are the event loop's, so they make times late too."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Watch:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         self._task = asyncio.ensure_future(self._tick())
 
-    def stop(self, late: Sequence[float]) -> Client:
+    def stop(self, late: Sequence[float]) -> ClientHealth:
         """How it went, with the times in s by which requests were begun late."""
         if self._task is not None:
             self._task.cancel()
         wall = time.perf_counter() - self._wall
         share = (time.process_time() - self._cpu) / wall if wall > 0 else 0.0
-        return judged(percentile(self._lags, 0.99), share, percentile(late, 0.99), wall)
+        return assess(percentile(self._lags, 0.99), share, percentile(late, 0.99), wall)
 
     async def _tick(self) -> None:
         while True:
@@ -44,7 +44,7 @@ class Watch:
             self._lags.append(max(0.0, time.perf_counter() - before - _TICK))
 
 
-def judged(lag: float, cpu: float, late: float, seconds: float) -> Client:
+def assess(lag: float, cpu: float, late: float, seconds: float) -> ClientHealth:
     """The verdict on a client with these figures over so many seconds."""
     reasons = []
     if lag > _LAG:
@@ -54,15 +54,15 @@ def judged(lag: float, cpu: float, late: float, seconds: float) -> Client:
     if late > _LATE:
         reasons.append(f"requests were begun {late * 1e3:.0f} ms after they were due (p99)")
     reason = "the load generator was the limit: " + ", ".join(reasons) if reasons else ""
-    return Client(lag_p99=lag, cpu=cpu, late_p99=late, behind=bool(reasons), reason=reason)
+    return ClientHealth(lag_p99=lag, cpu=cpu, late_p99=late, behind=bool(reasons), reason=reason)
 
 
-def merged(clients: Sequence[Client]) -> Client:
+def worst_of(clients: Sequence[ClientHealth]) -> ClientHealth:
     """Of several processes: the worst of each figure."""
     if not clients:
-        return Client()
+        return ClientHealth()
     worst = [client for client in clients if client.behind]
-    return Client(
+    return ClientHealth(
         lag_p99=max(client.lag_p99 for client in clients),
         cpu=max(client.cpu for client in clients),
         late_p99=max(client.late_p99 for client in clients),

@@ -12,20 +12,20 @@ import msgspec
 
 from tgi_cli.bench.events import (
     BatchDone,
-    Client,
-    Progress,
-    Request,
-    RequestRecord,
-    Step,
+    BenchRequest,
+    BenchRequestRecord,
+    BenchStep,
+    BenchTarget,
+    ClientHealth,
     StepFailed,
-    Target,
+    StepProgress,
 )
-from tgi_cli.bench.settings import Route, Settings
+from tgi_cli.bench.settings import RequestSettings, Route
 
 _HEAD = 4
 
 
-class Job(msgspec.Struct, frozen=True, tag=True):
+class GeneratorJob(msgspec.Struct, frozen=True, tag=True):
     """The step, or one generator's share of it.
 
     Attributes:
@@ -34,64 +34,72 @@ class Job(msgspec.Struct, frozen=True, tag=True):
         expected: requests or runs that it will get; 0: not known.
     """
 
-    target: Target
-    step: Step
-    settings: Settings
+    target: BenchTarget
+    step: BenchStep
+    settings: RequestSettings
     route: Route
     index: int
     clients: int
     expected: int
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
+class IndexedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request and its number within the step."""
 
     index: int
-    request: Request
+    request: BenchRequest
 
 
-class Requests(msgspec.Struct, frozen=True, tag=True):
+class RequestChunk(msgspec.Struct, frozen=True, tag=True):
     """Some more."""
 
-    items: list[Item]
+    items: list[IndexedRequest]
 
 
-class NoMore(msgspec.Struct, frozen=True, tag=True):
+class EndOfRequests(msgspec.Struct, frozen=True, tag=True):
     """That were all."""
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginStep(msgspec.Struct, frozen=True, tag=True):
     """``origin``: the second 0 of the step, on time.perf_counter(), which all processes share."""
 
     origin: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class GeneratorReady(msgspec.Struct, frozen=True, tag=True):
     """The generator can begin."""
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class RequestFinished(msgspec.Struct, frozen=True, tag=True):
     """One request is over; ``text`` is what was generated."""
 
-    record: RequestRecord
+    record: BenchRequestRecord
     text: str
 
 
-class Note(msgspec.Struct, frozen=True, tag=True):
+class RunNote(msgspec.Struct, frozen=True, tag=True):
     """Something that a reader of the figures must know."""
 
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class GeneratorEnded(msgspec.Struct, frozen=True, tag=True):
     """The last frame; ``stopped`` says why if that was before the step's own end."""
 
-    client: Client
+    client: ClientHealth
     stopped: str
 
 
-ToGenerator = Job | Requests | NoMore | Begin
-FromGenerator = Ready | Finished | BatchDone | Progress | StepFailed | Note | Ended
+ToGenerator = GeneratorJob | RequestChunk | EndOfRequests | BeginStep
+FromGenerator = (
+    GeneratorReady
+    | RequestFinished
+    | BatchDone
+    | StepProgress
+    | StepFailed
+    | RunNote
+    | GeneratorEnded
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_generator = msgspec.msgpack.Decoder(ToGenerator)
@@ -104,7 +112,7 @@ def pack(message: ToGenerator | FromGenerator) -> bytes:
     return len(body).to_bytes(_HEAD, "big") + body
 
 
-class Unpacker:
+class FrameReader:
     """Cuts what a generator wrote into its frames."""
 
     def __init__(self) -> None:

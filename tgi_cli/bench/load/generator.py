@@ -1,4 +1,4 @@
-"""Holds a step's load over HTTP: so many clients, requests when they are due, or closed batches."""
+"""The requests in their order, and whose turn is next in conversations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,92 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tgi_cli.bench.events import BatchDone, BatchRecord, Progress, RequestRecord, StepFailed
-from tgi_cli.bench.load.frames import Finished, FromGenerator, Item, Job, Note
-from tgi_cli.bench.load.sender import Sender
-from tgi_cli.bench.load.source import Source, Turns
+from tgi_cli.bench.events import (
+    BatchDone,
+    BatchRecord,
+    BenchRequestRecord,
+    StepFailed,
+    StepProgress,
+)
+from tgi_cli.bench.load.frames import (
+    FromGenerator,
+    GeneratorJob,
+    IndexedRequest,
+    RequestFinished,
+    RunNote,
+)
+from tgi_cli.bench.load.sender import ConversationState, RequestSender
+
+
+@dataclass
+class ConversationTurns:
+    """One conversation: what was said, and the turns that wait for their answer."""
+
+    talk: ConversationState = field(default_factory=ConversationState)
+    waiting: deque[IndexedRequest] = field(default_factory=deque)
+    running: bool = False
+
+
+class RequestSource:
+    """Takes requests in as they are made elsewhere, and gives them out.
+
+    A request of a conversation that runs is handed over to whoever runs it.
+    """
+
+    def __init__(self, ahead: int = 512) -> None:
+        self._queue: asyncio.Queue[IndexedRequest | None] = asyncio.Queue(ahead)
+        self._lock = asyncio.Lock()
+        self._next: IndexedRequest | None = None
+        self._over = False
+        self._conversations: dict[int, ConversationTurns] = {}
+
+    async def put(self, item: IndexedRequest | None) -> None:
+        """One more; None: that were all. Waits while many are ahead of need."""
+        await self._queue.put(item)
+
+    async def take(self) -> tuple[IndexedRequest, ConversationTurns | None] | None:
+        """The next request to begin, with its conversation; None: there is no more."""
+        async with self._lock:
+            await self._fill()
+            item, self._next = self._next, None
+            if item is None:
+                return None
+            number = item.request.conversation
+            if number is None:
+                return item, None
+            turns = self._conversations.setdefault(number, ConversationTurns())
+            turns.running = True
+            return item, turns
+
+    async def turn(self, turns: ConversationTurns) -> IndexedRequest | None:
+        """The next turn of a conversation that runs; None: it has ended, for now."""
+        if not turns.waiting and not turns.talk.failed:
+            async with self._lock:
+                await self._fill(turns)
+        if turns.waiting and not turns.talk.failed:
+            return turns.waiting.popleft()
+        turns.running = False
+        return None
+
+    async def _fill(self, wanted: ConversationTurns | None = None) -> None:
+        """Hand turns over, until one came for ``wanted`` or the next request begins something."""
+        while self._next is None and not self._over and not (wanted and wanted.waiting):
+            item = await self._queue.get()
+            if item is None:
+                self._over = True
+                return
+            number = item.request.conversation
+            turns = None if number is None else self._conversations.get(number)
+            if turns is None or not (turns.running or turns.talk.failed):
+                self._next = item
+            elif turns.running and not turns.talk.failed:
+                turns.waiting.append(item)
+            # A turn behind one that failed has nothing to answer; it is left out.
+
 
 _LOOK = 0.05
 """Seconds between two looks at whether the step is over."""
@@ -28,7 +107,7 @@ _HOPELESS = {"http 401", "http 403", "http 404"}
 """Errors that every further step would have as well."""
 
 
-class Generator:
+class LoadGenerator:
     """Runs one job.
 
     Args:
@@ -40,16 +119,16 @@ class Generator:
         stopped: why the step ended before its time; empty: it did not.
     """
 
-    def __init__(self, job: Job, report: Callable[[FromGenerator], None]) -> None:
+    def __init__(self, job: GeneratorJob, report: Callable[[FromGenerator], None]) -> None:
         self._job = job
         self._step = job.step
         self._report = report
-        self._sender = Sender(job, lambda text: report(Note(text)))
+        self._sender = RequestSender(job, lambda text: report(RunNote(text)))
         self._end = math.inf
         self._done_runs = 0
         self._rates: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._shown = -math.inf
-        self.source = Source()
+        self.source = RequestSource()
         self.stopped = ""
         self._halt = asyncio.Event()
 
@@ -154,12 +233,14 @@ class Generator:
                     break
                 group.create_task(self._talk(*taken, due))
 
-    async def _talk(self, item: Item, turns: Turns | None, due: float | None = None) -> None:
+    async def _talk(
+        self, item: IndexedRequest, turns: ConversationTurns | None, due: float | None = None
+    ) -> None:
         """One request, or a conversation to its end."""
         if turns is None:
             await self._send(item, None, due, item.index < self._step.warmup)
             return
-        following: Item | None = item
+        following: IndexedRequest | None = item
         while following is not None:
             if turns.talk.ended:
                 resume = turns.talk.ended + following.request.think
@@ -174,12 +255,12 @@ class Generator:
             following = await self.source.turn(turns)
 
     async def _send(
-        self, item: Item, turns: Turns | None, due: float | None, warmup: bool
-    ) -> RequestRecord:
+        self, item: IndexedRequest, turns: ConversationTurns | None, due: float | None, warmup: bool
+    ) -> BenchRequestRecord:
         if not warmup and self._end == math.inf and self._step.seconds is not None:
             self._end = (self._sender.now() if due is None else due) + self._step.seconds
         talk = None if turns is None else turns.talk
-        finished: Finished = await self._sender.send(item, due, talk, warmup)
+        finished: RequestFinished = await self._sender.send(item, due, talk, warmup)
         self._report(finished)
         return finished.record
 
@@ -215,7 +296,7 @@ class Generator:
         self._rates.append((now, tokens))
         began, before = self._rates[0]
         self._report(
-            Progress(
+            StepProgress(
                 index=self._job.index,
                 done=self._done_runs if self._step.kind == "batch" else tally.done,
                 expected=self._job.expected,
@@ -227,7 +308,7 @@ class Generator:
         )
 
 
-def batch_record(records: list[RequestRecord], warmup: bool) -> BatchRecord:
+def batch_record(records: list[BenchRequestRecord], warmup: bool) -> BatchRecord:
     """What TGI's benchmark would have seen of requests that were sent together.
 
     The prefill lasts until the last of them has its first token; a decode is the mean time to the
@@ -249,7 +330,7 @@ def batch_record(records: list[RequestRecord], warmup: bool) -> BatchRecord:
     )
 
 
-def _steps(record: RequestRecord) -> list[float]:
+def _steps(record: BenchRequestRecord) -> list[float]:
     """Seconds to each token behind the first: all the same where the stream does not show each."""
     times, tokens = record.arrivals, record.output_tokens
     if len(times) == tokens or tokens < 2:

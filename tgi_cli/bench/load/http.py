@@ -24,7 +24,7 @@ class ConnectError(Exception):
     """No connection could be made."""
 
 
-class BrokenError(Exception):
+class BrokenResponseError(Exception):
     """The connection ended, or spoke no HTTP, before the answer was whole.
 
     ``begun``: something of the answer had come.
@@ -35,7 +35,7 @@ class BrokenError(Exception):
         self.begun = begun
 
 
-class Sink(Protocol):
+class ResponseSink(Protocol):
     """Takes an answer in as it comes; called while data is read, so it must be quick."""
 
     def head(self, status: int, content_type: str) -> None:
@@ -45,12 +45,12 @@ class Sink(Protocol):
         """A piece of its body came at ``now``."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection; one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._sink: Sink | None = None
+        self._sink: ResponseSink | None = None
         self._done: asyncio.Future[None] | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._type = ""
@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
 
     # -------------------------------------------------------------- one request
 
-    async def exchange(self, request: bytes, sink: Sink) -> None:
+    async def exchange(self, request: bytes, sink: ResponseSink) -> None:
         """Send a request; return when its answer is whole. Raises BrokenError."""
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, cause: str) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(BrokenError(cause, self._begun))
+            self._done.set_exception(BrokenResponseError(cause, self._begun))
 
     # -------------------------------------------------------------- the parser's calls
 
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
             self._done.set_result(None)
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one server: idle ones are used again, and as many made as are needed.
 
     Args:
@@ -168,10 +168,10 @@ class Pool:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls_context(insecure, ca_file) if parts.scheme == "https" else None
         self._timeout = connect_timeout
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self._addresses: list[str] = []
 
-    async def send(self, request: bytes, sink: Sink, on_write: Callable[[], None]) -> None:
+    async def send(self, request: bytes, sink: ResponseSink, on_write: Callable[[], None]) -> None:
         """Send a request and hand its answer to ``sink``.
 
         A connection that its server has closed meanwhile is replaced by a new one, once.
@@ -190,7 +190,7 @@ class Pool:
                 on_write()
                 await self._exchange(connection, request, sink)
                 return
-            except BrokenError as error:
+            except BrokenResponseError as error:
                 if error.begun:
                     raise
                 break
@@ -203,7 +203,9 @@ class Pool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _exchange(self, connection: Connection, request: bytes, sink: Sink) -> None:
+    async def _exchange(
+        self, connection: HttpConnection, request: bytes, sink: ResponseSink
+    ) -> None:
         try:
             await connection.exchange(request, sink)
         except BaseException:
@@ -214,7 +216,7 @@ class Pool:
         else:
             connection.close()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout):
@@ -227,13 +229,13 @@ class Pool:
         except OSError as error:
             raise ConnectError(str(error)) from error
 
-    async def _connect_any(self, loop: asyncio.AbstractEventLoop) -> Connection:
+    async def _connect_any(self, loop: asyncio.AbstractEventLoop) -> HttpConnection:
         """The first address that answers; it is asked first from then on."""
         last: OSError | None = None
         for address in list(self._addresses):
             try:
                 _, connection = await loop.create_connection(
-                    Connection,
+                    HttpConnection,
                     address,
                     self._port,
                     ssl=self._tls,

@@ -1,4 +1,4 @@
-"""Sends one request and makes its record; keeps what was said in conversations."""
+"""What requests say, by route."""
 
 from __future__ import annotations
 
@@ -6,19 +6,81 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
-from tgi_cli.bench.events import Request, RequestRecord
-from tgi_cli.bench.load.bodies import PATHS, body
-from tgi_cli.bench.load.frames import Finished, Item, Job
-from tgi_cli.bench.load.http import BrokenError, ConnectError, Pool, request_head
-from tgi_cli.bench.load.streams import Answer
+import msgspec
+
+from tgi_cli.bench.events import BenchRequest, BenchRequestRecord
+from tgi_cli.bench.load.frames import GeneratorJob, IndexedRequest, RequestFinished
+from tgi_cli.bench.load.http import BrokenResponseError, ConnectError, ConnectionPool, request_head
+from tgi_cli.bench.load.streams import StreamedResponse
+from tgi_cli.bench.settings import BenchSampling, RequestSettings, Route
+
+PATHS: dict[Route, str] = {
+    "generate_stream": "/generate_stream",
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+}
+_DRAWN = ("temperature", "top_k", "top_p", "typical_p")
+
+
+def request_body(
+    route: Route,
+    settings: RequestSettings,
+    model: str,
+    request: BenchRequest,
+    said: list[dict[str, str]] | str,
+    usage: bool,
+) -> bytes:
+    """The JSON of one request.
+
+    Args:
+        said: the whole prompt, or all messages.
+        usage: ask for a usage at the end of OpenAI's streams.
+    """
+    if route == "generate_stream":
+        parameters: dict[str, Any] = {"max_new_tokens": request.max_tokens, "details": True}
+        content: dict[str, Any] = {
+            "inputs": said,
+            "parameters": parameters | sampling_fields(settings.sampling),
+        }
+    else:
+        content = {
+            "model": model,
+            "messages" if route == "chat" else "prompt": said,
+            "max_tokens": request.max_tokens,
+            "stream": True,
+        }
+        content |= _openai(settings.sampling)
+        if usage:
+            content["stream_options"] = {"include_usage": True}
+        if settings.ignore_eos:
+            content["ignore_eos"] = True
+    return msgspec.json.encode(content | settings.extra_body)
+
+
+def sampling_fields(sampling: BenchSampling) -> dict[str, Any]:
+    """What was asked for, by TGI's names."""
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(sampling).items()
+        if value is not None and value is not False
+    }
+
+
+def _openai(sampling: BenchSampling) -> dict[str, Any]:
+    """The same by OpenAI's: greedy, as TGI is, unless something says that tokens are drawn."""
+    said = sampling_fields(sampling)
+    drawn = said.pop("do_sample", False) or any(name in said for name in _DRAWN)
+    return said if drawn else said | {"temperature": 0}
+
 
 _USAGE_REFUSED = (400, 422)
 _NO_USAGE = "The server refuses stream_options, so that its answers were counted here."
 
 
 @dataclass
-class Talk:
+class ConversationState:
     """What was said so far in one conversation.
 
     Attributes:
@@ -36,7 +98,7 @@ class Talk:
 
 
 @dataclass
-class Tally:
+class RequestCounters:
     """How the requests of a generator went so far.
 
     Attributes:
@@ -57,7 +119,7 @@ class Tally:
     late: list[float] = field(default_factory=list)
 
 
-class Sender:
+class RequestSender:
     """Sends requests over connections that it keeps.
 
     Args:
@@ -69,7 +131,7 @@ class Sender:
         expired: the step's time is over; what is cancelled now counts as unfinished.
     """
 
-    def __init__(self, job: Job, note: Callable[[str], None]) -> None:
+    def __init__(self, job: GeneratorJob, note: Callable[[str], None]) -> None:
         settings = job.settings
         self._job = job
         self._note = note
@@ -82,16 +144,16 @@ class Sender:
             headers = {"authorization": f"Bearer {settings.api_key}"} | headers
         address = job.target.address.removesuffix("/").removesuffix("/v1")
         self._head = request_head(address, PATHS[job.route], headers)
-        self._pool = Pool(
+        self._pool = ConnectionPool(
             address,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
             connect_timeout=settings.connect_timeout,
         )
-        self.tally = Tally()
+        self.tally = RequestCounters()
         self.origin = 0.0
         self.expired = False
-        self._active: set[Answer] = set()
+        self._active: set[StreamedResponse] = set()
 
     def close(self) -> None:
         """Close its connections."""
@@ -107,8 +169,12 @@ class Sender:
         return self.tally.tokens + sum(len(answer.arrivals) for answer in self._active)
 
     async def send(
-        self, item: Item, due: float | None = None, talk: Talk | None = None, warmup: bool = False
-    ) -> Finished:
+        self,
+        item: IndexedRequest,
+        due: float | None = None,
+        talk: ConversationState | None = None,
+        warmup: bool = False,
+    ) -> RequestFinished:
         """Send a request and wait for the end of its answer; errors are in the record.
 
         Args:
@@ -123,19 +189,21 @@ class Sender:
         if due is not None:
             tally.late.append(begun - due)
         tally.in_flight += 1
-        answer, written = Answer(self._route), begun
+        answer, written = StreamedResponse(self._route), begun
         said = self._said(item.request, talk)
 
         def on_write() -> None:
             nonlocal written
             written = self.now()
 
-        async def ask(usage: bool) -> Answer:
+        async def ask(usage: bool) -> StreamedResponse:
             nonlocal answer
             self._active.discard(answer)
-            answer = Answer(self._route)
+            answer = StreamedResponse(self._route)
             self._active.add(answer)
-            content = body(self._route, self._job.settings, self._model, item.request, said, usage)
+            content = request_body(
+                self._route, self._job.settings, self._model, item.request, said, usage
+            )
             framed = b"%b%d\r\n\r\n%b" % (self._head, len(content), content)
             await self._pool.send(framed, answer, on_write)
             answer.complete()
@@ -160,7 +228,7 @@ class Sender:
             answer.fail("timeout", f"no whole answer within {self._job.settings.timeout:g} s")
         except ConnectError as error:
             answer.fail("connect", str(error))
-        except BrokenError as error:
+        except BrokenResponseError as error:
             answer.fail("cut off", str(error))
         except asyncio.CancelledError:
             if not self.expired:
@@ -171,7 +239,9 @@ class Sender:
             self._active.discard(answer)
         return self._finished(item, answer, due, written, talk, warmup)
 
-    def _said(self, request: Request, talk: Talk | None) -> list[dict[str, str]] | str:
+    def _said(
+        self, request: BenchRequest, talk: ConversationState | None
+    ) -> list[dict[str, str]] | str:
         """All messages, or the whole prompt."""
         if self._route == "chat":
             own = request.messages or [{"role": "user", "content": request.prompt}]
@@ -180,13 +250,13 @@ class Sender:
 
     def _finished(
         self,
-        item: Item,
-        answer: Answer,
+        item: IndexedRequest,
+        answer: StreamedResponse,
         due: float | None,
         written: float,
-        talk: Talk | None,
+        talk: ConversationState | None,
         warmup: bool,
-    ) -> Finished:
+    ) -> RequestFinished:
         request = item.request
         ended = answer.touched - self.origin if answer.error is None else self.now()
         text = "".join(answer.pieces)
@@ -204,7 +274,7 @@ class Sender:
             )
             talk.tokens = read + output
             talk.ended, talk.failed = ended, answer.error is not None
-        record = RequestRecord(
+        record = BenchRequestRecord(
             index=item.index,
             scheduled=written if due is None else due,
             dispatched=written,
@@ -219,9 +289,9 @@ class Sender:
             finish_reason=answer.finish_reason,
             warmup=warmup,
         )
-        return Finished(record, text)
+        return RequestFinished(record, text)
 
-    def _count(self, answer: Answer, output: int, now: float) -> None:
+    def _count(self, answer: StreamedResponse, output: int, now: float) -> None:
         tally = self.tally
         tally.done += 1
         tally.tokens += output

@@ -19,17 +19,24 @@ from typing import Any, BinaryIO
 
 import grpc
 
-from tgi_cli.bench.events import BatchDone, BatchRecord, Client, Progress, Request, StepFailed
+from tgi_cli.bench.events import (
+    BatchDone,
+    BatchRecord,
+    BenchRequest,
+    ClientHealth,
+    StepFailed,
+    StepProgress,
+)
 from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.frames import (
-    Begin,
-    Ended,
+    BeginStep,
+    EndOfRequests,
     FromGenerator,
-    Item,
-    Job,
-    NoMore,
-    Ready,
-    Requests,
+    GeneratorEnded,
+    GeneratorJob,
+    GeneratorReady,
+    IndexedRequest,
+    RequestChunk,
 )
 from tgi_cli.errors import ShardError
 from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
@@ -42,7 +49,7 @@ _PROGRESS = 0.25
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
-class Shards:
+class ShardGroup:
     """All shards behind one socket: each call goes to every one, and is as slow as the slowest.
 
     Args:
@@ -64,7 +71,7 @@ class Shards:
             self.info = first.Info(messages.InfoRequest(), timeout=connect_timeout)
         except grpc.RpcError as error:
             raise ShardError(
-                f"no shard answers on {address}: {told(error)}",
+                f"no shard answers on {address}: {error_text(error)}",
                 "name the socket of a running model server (--shard-uds-path), with its rank",
             ) from error
         # One shard may know its own socket by another path than ours.
@@ -90,10 +97,10 @@ def _stub(address: str) -> Any:
     return TextGenerationServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
-class _Step:
+class _ShardStep:
     """One step on the shards."""
 
-    def __init__(self, job: Job, shards: Shards, out: BinaryIO) -> None:
+    def __init__(self, job: GeneratorJob, shards: ShardGroup, out: BinaryIO) -> None:
         self._job = job
         self._shards = shards
         self._out = out
@@ -103,7 +110,7 @@ class _Step:
         self._shown = -1.0
         self._rate = 0.0
         self._origin = 0.0
-        self._items: queue.Queue[Item | None] = queue.Queue(_AHEAD)
+        self._items: queue.Queue[IndexedRequest | None] = queue.Queue(_AHEAD)
         self._begin: queue.Queue[float] = queue.Queue()
         self.halted = threading.Event()
         self.stopped = ""
@@ -112,12 +119,12 @@ class _Step:
         """Take frames in, in a thread."""
         while True:
             match frames.read(stream):
-                case Requests(items):
+                case RequestChunk(items):
                     for item in items:
                         self._items.put(item)
-                case NoMore():
+                case EndOfRequests():
                     self._items.put(None)
-                case Begin(origin):
+                case BeginStep(origin):
                     self._begin.put(origin)
                 case _:
                     self.halt()
@@ -153,7 +160,7 @@ class _Step:
                 failures += 1
                 self._failed += 1
                 lost = error.code() == grpc.StatusCode.UNAVAILABLE
-                cause = f"batch of {len(requests)}: {told(error)}"
+                cause = f"batch of {len(requests)}: {error_text(error)}"
                 if lost or failures >= _FAILURES:
                     self.stopped = cause
                 remedy = "see the model server's log" if lost else ""
@@ -168,9 +175,9 @@ class _Step:
                 self.report(BatchDone(self._job.index, record))
             self._progress(0, last=True)
 
-    def _batch(self, size: int) -> list[Request] | None:
+    def _batch(self, size: int) -> list[BenchRequest] | None:
         """The next requests; None: there are no more."""
-        requests: list[Request] = []
+        requests: list[BenchRequest] = []
         while len(requests) < size:
             item = self._items.get()
             if item is None:
@@ -178,7 +185,7 @@ class _Step:
             requests.append(item.request)
         return requests
 
-    def _ran(self, requests: Sequence[Request], warmup: bool) -> BatchRecord | None:
+    def _ran(self, requests: Sequence[BenchRequest], warmup: bool) -> BatchRecord | None:
         """One run; None: it was stopped. Raises grpc.RpcError."""
         batch = self._made(requests)
         began = time.perf_counter()
@@ -203,7 +210,7 @@ class _Step:
             warmup=warmup,
         )
 
-    def _made(self, requests: Sequence[Request]) -> Any:
+    def _made(self, requests: Sequence[BenchRequest]) -> Any:
         """The batch, as TGI's benchmark makes it."""
         top = self._job.settings.sampling.top_n_tokens or 0
         made = [
@@ -236,7 +243,7 @@ class _Step:
             return
         self._shown = now
         self.report(
-            Progress(
+            StepProgress(
                 index=self._job.index,
                 done=self._done,
                 expected=self._job.expected,
@@ -248,36 +255,36 @@ class _Step:
         )
 
 
-def run(job: Job, stream: BinaryIO, out: BinaryIO) -> None:
+def run(job: GeneratorJob, stream: BinaryIO, out: BinaryIO) -> None:
     """Run a job on the shard that it names. Raises ShardError."""
-    shards = Shards(job.target.address, job.settings.timeout, job.settings.connect_timeout)
-    step = _Step(job, shards, out)
+    shards = ShardGroup(job.target.address, job.settings.timeout, job.settings.connect_timeout)
+    step = _ShardStep(job, shards, out)
     signal.signal(signal.SIGTERM, lambda *_: step.halt())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=step.feed, args=(stream,), daemon=True).start()
-    step.report(Ready())
+    step.report(GeneratorReady())
     try:
         shards.call("ClearCache", messages.ClearCacheRequest())
         step.run()
         shards.call("ClearCache", messages.ClearCacheRequest())
     except grpc.RpcError as error:
         if not step.stopped:
-            step.stopped = told(error)
+            step.stopped = error_text(error)
             cause = f"the shard on {job.target.address} failed: {step.stopped}"
             step.report(StepFailed(job.index, cause, "see the model server's log", True))
     except BrokenPipeError:  # nobody is there any more
         print("whoever started this is gone", file=sys.stderr)
         return
-    step.report(Ended(Client(), step.stopped))
+    step.report(GeneratorEnded(ClientHealth(), step.stopped))
 
 
-def told(error: grpc.RpcError) -> str:
+def error_text(error: grpc.RpcError) -> str:
     """What a status says, in one line."""
     lines = str(error.details() or "").splitlines() or [""]
     return f"{error.code().name}: {lines[0]}".removesuffix(": ")
 
 
-def _chooser(job: Job) -> dict[str, Any]:
+def _chooser(job: GeneratorJob) -> dict[str, Any]:
     """TGI's defaults where nothing was said."""
     said = job.settings.sampling
     return {

@@ -27,7 +27,7 @@ class _Details(msgspec.Struct):
     input_length: int | None = None
 
 
-class _NativeEvent(msgspec.Struct):
+class _TgiEvent(msgspec.Struct):
     token: _Token | None = None
     generated_text: str | None = None
     details: _Details | None = None
@@ -66,12 +66,12 @@ class _Chunk(msgspec.Struct):
     error_type: Any = None
 
 
-_native = msgspec.json.Decoder(_NativeEvent)
+_native = msgspec.json.Decoder(_TgiEvent)
 _chunk = msgspec.json.Decoder(_Chunk)
 
 
-class Answer:
-    """One answer as it comes; a :class:`tgi_cli.bench.load.http.Sink`.
+class StreamedResponse:
+    """One answer as it comes; a :class:`tgi_cli.bench.load.http.ResponseSink`.
 
     Attributes:
         arrivals: when each event with something generated came, on the process's clock.
@@ -147,7 +147,7 @@ class Answer:
         if self._rest.startswith(b"data:"):
             self._event(self._rest[5:].strip(), self.touched)
         if self._plain is not None and self.status != 200:
-            self.detail = shown(b"".join(self._plain))
+            self.detail = error_message(b"".join(self._plain))
         elif self.error is None and not self._ended:
             self.fail("cut off", "the stream ended before its answer did")
         if len(self._running) == len(self.counts):
@@ -176,7 +176,7 @@ class Answer:
             said = payload[:80].decode(errors="replace")
             self.fail("protocol", f"an event cannot be read ({error}): {said}")
 
-    def _take_native(self, event: _NativeEvent, now: float) -> None:
+    def _take_native(self, event: _TgiEvent, now: float) -> None:
         if event.error is not None:
             self._fault(event.error, event.error_type)
             return
@@ -232,7 +232,7 @@ class Answer:
         self.fail(f"stream {kind}".strip(), str(error))
 
 
-def shown(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message in the body of an error, shortened."""
     try:
         value = msgspec.json.decode(body)

@@ -7,10 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tgi_cli.bench.events import RequestRecord, Run, StepRecord
-from tgi_cli.bench.reports.svg import SERIES, Chart, timeline
-from tgi_cli.bench.statistics import METRICS, StepFigures, batch_values, counted, observe
-from tgi_cli.bench.statistics.saturation import find_knee
+from tgi_cli.bench.events import BenchRequestRecord, BenchRun, StepRecord
+from tgi_cli.bench.reports.svg import SERIES, SvgChart, timeline
+from tgi_cli.bench.statistics import (
+    METRICS,
+    StepMetrics,
+    batch_values,
+    latencies_of,
+    without_warmup,
+)
+from tgi_cli.bench.statistics.metrics import find_knee
 from tgi_cli.bench.text_output import title
 
 CURVE = 200
@@ -18,10 +24,10 @@ CURVE = 200
 TIMELINE = 120
 """Requests of a timeline at most; of more, the first ones."""
 
-Figures = Sequence[tuple[StepRecord, StepFigures]]
+Figures = Sequence[tuple[StepRecord, StepMetrics]]
 
 
-class Plot(NamedTuple):
+class ReportChart(NamedTuple):
     """A chart with what is said about it.
 
     Attributes:
@@ -36,11 +42,11 @@ class Plot(NamedTuple):
     wide: bool = False
 
 
-def plots(run: Run, figures: Figures) -> list[Plot]:
+def report_charts(run: BenchRun, figures: Figures) -> list[ReportChart]:
     """All charts of a run, those first that say most."""
     batches = [pair for pair in figures if pair[1].batches]
     loads = [pair for pair in figures if pair[1].latencies]
-    found: list[Plot] = []
+    found: list[ReportChart] = []
     if batches:
         found += [*_batch_plots(batches)]
     if loads:
@@ -48,7 +54,7 @@ def plots(run: Run, figures: Figures) -> list[Plot]:
     return found
 
 
-def _batch_plots(figures: Figures) -> list[Plot]:
+def _batch_plots(figures: Figures) -> list[ReportChart]:
     found = []
     for name, latency, throughput in (
         ("Prefill", "prefill", "prefill_throughput"),
@@ -62,13 +68,15 @@ def _batch_plots(figures: Figures) -> list[Plot]:
         if not points:
             continue
         unit = "ms a token" if latency == "decode_token" else "ms"
-        chart = Chart(f"latency, {unit}", "tokens per second")
+        chart = SvgChart(f"latency, {unit}", "tokens per second")
         chart.line([x.mean for x, _, _ in points], [y.mean for _, y, _ in points], 0)
         for x, y, label in points:
             hint = f"batch size {label}: {x.mean:.2f} {unit}, {y.mean:.1f} tokens/s"
             chart.point(x.mean, y.mean, 0, label, hint)
         heading = f"{name}: throughput over latency"
-        found.append(Plot(heading, chart.render(heading), "A point for each batch size (means)."))
+        found.append(
+            ReportChart(heading, chart.render(heading), "A point for each batch size (means).")
+        )
     for name, label in (("prefill", "Prefill"), ("decode_token", "Decode (token)")):
         found += _distribution(
             f"{label} latency",
@@ -78,7 +86,7 @@ def _batch_plots(figures: Figures) -> list[Plot]:
     return found
 
 
-def _load_plots(figures: Figures, run: Run) -> list[Plot]:
+def _load_plots(figures: Figures, run: BenchRun) -> list[ReportChart]:
     found = []
     if len(figures) > 1:
         found.append(_throughput_over_latency(figures, run))
@@ -90,7 +98,7 @@ def _load_plots(figures: Figures, run: Run) -> list[Plot]:
         if run.slo:
             found.append(_goodput(figures))
     for name in ("ttft", "itl"):
-        values = [(record, observe(record.requests)[name].values) for record, _ in figures]
+        values = [(record, latencies_of(record.requests)[name].values) for record, _ in figures]
         found += _distribution(METRICS[name].label, "ms", values)
     for record, _ in _spread(figures):
         if record.requests:
@@ -98,16 +106,16 @@ def _load_plots(figures: Figures, run: Run) -> list[Plot]:
     return found
 
 
-def _kinds(figures: Figures) -> dict[str, list[tuple[StepRecord, StepFigures]]]:
+def _kinds(figures: Figures) -> dict[str, list[tuple[StepRecord, StepMetrics]]]:
     """By kind of load, each by rising load."""
-    found: dict[str, list[tuple[StepRecord, StepFigures]]] = {}
+    found: dict[str, list[tuple[StepRecord, StepMetrics]]] = {}
     for pair in figures:
         found.setdefault(pair[0].step.kind, []).append(pair)
     return {k: sorted(pairs, key=lambda pair: pair[0].step.value) for k, pairs in found.items()}
 
 
-def _throughput_over_latency(figures: Figures, run: Run) -> Plot:
-    chart = Chart("end-to-end latency, median, ms", "output tokens per second")
+def _throughput_over_latency(figures: Figures, run: BenchRun) -> ReportChart:
+    chart = SvgChart("end-to-end latency, median, ms", "output tokens per second")
     text = "A point for each load; further up and further left is better."
     keys = []
     for colour, (kind, pairs) in enumerate(_kinds(figures).items()):
@@ -124,10 +132,10 @@ def _throughput_over_latency(figures: Figures, run: Run) -> Plot:
             chart.point(x, y, colour, label, hint)
         keys.append((f"f{colour}", {"concurrency": "clients", "rate": "rates"}.get(kind, kind)))
     heading = "Throughput over latency"
-    return Plot(heading, chart.render(heading), text, keys if len(keys) > 1 else ())
+    return ReportChart(heading, chart.render(heading), text, keys if len(keys) > 1 else ())
 
 
-def _latency_by_load(figures: Figures, name: str, run: Run) -> Plot | None:
+def _latency_by_load(figures: Figures, name: str, run: BenchRun) -> ReportChart | None:
     pairs = max(_kinds(figures).values(), key=len)
     pairs = [pair for pair in pairs if name in pair[1].latencies]
     if len(pairs) < 2:
@@ -135,7 +143,7 @@ def _latency_by_load(figures: Figures, name: str, run: Run) -> Plot | None:
     kind = pairs[0][0].step.kind
     logarithmic = kind == "concurrency"
     label = "clients" if logarithmic else "requests per second"
-    chart = Chart(label, f"{METRICS[name].label}, ms", x_log=logarithmic, y_log=True)
+    chart = SvgChart(label, f"{METRICS[name].label}, ms", x_log=logarithmic, y_log=True)
     loads = [record.step.value for record, _ in pairs]
     keys = []
     for colour, cut in enumerate(("p50", "p90", "p99")):
@@ -153,14 +161,14 @@ def _latency_by_load(figures: Figures, name: str, run: Run) -> Plot | None:
         keys.append(("f3", f"limit {limit:g} ms"))
     heading = f"{METRICS[name].label} by load"
     text = "Bars are 95 % bootstrap intervals."
-    return Plot(heading, chart.render(heading), text, keys)
+    return ReportChart(heading, chart.render(heading), text, keys)
 
 
-def _goodput(figures: Figures) -> Plot:
+def _goodput(figures: Figures) -> ReportChart:
     pairs = max(_kinds(figures).values(), key=len)
     pairs = [pair for pair in pairs if "goodput" in pair[1].rates]
     kind = "clients" if pairs[0][0].step.kind == "concurrency" else "requests per second"
-    chart = Chart(kind, "answers per second")
+    chart = SvgChart(kind, "answers per second")
     loads = [record.step.value for record, _ in pairs]
     for colour, name in enumerate(("requests_per_second", "goodput")):
         ys = [figure.rates[name] for _, figure in pairs]
@@ -168,10 +176,12 @@ def _goodput(figures: Figures) -> Plot:
         for x, y in zip(loads, ys, strict=True):
             chart.point(x, y, colour, "", f"{x:g}: {y:.3g}/s")
     heading = "Goodput by load"
-    return Plot(heading, chart.render(heading), "", (("f0", "all"), ("f1", "within the limits")))
+    return ReportChart(
+        heading, chart.render(heading), "", (("f0", "all"), ("f1", "within the limits"))
+    )
 
 
-def _spread(figures: Figures) -> list[tuple[StepRecord, StepFigures]]:
+def _spread(figures: Figures) -> list[tuple[StepRecord, StepMetrics]]:
     """As many steps as there are colours, evenly taken, the first and the last among them."""
     if len(figures) <= SERIES:
         return list(figures)
@@ -181,7 +191,7 @@ def _spread(figures: Figures) -> list[tuple[StepRecord, StepFigures]]:
 
 def _distribution(
     name: str, unit: str, values: Sequence[tuple[StepRecord, np.ndarray]]
-) -> list[Plot]:
+) -> list[ReportChart]:
     """The share of values up to each value, a curve for each step."""
     usable = [(record, np.sort(array)) for record, array in values if array.size > 1]
     if len(usable) > SERIES:
@@ -189,7 +199,7 @@ def _distribution(
         usable = [usable[place] for place in places]
     if not usable:
         return []
-    chart = Chart(f"{name}, {unit}", "share of values, %", x_log=True)
+    chart = SvgChart(f"{name}, {unit}", "share of values, %", x_log=True)
     keys = []
     for colour, (record, array) in enumerate(usable):
         shares = np.unique(np.concatenate([np.linspace(0, 1, CURVE), [0.99, 0.999]]))
@@ -198,14 +208,14 @@ def _distribution(
         keys.append((f"f{colour}", title(record.step)))
     heading = f"{name}: distribution"
     return [
-        Plot(
+        ReportChart(
             heading, chart.render(heading), "The share of values that were at most so large.", keys
         )
     ]
 
 
-def _timeline(record: StepRecord) -> Plot:
-    every = sorted(counted(record.requests), key=lambda request: request.scheduled)
+def _timeline(record: StepRecord) -> ReportChart:
+    every = sorted(without_warmup(record.requests), key=lambda request: request.scheduled)
     shown = every[:TIMELINE]
     start = min((request.scheduled for request in shown), default=0.0)
     rows = [_bars(request, start) for request in shown]
@@ -218,10 +228,10 @@ def _timeline(record: StepRecord) -> Plot:
         ("decoding", "until whole"),
         ("failed", "failed"),
     )
-    return Plot(heading, timeline(rows, seconds, heading), text, keys, wide=True)
+    return ReportChart(heading, timeline(rows, seconds, heading), text, keys, wide=True)
 
 
-def _bars(request: RequestRecord, start: float) -> list[tuple[float, float, str, str]]:
+def _bars(request: BenchRequestRecord, start: float) -> list[tuple[float, float, str, str]]:
     due, sent, over = (
         time - start for time in (request.scheduled, request.dispatched, request.finished)
     )

@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tgi_cli.bench.events import Run
-from tgi_cli.bench.reports.charts import Figures, Plot, plots
+from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.reports.charts import Figures, ReportChart, report_charts
 from tgi_cli.bench.reports.markdown import told
 from tgi_cli.bench.reports.style import CSS
-from tgi_cli.bench.statistics import METRICS, StepFigures, Summary, step_figures
+from tgi_cli.bench.statistics import METRICS, StepMetrics, Summary, step_metrics
 from tgi_cli.bench.sweeps import explain_knee
 from tgi_cli.bench.text_output import title
 
 _CUTS = ("p50", "p90", "p95", "p99", "p999")
 
 
-def html(run: Run) -> str:
+def html(run: BenchRun) -> str:
     """The page: what was measured, charts, figures with intervals, errors, the machine."""
-    figures = [(record, step_figures(record, run.slo)) for record in run.steps]
+    figures = [(record, step_metrics(record, run.slo)) for record in run.steps]
     heading = f"{run.target.model or run.target.address}"
     sections = [
         _notes(run, figures),
         _key_figures(figures),
-        _charts(plots(run, figures)),
+        _charts(report_charts(run, figures)),
         _percentiles(figures),
         _rates(figures),
         _errors(run),
@@ -43,13 +43,13 @@ def html(run: Run) -> str:
     )
 
 
-def _subtitle(run: Run) -> str:
+def _subtitle(run: BenchRun) -> str:
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.created))
     steps = f"{len(run.steps)} step{'' if len(run.steps) == 1 else 's'}"
     return f"{run.target.kind} at {run.target.address}, {steps}, {when}, tgi {run.tgi}"
 
 
-def _notes(run: Run, figures: Figures) -> str:
+def _notes(run: BenchRun, figures: Figures) -> str:
     notes = list(run.notes)
     clients = [f for record, f in figures if record.step.kind == "concurrency"]
     knee = explain_knee(sorted(clients, key=lambda figure: figure.step.value))
@@ -98,7 +98,7 @@ def _key_figures(figures: Figures) -> str:
     )
 
 
-def _charts(found: Sequence[Plot]) -> str:
+def _charts(found: Sequence[ReportChart]) -> str:
     if not found:
         return ""
     narrow = "".join(_figure(plot) for plot in found if not plot.wide)
@@ -111,7 +111,7 @@ def _charts(found: Sequence[Plot]) -> str:
     return f'<h2>Charts</h2><div class="charts">{narrow}</div>{timelines}'
 
 
-def _figure(plot: Plot) -> str:
+def _figure(plot: ReportChart) -> str:
     keys = "".join(
         f'<span><svg viewBox="0 0 10 10"><rect class="{colour}" width="10" height="10"/></svg>'
         f"{escape(meaning)}</span>"
@@ -188,7 +188,7 @@ def _rates(figures: Figures) -> str:
 
 
 def _rate_row(
-    figure: StepFigures, name: str, value: float, bounds: tuple[float, float] | None
+    figure: StepMetrics, name: str, value: float, bounds: tuple[float, float] | None
 ) -> str:
     metric = METRICS[name]
     interval = f"{bounds[0]:.2f} – {bounds[1]:.2f}" if bounds else ""
@@ -198,7 +198,7 @@ def _rate_row(
     )
 
 
-def _errors(run: Run) -> str:
+def _errors(run: BenchRun) -> str:
     rows = []
     for record in run.steps:
         kinds: dict[str, list[str]] = {}
@@ -219,7 +219,7 @@ def _errors(run: Run) -> str:
     )
 
 
-def _facts(run: Run) -> str:
+def _facts(run: BenchRun) -> str:
     limits = {name: f"{limit:g} ms" for name, limit in run.slo.items()}
     command = {"command": " ".join(run.command)} if run.command else {}
     started = {"started": " ".join(run.target.started_here)} if run.target.started_here else {}

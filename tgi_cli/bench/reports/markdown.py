@@ -1,4 +1,4 @@
-"""A run as markdown: TGI's three tables for batches, a table of figures for requests."""
+"""Tables of markdown, aligned so that they read well as they are."""
 
 from __future__ import annotations
 
@@ -7,19 +7,48 @@ from typing import Any
 
 import numpy as np
 
-from tgi_cli.bench.compare import ANSWERED, Comparison, Row
-from tgi_cli.bench.events import Run
-from tgi_cli.bench.reports.tables import table
+from tgi_cli.bench.compare import ANSWERED, ComparedMetric, Comparison
+from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.statistics import (
     METRICS,
-    StepFigures,
+    StepMetrics,
     Summary,
     batch_values,
-    step_figures,
+    step_metrics,
     summarize,
 )
 from tgi_cli.bench.sweeps import explain_knee
 from tgi_cli.bench.text_output import title
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:
+    """A markdown table.
+
+    Args:
+        merge: leave a cell empty that says what the one above it says, as TGI's benchmark does.
+    """
+    shown = _merged(rows) if merge else [list(row) for row in rows]
+    shown = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in shown]
+    widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
+    lines = [_line(header, widths)]
+    lines.append("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    lines += [_line(row, widths) for row in shown]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "| " + " | ".join(padded) + " |"
+
+
+def _merged(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    merged = []
+    for number, row in enumerate(rows):
+        above = rows[number - 1] if number else [None] * len(row)
+        pairs = zip(row, above, strict=True)
+        merged.append(["" if cell == upper else cell for cell, upper in pairs])
+    return merged
+
 
 # TGI's parameters by our names of them, in its order.
 _PARAMETERS = (
@@ -43,7 +72,7 @@ _OPTIONAL = {
 }
 
 
-def tgi_tables(run: Run) -> str:
+def tgi_tables(run: BenchRun) -> str:
     """What text-generation-benchmark prints on exit: parameters, latency, throughput.
 
     Its form to the letter (github.com/huggingface/text-generation-inference,
@@ -93,12 +122,12 @@ def _six(summary: Summary | None) -> list[str]:
     return [*_three(summary, "ms"), *(f"{cut:.2f} ms" if summary else "NaN ms" for cut in cuts)]
 
 
-def markdown(run: Run) -> str:
+def markdown(run: BenchRun) -> str:
     """The whole run: TGI's tables if there were batches, a table of requests if there were any."""
     parts = []
     if any(record.batches for record in run.steps):
         parts.append(tgi_tables(run))
-    figures = [step_figures(record, run.slo) for record in run.steps if record.requests]
+    figures = [step_metrics(record, run.slo) for record in run.steps if record.requests]
     if figures:
         parts.append(load_table(figures))
         parts.append(percentile_table(figures))
@@ -113,14 +142,14 @@ def markdown(run: Run) -> str:
     return "\n\n".join(parts) + "\n" if parts else "no step of the run left any figures\n"
 
 
-def _by_clients(figures: Sequence[StepFigures]) -> list[StepFigures]:
+def _by_clients(figures: Sequence[StepMetrics]) -> list[StepMetrics]:
     steps = [step for step in figures if step.step.kind == "concurrency"]
     return sorted(steps, key=lambda step: step.step.value)
 
 
-def load_table(figures: Sequence[StepFigures]) -> str:
+def load_table(figures: Sequence[StepMetrics]) -> str:
     """A row for each step: how much was done, and what one typically waited."""
-    columns: list[tuple[str, Callable[[StepFigures], str]]] = [
+    columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
         ("Load", lambda step: title(step.step)),
         ("Requests", lambda step: str(step.succeeded)),
         ("Errors", lambda step: _errors(step)),
@@ -140,7 +169,7 @@ def load_table(figures: Sequence[StepFigures]) -> str:
     return table([label for label, _ in columns], rows)
 
 
-def percentile_table(figures: Sequence[StepFigures]) -> str:
+def percentile_table(figures: Sequence[StepMetrics]) -> str:
     """A row for each step and latency: the mean with its interval, and the percentiles, in ms."""
     rows = []
     for step in figures:
@@ -158,7 +187,7 @@ def percentile_table(figures: Sequence[StepFigures]) -> str:
     return table(header, rows, merge=False)
 
 
-def told(step: StepFigures) -> dict[str, Summary]:
+def told(step: StepMetrics) -> dict[str, Summary]:
     """The step's latencies, less those that only repeat another: where nothing was due."""
     late = step.latencies.get("late")
     if late is not None and late.maximum > 0:
@@ -178,11 +207,11 @@ def _with_interval(summary: Summary, name: str) -> str:
     return f"{value} ({low:.1f} to {high:.1f})"
 
 
-def _errors(step: StepFigures) -> str:
+def _errors(step: StepMetrics) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in step.errors.items()) or "0"
 
 
-def _rate(step: StepFigures, name: str, digits: int) -> str:
+def _rate(step: StepMetrics, name: str, digits: int) -> str:
     return f"{step.rates[name]:.{digits}f}" if name in step.rates else "-"
 
 
@@ -190,7 +219,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _middle(step: StepFigures, name: str) -> str:
+def _middle(step: StepMetrics, name: str) -> str:
     return f"{step.latencies[name].p50:.1f} ms" if name in step.latencies else "-"
 
 
@@ -223,7 +252,7 @@ def verdict(result: Comparison) -> str:
     )
 
 
-def figure_name(row: Row) -> str:
+def figure_name(row: ComparedMetric) -> str:
     """``TTFT p99``, ``Output tokens/s`` ..."""
     if row.metric == ANSWERED:
         return "Answered"
@@ -232,7 +261,7 @@ def figure_name(row: Row) -> str:
     return name if row.statistic == "mean" else f"{name} {row.statistic}"
 
 
-def _row(row: Row) -> list[str]:
+def _row(row: ComparedMetric) -> list[str]:
     unit = ".2%" if row.metric == ANSWERED else ".2f"
     said = {"same": "no difference", "better": "better", "worse": "WORSE"}[row.verdict]
     return [

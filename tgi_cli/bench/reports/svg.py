@@ -15,7 +15,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 14, 44
 
 
 @dataclass
-class Scale:
+class AxisScale:
     """Numbers of one axis to places on it.
 
     Attributes:
@@ -60,11 +60,11 @@ class Scale:
                 break
         if len(inside) > 1:
             return inside
-        return Scale(self.low, self.high, self.start, self.end).ticks(most)
+        return AxisScale(self.low, self.high, self.start, self.end).ticks(most)
 
 
 @dataclass
-class Chart:
+class SvgChart:
     """One chart; add to it, then ``render`` it.
 
     Attributes:
@@ -117,17 +117,17 @@ class Chart:
         body += self._dots(x, y)
         return _svg(self.width, self.height, title, body)
 
-    def _scale(self, values: list[float], log: bool, start: float, end: float) -> Scale:
+    def _scale(self, values: list[float], log: bool, start: float, end: float) -> AxisScale:
         if log:
             values = [value for value in values if value > 0]
         low, high = min(values, default=0.0), max(values, default=1.0)
         if log:
-            return Scale(low / 1.15, high * 1.15, start, end, True)
+            return AxisScale(low / 1.15, high * 1.15, start, end, True)
         if self.zero or (low >= 0 and low < high * 0.4):
             low = min(low, 0.0)
-        return Scale(low, high + (high - low) * 0.06, start, end)
+        return AxisScale(low, high + (high - low) * 0.06, start, end)
 
-    def _dots(self, x: Scale, y: Scale) -> list[str]:
+    def _dots(self, x: AxisScale, y: AxisScale) -> list[str]:
         out = []
         taken: list[tuple[float, float]] = []
         for at_x, at_y, colour, label, hint in self._points:
@@ -148,7 +148,7 @@ class Chart:
                 )
         return out
 
-    def _grid(self, x: Scale, y: Scale) -> str:
+    def _grid(self, x: AxisScale, y: AxisScale) -> str:
         bottom, right = self.height - _BOTTOM, self.width - _RIGHT
         parts = []
         for tick in x.ticks():
@@ -187,7 +187,7 @@ def timeline(
     """
     width, row_height = 1140, 7 if len(rows) > 60 else 11
     height = _TOP + row_height * len(rows) + _BOTTOM
-    x = Scale(0.0, seconds or 1.0, _LEFT, width - _RIGHT)
+    x = AxisScale(0.0, seconds or 1.0, _LEFT, width - _RIGHT)
     bottom = height - _BOTTOM
     body = []
     for tick in x.ticks(10):

@@ -1,27 +1,28 @@
 """From records to figures: what a client waited for, what a server got done, and how sure that is.
 
-``step_figures`` is the whole of it for one step; the other names are its parts, for screens that
+``step_metrics`` is the whole of it for one step; the other names are its parts, for screens that
 draw while a step still runs (``intervals=False`` is cheap enough to be called several times a
 second). Every latency is in milliseconds, every rate per second. Requests and batches marked
 ``warmup`` never count. ``METRICS`` says what each name means.
 """
 
-from tgi_cli.bench.statistics.batches import batch_values
-from tgi_cli.bench.statistics.definitions import (
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import (
     BATCH_METRICS,
     LATENCIES,
     METRICS,
     RATES,
-    Metric,
+    LatencyValues,
+    MetricDefinition,
+    batch_values,
+    latencies_of,
+    without_warmup,
 )
-from tgi_cli.bench.statistics.goodput import good, parse_slo
-from tgi_cli.bench.statistics.metrics import StepFigures, step_figures
-from tgi_cli.bench.statistics.observations import Observed, counted, observe
-from tgi_cli.bench.statistics.rates import windows
+from tgi_cli.bench.statistics.rates import meets_slo, parse_slo, windows
 from tgi_cli.bench.statistics.summary import (
     PERCENTILES,
-    Histogram,
     Summary,
+    ValueHistogram,
     histogram,
     summarize,
 )
@@ -32,18 +33,18 @@ __all__ = [
     "METRICS",
     "PERCENTILES",
     "RATES",
-    "Histogram",
-    "Metric",
-    "Observed",
-    "StepFigures",
+    "LatencyValues",
+    "MetricDefinition",
+    "StepMetrics",
     "Summary",
+    "ValueHistogram",
     "batch_values",
-    "counted",
-    "good",
     "histogram",
-    "observe",
+    "latencies_of",
+    "meets_slo",
     "parse_slo",
-    "step_figures",
+    "step_metrics",
     "summarize",
     "windows",
+    "without_warmup",
 ]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tgi_cli.bench.events import RequestRecord, Step, StepRecord
-from tgi_cli.bench.statistics.batches import batch_values
-from tgi_cli.bench.statistics.goodput import good, goodput_windows
-from tgi_cli.bench.statistics.observations import counted, observe
-from tgi_cli.bench.statistics.rates import SLICES, rate_interval, windows
+from tgi_cli.bench.events import BenchRequestRecord, BenchStep, StepRecord
+from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
+from tgi_cli.bench.statistics.rates import (
+    SLICES,
+    goodput_windows,
+    meets_slo,
+    rate_interval,
+    windows,
+)
 from tgi_cli.bench.statistics.summary import Summary, summarize
 
 MERGED = 1.05
@@ -20,7 +24,7 @@ FEW = 20
 """Requests below which a p95 is hardly more than the maximum."""
 
 
-class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """What one step showed, warm-ups left out.
 
     Attributes:
@@ -39,7 +43,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         warnings: what makes these figures less than they seem.
     """
 
-    step: Step
+    step: BenchStep
     duration: float
     requests: int
     succeeded: int
@@ -63,20 +67,20 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         return self.batches["prefill"].count if "prefill" in self.batches else 0
 
 
-def step_figures(
+def step_metrics(
     record: StepRecord, slo: Mapping[str, float] | None = None, *, intervals: bool = True
-) -> StepFigures:
+) -> StepMetrics:
     """The figures of a step.
 
     Args:
         slo: limits by metric in ms (``parse_slo``).
         intervals: with bootstrap intervals; without them it is many times faster.
     """
-    requests = counted(record.requests)
+    requests = without_warmup(record.requests)
     answered = [request for request in requests if request.error is None]
     errors = Counter(request.error for request in requests if request.error is not None)
     latencies = {}
-    for name, observed in observe(record.requests).items():
+    for name, observed in latencies_of(record.requests).items():
         clusters = observed.clusters if name == "itl" else None
         summary = summarize(observed.values, clusters, intervals=intervals)
         if summary is not None:
@@ -90,7 +94,7 @@ def step_figures(
     events = sum(len(request.arrivals) for request in answered)
     output = sum(request.output_tokens for request in answered)
     busy = sum(request.finished - request.dispatched for request in requests)
-    figures = StepFigures(
+    figures = StepMetrics(
         step=record.step,
         duration=record.duration,
         requests=len(requests),
@@ -103,7 +107,7 @@ def step_figures(
         rates=rates,
         rate_intervals=rate_intervals,
         batches=batches,
-        attainment=float(good(requests, slo).mean()) if slo and requests else None,
+        attainment=float(meets_slo(requests, slo).mean()) if slo and requests else None,
         tokens_per_event=output / events if events else 0.0,
         concurrency=busy / record.duration if record.duration > 0 else 0.0,
         counted_by=dict(Counter(request.counted_by for request in answered)),
@@ -113,7 +117,10 @@ def step_figures(
 
 
 def _rates(
-    record: StepRecord, requests: list[RequestRecord], slo: Mapping[str, float], intervals: bool
+    record: StepRecord,
+    requests: list[BenchRequestRecord],
+    slo: Mapping[str, float],
+    intervals: bool,
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     sliced = windows(requests, record.duration)
     if slo:
@@ -124,7 +131,7 @@ def _rates(
     return rates, {name: rate_interval(values) for name, values in sliced.items()}
 
 
-def _warnings(record: StepRecord, figures: StepFigures) -> list[str]:
+def _warnings(record: StepRecord, figures: StepMetrics) -> list[str]:
     warnings = []
     if record.client.behind:
         warnings.append(record.client.reason or "the load generator was the limit")
@@ -146,3 +153,36 @@ def _warnings(record: StepRecord, figures: StepFigures) -> list[str]:
     if record.stopped:
         warnings.append(record.stopped)
     return warnings
+
+
+ENOUGH = 0.9
+"""Share of requests that must meet the limits (DistServe, OSDI 2024, calls it SLO attainment)."""
+PEAK_SHARE = 0.95
+SLOWER = 1.1
+
+
+def meets(figures: StepMetrics, enough: float = ENOUGH) -> bool:
+    """Whether a step with limits met them for a share ``enough`` of its requests."""
+    return figures.attainment is not None and figures.attainment >= enough
+
+
+def find_knee(points: Sequence[StepMetrics]) -> int | None:
+    """Position of the knee among steps by rising load; None while there is none.
+
+    The knee is the lowest load that reaches 95 % of the highest output throughput of all. It is
+    one only if loads above it were tried and the highest of them has a median latency at least
+    10 % above the knee's: throughput no longer grows while latency does.
+    """
+    usable = [i for i, point in enumerate(points) if point.succeeded and "e2e" in point.latencies]
+    if len(usable) < 2:
+        return None
+    throughput = {i: points[i].rates["output_tokens_per_second"] for i in usable}
+    highest = max(throughput.values())
+    knee = next(i for i in usable if throughput[i] >= PEAK_SHARE * highest)
+    last = usable[-1]
+    if (
+        last == knee
+        or points[last].latencies["e2e"].p50 < SLOWER * points[knee].latencies["e2e"].p50
+    ):
+        return None
+    return knee

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.events import RequestRecord
-from tgi_cli.bench.statistics.bootstrap import draws, interval
-from tgi_cli.bench.statistics.observations import counted
+from tgi_cli.bench.events import BenchRequestRecord
+from tgi_cli.bench.statistics.observations import MS, tpot, without_warmup
+from tgi_cli.bench.statistics.summary import draws, interval
 
 SLICES = 20
 MOST_SLICES = 1000
@@ -18,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 def windows(
-    requests: Sequence[RequestRecord],
+    requests: Sequence[BenchRequestRecord],
     duration: float,
     slices: int = SLICES,
     start: float | None = None,
@@ -35,9 +37,9 @@ def windows(
 
     Returns: float64 ``[slices]`` each, per second. Their mean is the rate of the step.
     """
-    answered = [request for request in counted(requests) if request.error is None]
+    answered = [request for request in without_warmup(requests) if request.error is None]
     if start is None:
-        start = min((request.scheduled for request in counted(requests)), default=0.0)
+        start = min((request.scheduled for request in without_warmup(requests)), default=0.0)
     slices = min(max(slices, 1), MOST_SLICES)
     width = max(duration, 1e-9) / slices
 
@@ -59,7 +61,7 @@ def windows(
     }
 
 
-def _arrived(answered: Sequence[RequestRecord]) -> tuple[Floats, Floats]:
+def _arrived(answered: Sequence[BenchRequestRecord]) -> tuple[Floats, Floats]:
     """When tokens came, and how many; the server's own count spread over a request's events."""
     times: list[Floats] = [np.zeros(0)]
     amounts: list[Floats] = [np.zeros(0)]
@@ -83,3 +85,60 @@ def resampled_rate(values: Floats, seed: int = 0) -> Floats:
 def rate_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval of a rate over its slices (a block bootstrap: a slice is a block)."""
     return interval(resampled_rate(values, seed))
+
+
+LIMITS = ("ttft", "tpot", "itl", "e2e")
+"""What can be limited. A request's ``itl`` is its longest gap. All but ``tpot`` and ``itl`` are
+counted from when the request was due: a user does not care whose queue it waited in."""
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """``ttft:200,tpot:50`` as limits by metric, in ms. Raises ValueError with what is wrong."""
+    slo: dict[str, float] = {}
+    for part in text.split(","):
+        name, colon, limit = part.strip().partition(":")
+        if not colon or name not in LIMITS:
+            raise ValueError(f"{part.strip()!r} is not METRIC:MS with one of {', '.join(LIMITS)}")
+        if name in slo:
+            raise ValueError(f"{name} is limited twice")
+        try:
+            slo[name] = float(limit)
+        except ValueError:
+            raise ValueError(f"{limit!r} is not a number of milliseconds") from None
+        if not (math.isfinite(slo[name]) and slo[name] > 0):
+            raise ValueError(f"{limit} ms is no limit that could be met")
+    return slo
+
+
+def meets_slo(
+    requests: Sequence[BenchRequestRecord], slo: Mapping[str, float]
+) -> NDArray[np.bool_]:
+    """For each request whether it was answered within every limit. Returns: bool ``[n]``."""
+    return np.array([_meets(request, slo) for request in requests], np.bool_)
+
+
+def _meets(request: BenchRequestRecord, slo: Mapping[str, float]) -> bool:
+    if request.error is not None:
+        return False
+    taken: dict[str, float | None] = {
+        "ttft": request.arrivals[0] - request.scheduled if request.arrivals else math.inf,
+        "tpot": tpot(request),
+        "itl": _longest_gap(request.arrivals),
+        "e2e": request.finished - request.scheduled,
+    }
+    # Of one token there is no time between tokens, hence nothing that could be too long.
+    return all((taken[name] or 0.0) * MS <= limit for name, limit in slo.items())
+
+
+def _longest_gap(arrivals: Sequence[float]) -> float | None:
+    return max((b - a for a, b in pairwise(arrivals)), default=None)
+
+
+def goodput_windows(
+    requests: Sequence[BenchRequestRecord], slo: Mapping[str, float], duration: float, slices: int
+) -> NDArray[np.float64]:
+    """Answers within every limit, per second, in each slice of a step's time (``windows``)."""
+    met = meets_slo(requests, slo)
+    within = [request for request, is_good in zip(requests, met, strict=True) if is_good]
+    start = min((request.scheduled for request in requests), default=0.0)
+    return windows(within, duration, slices, start)["requests_per_second"]

@@ -1,14 +1,116 @@
-"""A distribution in a few numbers, with intervals, and as a histogram."""
+"""How sure a figure is: percentile bootstrap, by request where requests give several values.
+
+Gaps between the tokens of one request resemble each other, so requests are drawn, not gaps (the
+cluster bootstrap; Davison and Hinkley, Bootstrap Methods and their Application, 1997, section
+3.8). Draws are weights, never copies of the values; a quantile of a draw is found in its
+cumulated weights. What it costs is bounded: at most ``BINS`` places for values of clusters, and
+about ``WEIGHTS`` weights in all.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tgi_cli.bench.statistics.bootstrap import interval, resampled
+REPLICATES = 1000
+WEIGHTS = 4_000_000
+"""Numbers drawn at most (32 MB), unless that left fewer than ``FEWEST`` replicates."""
+FEWEST = 200
+BINS = 1024
+CONFIDENCE = 0.95
+
+Floats = NDArray[np.float64]
+
+
+def draws(clusters: int, seed: int) -> Floats:
+    """How often each cluster is drawn in each replicate. Returns: float64 ``[r, clusters]``."""
+    replicates = int(np.clip(WEIGHTS // max(clusters, 1), FEWEST, REPLICATES))
+    chosen = np.random.default_rng(seed).integers(0, clusters, (replicates, clusters))
+    chosen += np.arange(replicates)[:, None] * clusters
+    flat = np.bincount(chosen.ravel(), minlength=replicates * clusters)
+    return flat.reshape(replicates, clusters).astype(np.float64)
+
+
+def resampled(
+    values: Floats, clusters: NDArray[np.int64] | None, percentiles: Sequence[float], seed: int
+) -> Floats:
+    """The mean and the percentiles of every replicate.
+
+    Args:
+        values: ``[n]``, n > 0.
+        clusters: ``[n]``, which request each value is of, from 0; None: one of its own each.
+
+    Returns: float64 ``[replicates, 1 + len(percentiles)]``.
+    """
+    if clusters is None:
+        order = np.argsort(values, kind="stable")
+        places = values[order]
+        weights = draws(len(values), seed)[:, order]
+        sums, sizes = weights @ places, weights.sum(axis=1)
+    else:
+        names, number = np.unique(clusters, return_inverse=True)
+        drawn = draws(len(names), seed)
+        sums = drawn @ np.bincount(number, values, len(names))
+        sizes = drawn @ np.bincount(number, minlength=len(names)).astype(np.float64)
+        places, table = _tabulate(values, number, len(names))
+        weights = drawn @ table
+    return np.column_stack([sums / sizes, _quantiles(places, weights, percentiles)])
+
+
+def interval(replicates: Floats) -> tuple[float, float]:
+    """The middle 95 % of a figure's replicates."""
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(replicates, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _tabulate(values: Floats, number: NDArray[np.intp], clusters: int) -> tuple[Floats, Floats]:
+    """Values grouped into places by rank, finer towards the upper tail, and a cluster's share.
+
+    Returns: the places' values ascending ``[b]``, how many each cluster has there
+    ``[clusters, b]``.
+    """
+    order = np.argsort(values, kind="stable")
+    count = len(values)
+    if count <= BINS:
+        edges = np.arange(count + 1)
+    else:
+        body = np.linspace(0, 1, BINS // 2)
+        tail = 1 - np.geomspace(1e-1, 1 / count, BINS // 2)
+        edges = np.unique(np.round(np.concatenate([body, tail]) * count).astype(np.int64))
+    sizes = np.diff(edges)
+    bins = np.repeat(np.arange(len(sizes)), sizes)
+    places = np.add.reduceat(values[order], edges[:-1]) / sizes
+    flat = np.bincount(number[order] * len(sizes) + bins, minlength=clusters * len(sizes))
+    return places, flat.reshape(clusters, len(sizes)).astype(np.float64)
+
+
+def _quantiles(places: Floats, weights: Floats, percentiles: Sequence[float]) -> Floats:
+    """numpy's linear percentiles of values that occur ``weights`` times. Returns: ``[r, p]``."""
+    reached = np.cumsum(weights, axis=1)
+    total = reached[:, -1]
+    # One search for all replicates: each one's sums lie above those of the one before.
+    base = np.concatenate([[0.0], np.cumsum(total)[:-1]])
+    flat = (reached + base[:, None]).ravel()
+    first = np.arange(len(weights)) * len(places)
+
+    def at(rank: Floats) -> Floats:
+        found = np.searchsorted(flat, rank + base, side="right") - first
+        values: Floats = places[np.minimum(found, len(places) - 1)]
+        return values
+
+    columns = [np.empty((len(weights), 0))]
+    for percentile in percentiles:
+        rank = (total - 1) * percentile / 100
+        low = np.floor(rank)
+        below, above = at(low), at(np.minimum(low + 1, total - 1))
+        columns.append(below + (above - below) * (rank - low))
+    return np.column_stack(columns)
+
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 PERCENTILE_NAMES = ("p50", "p90", "p95", "p99", "p999")
@@ -74,14 +176,14 @@ def summarize(
     )
 
 
-class Histogram(msgspec.Struct, frozen=True):
+class ValueHistogram(msgspec.Struct, frozen=True):
     """How many values lie in ``[edges[i], edges[i + 1])``; the last has its upper edge too."""
 
     edges: list[float]
     counts: list[int]
 
 
-def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> Histogram:
+def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> ValueHistogram:
     """Equal bins over the values' range, whose edges are round numbers where that is possible.
 
     Args:
@@ -89,7 +191,7 @@ def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> 
     """
     array = np.asarray(values, np.float64)
     if array.size == 0:
-        return Histogram([0.0, 1.0], [0])
+        return ValueHistogram([0.0, 1.0], [0])
     if upper is not None:
         array = np.minimum(array, upper)
     low, high = float(array.min()), float(array.max())
@@ -102,7 +204,7 @@ def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> 
     edges = start + width * np.arange(count + 1)
     edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
     counts, _ = np.histogram(array, edges)
-    return Histogram([float(edge) for edge in edges], [int(count) for count in counts])
+    return ValueHistogram([float(edge) for edge in edges], [int(count) for count in counts])
 
 
 def _round_up(width: float) -> float:

@@ -9,18 +9,21 @@ wants the same prompts for every step builds them anew with the same seed; one t
 twice (prefix caches) gives each step a seed of its own.
 """
 
-from tgi_cli.bench.workloads.arrivals import Arrivals, scheduled
-from tgi_cli.bench.workloads.conversations import Conversations, conversations
+from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution, scheduled
 from tgi_cli.bench.workloads.files import file_prompts, sharegpt
-from tgi_cli.bench.workloads.lengths import Lengths
-from tgi_cli.bench.workloads.synthetic import Synthetic, synthetic
+from tgi_cli.bench.workloads.synthetic import (
+    ConversationWorkload,
+    SyntheticWorkload,
+    conversations,
+    synthetic,
+)
 from tgi_cli.bench.workloads.traces import trace
 
 __all__ = [
-    "Arrivals",
-    "Conversations",
-    "Lengths",
-    "Synthetic",
+    "ArrivalProcess",
+    "ConversationWorkload",
+    "LengthDistribution",
+    "SyntheticWorkload",
     "conversations",
     "file_prompts",
     "scheduled",

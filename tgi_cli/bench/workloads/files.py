@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tgi_cli.bench.events import Request
+from tgi_cli.bench.events import BenchRequest
 from tgi_cli.bench.settings import TokenCounter
-from tgi_cli.bench.workloads.lengths import Lengths
+from tgi_cli.bench.workloads.distributions import LengthDistribution
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, decode_json, read_bytes
 
@@ -22,13 +22,13 @@ _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bing", "bard"}
 def file_prompts(
     path: Path,
     tokenizer: TokenCounter,
-    output: Lengths,
+    output: LengthDistribution,
     seed: int = 0,
     *,
     chat: bool = False,
     shuffle: bool = False,
     repeat: bool = True,
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     """A prompt per line of a ``.txt`` file, or per object of a ``.jsonl`` file.
 
     Objects have ``prompt`` (``text``, ``inputs``) or ``messages``, and may have ``max_tokens``,
@@ -47,17 +47,17 @@ def file_prompts(
 def _requests(
     rows: list[tuple[str, list[dict[str, str]] | None, int | None]],
     tokenizer: TokenCounter,
-    output: Lengths,
+    output: LengthDistribution,
     seed: int,
     chat: bool,
     shuffle: bool,
     repeat: bool,
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     dice = Random(f"file {seed}")
     while True:
         for prompt, given, length in dice.sample(rows, len(rows)) if shuffle else rows:
             messages = given or ([{"role": "user", "content": prompt}] if chat else None)
-            yield Request(
+            yield BenchRequest(
                 prompt=prompt,
                 prompt_tokens=tokenizer.count(prompt, special=messages is None),
                 max_tokens=length or output.draw(dice),
@@ -92,7 +92,7 @@ def _row(path: Path, number: int, line: str) -> tuple[str, list[dict[str, str]] 
 def sharegpt(
     path: Path,
     tokenizer: TokenCounter,
-    output: Lengths | None = None,
+    output: LengthDistribution | None = None,
     seed: int = 0,
     *,
     chat: bool = True,
@@ -101,7 +101,7 @@ def sharegpt(
     shuffle: bool = True,
     longest: int = 1 << 20,
     repeat: bool = True,
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     """Requests of a JSON file of conversations, as ShareGPT was published.
 
     ``[{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]``;
@@ -133,7 +133,7 @@ def sharegpt(
 def _turns(
     found: list[list[tuple[str, str]]],
     tokenizer: TokenCounter,
-    output: Lengths | None,
+    output: LengthDistribution | None,
     seed: int,
     chat: bool,
     turns: int,
@@ -141,7 +141,7 @@ def _turns(
     shuffle: bool,
     longest: int,
     repeat: bool,
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     dice = Random(f"sharegpt {seed}")
     number, sent = 0, True
     while sent:  # a round in which every turn is too long is the last
@@ -153,7 +153,7 @@ def _turns(
                     break
                 asked = output.draw(dice) if output else tokenizer.count(answer, special=False)
                 sent = True
-                yield Request(
+                yield BenchRequest(
                     prompt=prompt,
                     prompt_tokens=tokens,
                     max_tokens=max(1, asked),

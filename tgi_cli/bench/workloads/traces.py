@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tgi_cli.bench.events import Request
+from tgi_cli.bench.events import BenchRequest
 from tgi_cli.bench.settings import TokenCounter
 from tgi_cli.bench.workloads.files import lines_of, parsed
-from tgi_cli.bench.workloads.prompts import PromptBuilder
+from tgi_cli.bench.workloads.synthetic import PromptBuilder
 from tgi_cli.errors import ConfigError
 
 BLOCK = 512
@@ -36,7 +36,7 @@ def trace(
     speed: float = 1.0,
     chat: bool = False,
     longest: int | None = None,
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     """The requests of a trace, each due when it was, counted from the first.
 
     Args:
@@ -65,7 +65,7 @@ def _replayed(
     speed: float,
     chat: bool,
     longest: int | None,
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     blocks = _Blocks(builder, seed)
     begin = timed[0][0]
     for number, (time, row) in enumerate(timed):
@@ -82,7 +82,7 @@ def _replayed(
                 continue
         if messages is None and chat:
             messages = [{"role": "user", "content": text}]
-        yield Request(
+        yield BenchRequest(
             prompt=text,
             prompt_tokens=tokens,
             max_tokens=output,

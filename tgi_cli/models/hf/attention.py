@@ -37,27 +37,27 @@ _HARMLESS = frozenset(
 """Arguments of an attention call that change nothing here, or are looked at by name."""
 
 
-NO_CALL = "does not call attention through transformers' interface"
-LOOKS = "looks into the mask"
+NO_ATTENTION_INTERFACE = "does not call attention through transformers' interface"
+READS_MASK = "looks into the mask"
 
 
-class Refused(Exception):
+class Unsupported(Exception):
     """Why a model cannot be run; completes "it ..."."""
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class WindowMask:
     """Stands in for a mask: a query sees the last ``window`` positions (None: all)."""
 
     window: int | None
 
     def __getattr__(self, name: str) -> Any:
-        raise Refused(LOOKS)
+        raise Unsupported(READS_MASK)
 
 
 @dataclass(slots=True)
-class Seat:
-    """What one model's attention modules know of each other; each has it as ``tgi_seat``.
+class AttentionContext:
+    """What one model's attention modules know of each other; each has it as ``tgi_attention``.
 
     Attributes:
         specs: of the layers, in the order in which they attend.
@@ -92,11 +92,11 @@ def _attend(
     **_: object,
 ) -> tuple[Tensor, None]:
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
-    seat = cast(Seat, module.tgi_seat)
-    assert seat.step is not None
+    context = cast(AttentionContext, module.tgi_attention)
+    assert context.step is not None
     assert attention_mask is None
-    output = seat.step(
-        seat.layers[module],
+    output = context.step(
+        context.layers[module],
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
@@ -119,41 +119,41 @@ def _record(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    seat = cast(Seat, module.tgi_seat)
-    if module in seat.layers:
-        raise Refused("attends more than once in a layer")
+    context = cast(AttentionContext, module.tgi_attention)
+    if module in context.layers:
+        raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
-        raise Refused("has attention that is not causal")
-    if any(key is other for other in seat.keys):
-        raise Refused("has layers that share keys and values")
+        raise Unsupported("has attention that is not causal")
+    if any(key is other for other in context.keys):
+        raise Unsupported("has layers that share keys and values")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
-        raise Refused("calls attention with tensors of another layout")
+        raise Unsupported("calls attention with tensors of another layout")
     if key.shape[3] != value.shape[3]:
-        raise Refused(
+        raise Unsupported(
             f"has keys of {key.shape[3]} dimensions and values of {value.shape[3]} (multi-head "
             "latent attention)"
         )
     if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
-        raise Refused("attends to something else than its own tokens")
+        raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
-        raise Refused(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+        raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
     unknown = [
         name for name, given in others.items() if name not in _HARMLESS and given is not None
     ]
     if unknown or isinstance(scaling, Tensor):
-        raise Refused(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
-    if attention_mask is not None and not isinstance(attention_mask, Visible):
-        raise Refused("attends with a mask or bias of its own making")
-    window = attention_mask.window if isinstance(attention_mask, Visible) else None
+        raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if attention_mask is not None and not isinstance(attention_mask, WindowMask):
+        raise Unsupported("attends with a mask or bias of its own making")
+    window = attention_mask.window if isinstance(attention_mask, WindowMask) else None
     if sliding_window is not None and window != sliding_window:
-        raise Refused(f"has a sliding window of {sliding_window} that its mask does not have")
-    seat.layers[module] = len(seat.specs)
-    seat.specs.append(KVSpec(key.shape[1], key.shape[3], window))
-    seat.keys.append(key)
+        raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
+    context.layers[module] = len(context.specs)
+    context.specs.append(KVSpec(key.shape[1], key.shape[3], window))
+    context.keys.append(key)
     return query.transpose(1, 2), None
 
 
-def _describe(*, mask_function: Callable[..., Any], **_: object) -> Visible:
+def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
     """What a mask lets queries see, found by asking it about two of them."""
     windows = set()
     zero = torch.tensor(0)
@@ -163,17 +163,19 @@ def _describe(*, mask_function: Callable[..., Any], **_: object) -> Visible:
             seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
             seen = seen.expand(len(keys)).bool()
         except (RuntimeError, IndexError) as error:
-            raise Refused(f"has a mask that depends on more than positions ({error})") from error
+            raise Unsupported(
+                f"has a mask that depends on more than positions ({error})"
+            ) from error
         width = int(seen.sum())
         if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
-            raise Refused("has a mask that is neither causal nor a sliding window")
+            raise Unsupported("has a mask that is neither causal nor a sliding window")
         windows.add(None if width == query + 1 else width)
     if len(windows) > 1:
-        raise Refused("has a mask that is neither causal nor a sliding window")
-    return Visible(windows.pop())
+        raise Unsupported("has a mask that is neither causal nor a sliding window")
+    return WindowMask(windows.pop())
 
 
-class _Rehearsal:
+class _DryRunAttention:
     """Takes the place of paged attention on the meta device; expects the recorded layers."""
 
     def __init__(self, specs: list[KVSpec]) -> None:
@@ -183,7 +185,7 @@ class _Rehearsal:
     def __call__(self, layer: int, query: Tensor, key: Tensor, *_: object, **__: object) -> Tensor:
         spec = self.specs[layer]
         if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
-            raise Refused("attends differently without a mask")
+            raise Unsupported("attends differently without a mask")
         self.next += 1
         return query
 
@@ -195,7 +197,7 @@ _ALONG |= {"topk": 2, "roll": 2}
 the last."""
 
 
-class _Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations that let tokens see each other: only attention's may, for they are cached.
 
     Tokens are told from everything else by their number, which is like no other size.
@@ -211,18 +213,18 @@ class _Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
-            raise Refused("sums up tokens outside of attention")
+            raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
             dims = args[_ALONG[name]] if len(args) > _ALONG[name] else -1
             for dim in dims if isinstance(dims, list) else [dims]:
                 if tensors[0].shape[dim] == tokens:
-                    raise Refused(f"computes along tokens outside of attention ({name})")
+                    raise Unsupported(f"computes along tokens outside of attention ({name})")
         for tensor in output if isinstance(output, tuple | list) else [output]:
             if isinstance(tensor, Tensor):
                 if tensor.shape.count(tokens) > 1:
-                    raise Refused("computes with pairs of tokens outside of attention")
+                    raise Unsupported("computes with pairs of tokens outside of attention")
                 if self._near.intersection(tensor.shape):
-                    raise Refused("shifts tokens against each other")
+                    raise Unsupported("shifts tokens against each other")
         return output
 
 
@@ -238,21 +240,21 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
     )
 
 
-def probe(decoder: nn.Module, config: Any) -> tuple[Seat, Any]:
+def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
     """Run ``decoder`` on the meta device, where it must be, and see what its layers ask for.
 
     ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
 
     Returns:
-        the seat that the attention modules now share, and what the decoder returned.
+        the context that the attention modules now share, and what the decoder returned.
 
     Raises:
         Refused: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
-    seat = Seat()
+    context = AttentionContext()
     for module in decoder.modules():
-        module.tgi_seat = seat  # type: ignore[assignment]  # any object may be an attribute
+        module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
     def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
         config._attn_implementation = implementation
@@ -264,22 +266,25 @@ def probe(decoder: nn.Module, config: Any) -> tuple[Seat, Any]:
     # A mask of ones: without it transformers would look at the positions' values for packed
     # sequences, of which there are none on this device.
     run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
-    seat.keys.clear()
-    layers = getattr(config, "num_hidden_layers", len(seat.specs))
-    if not seat.specs:
-        raise Refused(NO_CALL)
-    if len(seat.specs) != layers:
-        raise Refused(f"attends in {len(seat.specs)} of its {layers} layers only")
-    with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))), _Witness(tokens):
+    context.keys.clear()
+    layers = getattr(config, "num_hidden_layers", len(context.specs))
+    if not context.specs:
+        raise Unsupported(NO_ATTENTION_INTERFACE)
+    if len(context.specs) != layers:
+        raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
+    with (
+        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
+        _TokenMixingDetector(tokens),
+    ):
         output = run(RUN, tokens, tokens)
     try:
-        with seat.running(cast(PagedAttention, _Rehearsal(seat.specs))):
+        with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
             run(RUN, 7, 11)
-    except Refused:
+    except Unsupported:
         raise
     except Exception:  # whatever the model's code raises: it used the positions
-        return seat, output
-    raise Refused("does not use the positions that it is given")
+        return context, output
+    raise Unsupported("does not use the positions that it is given")
 
 
 AttentionInterface.register(RUN, _attend)

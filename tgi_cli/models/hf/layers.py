@@ -20,7 +20,7 @@ from tgi_cli.layers import Build, Embedding, LMHead, Loadable, WeightSlot
 from tgi_cli.layers.grouped import Groups, grouped_linear
 from tgi_cli.layers.linear import (
     ColumnParallelLinear,
-    Part,
+    Projection,
     ReplicatedLinear,
     RowParallelLinear,
 )
@@ -32,7 +32,7 @@ _FUSED = ("qkv_proj", "query_key_value", "qkv", "c_attn", "wqkv", "w_pack", "in_
 """Projections whose outputs are queries, keys and values: no plan says how they are arranged."""
 
 
-class _Anywhere(Loadable):
+class _BatchedLinear(Loadable):
     """Lets a layer for [T, in_features] be called with any number of leading dimensions."""
 
     in_features: int
@@ -56,15 +56,15 @@ class _Anywhere(Loadable):
         return flat.view(*x.shape[:-1], -1)
 
 
-class _Replicated(_Anywhere, ReplicatedLinear):
+class _Replicated(_BatchedLinear, ReplicatedLinear):
     pass
 
 
-class _Column(_Anywhere, ColumnParallelLinear):
+class _Column(_BatchedLinear, ColumnParallelLinear):
     pass
 
 
-class _Row(_Anywhere, RowParallelLinear):
+class _Row(_BatchedLinear, RowParallelLinear):
     pass
 
 
@@ -72,7 +72,7 @@ class _GatheredColumn(_Column):
     """Each shard computes some outputs, and has all of them afterwards."""
 
     def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(build, in_features, {"": Part(out_features)}, bias)
+        super().__init__(build, in_features, {"": Projection(out_features)}, bias)
         self.shard = build.shard
         if out_features % build.shard.size:
             raise UnsupportedModelError(
@@ -93,7 +93,7 @@ class _SplitRow(_Row):
         return super().forward(x[..., self.own])
 
 
-class AnywhereEmbedding(Embedding):
+class BatchedEmbedding(Embedding):
     """Ids [..., T] to vectors [..., T, hidden]."""
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class AnywhereEmbedding(Embedding):
         return super().forward(ids.flatten()).view(*ids.shape, -1)
 
 
-class AnywhereHead(LMHead):
+class BatchedHead(LMHead):
     """Hidden states [..., hidden] to float32 logits [..., vocab]."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class AnywhereHead(LMHead):
         return super().forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
 
 
-class Loose(Loadable):
+class UnreplacedWeights(Loadable):
     """Weights that a module of transformers keeps itself, and computes with itself.
 
     Of its buffers those that are in ``stored`` are loaded, too. ``shares`` says which part of
@@ -178,7 +178,7 @@ def linear(
                 f"{path} holds queries, keys and values together, and cannot be shared out"
             )
         units = sizes[1] // head_dim if head_dim and sizes[1] % head_dim == 0 else None
-        return _Column(build, sizes[0], {"": Part(sizes[1], units)}, bias)
+        return _Column(build, sizes[0], {"": Projection(sizes[1], units)}, bias)
     if style == "rowwise":
         return _Row(build, *sizes, bias)
     if style == "colwise_gather_output":

@@ -30,19 +30,19 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.declared import check_declared
-from tgi_cli.models.hf.attention import LOOKS, NO_CALL, RUN, Refused, probe
+from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, READS_MASK, RUN, Unsupported, probe
 from tgi_cli.models.hf.layers import (
     EXPERTS,
-    AnywhereEmbedding,
-    AnywhereHead,
-    Loose,
+    BatchedEmbedding,
+    BatchedHead,
+    UnreplacedWeights,
     linear,
     own_part,
     planned,
     share_experts,
 )
 from tgi_cli.models.hf.names import sources, stored_names
+from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 
 _BUFFER_BYTES = 256 << 20
@@ -68,17 +68,17 @@ class TransformersForCausalLM(CausalLM):
                 f".*(?:{pattern}).*" for pattern in whole._keys_to_ignore_on_load_unexpected or ()
             )
             self.loose = nn.ModuleList(_replace(whole, decoder, build, self._sources))
-            self._seat, output = probe(decoder, decoder.config)
+            self._attention, output = probe(decoder, decoder.config)
             _fill_buffers(whole, decoder, build, device, self._sources)
             at = _path(whole, decoder)
-            self._decoder, self._head = (decoder,), _Head(whole, at, output)
+            self._decoder, self._head = (decoder,), _LogitsHead(whole, at, output)
             hidden = output[0][0]
             logits = self.logits(hidden)
             vocab = decoder.config.vocab_size
             if logits.shape != (len(hidden), vocab):
-                raise Refused(f"has logits {list(logits.shape)} for {vocab} tokens")
+                raise Unsupported(f"has logits {list(logits.shape)} for {vocab} tokens")
         _adopt(self, whole, decoder, at)
-        self.kv_specs = self._seat.specs
+        self.kv_specs = self._attention.specs
         self.eval()
 
     def source(self, name: str) -> Source:
@@ -87,7 +87,7 @@ class TransformersForCausalLM(CausalLM):
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        with self._seat.running(attention):
+        with self._attention.running(attention):
             output = self._decoder[0](
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False
             )
@@ -104,13 +104,13 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     Raises:
         UnsupportedModelError: it cannot be run; the message says why.
     """
-    check_declared(config.path, config.raw, config.quantization is not None)
+    check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         decoder = _decoder(_skeleton(config, torch.float32))
-        seat, _ = probe(decoder, decoder.config)
+        specs = probe(decoder, decoder.config)[0].specs
         context = getattr(decoder.config, "max_position_embeddings", None)
         if not isinstance(context, int):
-            raise Refused("does not say how long a context it can have")
+            raise Unsupported("does not say how long a context it can have")
         return ModelFacts(
             architecture=config.architecture,
             model_type=decoder.config.model_type,
@@ -118,16 +118,16 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in seat.specs),
+            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
         )
 
 
-class _Head:
+class _LogitsHead:
     """transformers' own way from hidden states to logits (scales, caps), without the decoder."""
 
     def __init__(self, whole: PreTrainedModel, decoder: str, output: Any) -> None:
         self._whole = whole
-        self._said = _Said(type(output))
+        self._said = _FixedOutput(type(output))
         parent, _, name = decoder.rpartition(".")
         setattr(whole.get_submodule(parent), name, self._said)
 
@@ -138,7 +138,7 @@ class _Head:
         return logits.float()
 
 
-class _Said(nn.Module):
+class _FixedOutput(nn.Module):
     """Stands where the decoder was, and says what it had said."""
 
     hidden: Tensor | None = None
@@ -159,14 +159,14 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
         yield
     except UnsupportedModelError:
         raise
-    except Refused as reason:
+    except Unsupported as reason:
         raise UnsupportedModelError(f"{cannot}: it {reason}") from reason
     except Exception as error:  # the model's code may raise anything; it is kept as the cause
         first = (str(error).splitlines() or [""])[0]
         if isinstance(error, KeyError) and RUN in first:  # it looked into a table of its own
-            raise UnsupportedModelError(f"{cannot}: it {NO_CALL}") from error
-        if isinstance(error, TypeError) and "Visible" in first:
-            raise UnsupportedModelError(f"{cannot}: it {LOOKS}") from error
+            raise UnsupportedModelError(f"{cannot}: it {NO_ATTENTION_INTERFACE}") from error
+        if isinstance(error, TypeError) and "WindowMask" in first:
+            raise UnsupportedModelError(f"{cannot}: it {READS_MASK}") from error
         if "meta tensor" in first:
             raise UnsupportedModelError(
                 f"{cannot}: it looks at numbers while it computes, to decide how to go on"
@@ -203,7 +203,7 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
     own: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=trusted)
     _check(own, known)
     if not trusted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise Refused("is not a causal language model")
+        raise Unsupported("is not a causal language model")
     with torch.device("meta"):
         model: Any = known._from_config(
             own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
@@ -218,42 +218,42 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
 def _check(config: Any, known: type[PreTrainedModel]) -> None:
     """Refuse what a rehearsal would not notice, or would name less clearly."""
     if config.is_encoder_decoder:
-        raise Refused("has an encoder")
+        raise Unsupported("has an encoder")
     if known.config_class and not isinstance(config, known.config_class):
-        raise Refused(f"is not what its model type {config.model_type!r} names")
+        raise Unsupported(f"is not what its model type {config.model_type!r} names")
     if config.get_text_config() is not config:
-        raise Refused("takes images or sound, not text alone")
+        raise Unsupported("takes images or sound, not text alone")
     if known._is_stateful:
-        raise Refused("keeps a state beside keys and values (state space, linear attention)")
+        raise Unsupported("keeps a state beside keys and values (state space, linear attention)")
     foreign = set(getattr(config, "layer_types", None) or ()) - {
         "full_attention",
         "sliding_attention",
     }
     if foreign:
-        raise Refused(f"has layers of type {', '.join(sorted(foreign))}")
+        raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
     if getattr(config, "num_kv_shared_layers", 0):
-        raise Refused("has layers that share keys and values")
+        raise Unsupported("has layers that share keys and values")
     if "mrope_section" in (getattr(config, "rope_parameters", None) or {}):
-        raise Refused("has positions of several dimensions")
+        raise Unsupported("has positions of several dimensions")
 
 
 def _decoder(whole: Any) -> Any:
     """The part before the head, with what depends on the longest sequence taken out."""
     decoder = whole.get_decoder()
     if decoder is whole or not isinstance(decoder, PreTrainedModel):
-        raise Refused("has no decoder of its own beside the head")
+        raise Unsupported("has no decoder of its own beside the head")
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise Refused("cannot be told the positions of tokens")
+        raise Unsupported("cannot be told the positions of tokens")
     for module in decoder.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
-            raise Refused("counts positions from the padding token's number")  # RoBERTa
+            raise Unsupported("counts positions from the padding token's number")  # RoBERTa
         if isinstance(module, nn.Conv1d | nn.RNNBase):
-            raise Refused(f"has layers that keep a state ({type(module).__name__})")
+            raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
         kinds = _rope_types(module)
         if any("dynamic" in kind or kind == "longrope" for kind in kinds):
             module.forward = MethodType(inspect.unwrap(type(module).forward), module)
         if "longrope" in kinds and len(kinds) > 1:
-            raise Refused("has several rotary embeddings, longrope among them")
+            raise Unsupported("has several rotary embeddings, longrope among them")
     return decoder
 
 
@@ -262,18 +262,20 @@ def _rope_types(module: nn.Module) -> list[str]:
     return list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
 
 
-def _replace(whole: Any, decoder: Any, build: Build, stored: Container[str]) -> Iterator[Loose]:
+def _replace(
+    whole: Any, decoder: Any, build: Build, stored: Container[str]
+) -> Iterator[UnreplacedWeights]:
     """Put our layers into the model; what holds the other weights is returned."""
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if build.shard.size > 1 and not plan:
-        raise Refused("has no plan of tensor parallelism")
+        raise Unsupported("has no plan of tensor parallelism")
     head, table = whole.get_output_embeddings(), decoder.get_input_embeddings()
     if type(head) is not nn.Linear:
-        raise Refused("has no plain linear head")
+        raise Unsupported("has no plain linear head")
     tied = head.weight is table.weight
     ours = None
     if type(table) is nn.Embedding:
-        ours = AnywhereEmbedding(build, *table.weight.shape)
+        ours = BatchedEmbedding(build, *table.weight.shape)
     seen: set[nn.Parameter] = set()
     start = len(_path(whole, decoder)) + 1
     for path, module in list(whole.named_modules()):
@@ -283,7 +285,7 @@ def _replace(whole: Any, decoder: Any, build: Build, stored: Container[str]) -> 
         if module is head:
             vocab, width = head.weight.shape
             tie = ours if tied else None
-            new = AnywhereHead(build, width, vocab, tie, head.bias is not None)
+            new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
         elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
@@ -298,14 +300,14 @@ def _replace(whole: Any, decoder: Any, build: Build, stored: Container[str]) -> 
                     shares[name] = own_part(style, build.shard, f"{path}.{name}")
             if shares and planned(plan, path[start:]) == "moe_tp_experts":
                 share_experts(module, build.shard)
-            loose = Loose(module, path, stored, shares)
+            loose = UnreplacedWeights(module, path, stored, shares)
             if len(loose):
                 yield loose
         if new is not None:
             setattr(parent, path.rpartition(".")[2], new)
         if module is not head:
             if seen.intersection(own.values()):
-                raise Refused(f"uses the weights of {path} twice")
+                raise Unsupported(f"uses the weights of {path} twice")
             seen.update(own.values())
 
 
@@ -343,7 +345,7 @@ def _fill_buffers(
         ]
         size = sum(cast(Tensor, module._buffers[name]).nbytes for name in names)
         if size > _BUFFER_BYTES:
-            raise Refused(
+            raise Unsupported(
                 f"has buffers of {size >> 20} MiB that are not in the checkpoint ({path})"
             )
         made: list[dict[str, Tensor]] = []
@@ -364,7 +366,7 @@ def _fill_buffers(
             )
         for name in names:
             if not torch.equal(made[0][name], made[1][name]):
-                raise Refused(f"has a buffer that cannot be computed ({path}.{name})")
+                raise Unsupported(f"has a buffer that cannot be computed ({path}.{name})")
             module._buffers[name] = cast(Tensor, module._buffers[name]).to(device)
         if any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values()):
-            raise Refused(f"keeps tensors that are not loaded ({type(module).__name__})")
+            raise Unsupported(f"keeps tensors that are not loaded ({type(module).__name__})")

@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from tgi_cli.hub.local import weight_map
+from tgi_cli.hub.model_files import weight_map
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.weight_map import Source

@@ -63,7 +63,7 @@ def search_clip(inputs: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
     """float32 [N, G]: the largest magnitude to keep in each group, from that of its largest
     element down to half of it, with the least squared error of the group's share of the output.
 
-    To be given to :func:`~tgi_cli.quantization.algorithms.rtn.rtn` as ``limits``. Not for queries
+    To be given to :func:`~tgi_cli.quantization.algorithms.grid.rtn` as ``limits``. Not for queries
     and keys: what matters of these are products, for which no single output's error stands.
 
     Args:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tgi_cli.quantization.algorithms import grid
+from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
-from tgi_cli.quantization.algorithms.rtn import rtn
+from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 
 RETRIES = 3
 """Times that more is added to the diagonal of a Hessian that cannot be factored."""
@@ -25,7 +25,7 @@ _BLOCK = 128
 """Columns whose errors are gathered before those behind make up for them."""
 
 
-def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> Result:
+def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult:
     """Quantize ``weight`` [N, K] (any floating dtype; it is not changed) for inputs like those of
     ``hessian``, on the device of both and in the dtype of the latter.
 
@@ -63,7 +63,7 @@ def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> Result:
     del columns, factor
     codes = codes[order.argsort()].T.contiguous()
     note = "" if percdamp == recipe.percdamp else f"percdamp was raised to {percdamp:g}"
-    result = Result(codes, scales.float(), zeros.int(), groups.int(), 0.0, note)
+    result = QuantizationResult(codes, scales.float(), zeros.int(), groups.int(), 0.0, note)
     return replace(result, loss=hessian.loss(weight, grid.dequantize(result)))
 
 

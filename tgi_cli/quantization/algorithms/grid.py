@@ -6,12 +6,16 @@ grid the middle one, 2^(bits-1)), and positive scales.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import nan
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tgi_cli.quantization import fp8
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
+from tgi_cli.quantization.algorithms.hessian import Hessian
+from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _SHRINKING = tuple(1 - step / 50 for step in range(1, 31))
@@ -117,7 +121,7 @@ def round_groups(
     return codes, scales.T.contiguous(), zeros.T.contiguous()
 
 
-def dequantize(result: Result) -> Tensor:
+def dequantize(result: QuantizationResult) -> Tensor:
     """The weight that ``result`` stands for, float32 [N, K]: to the bit what a reader of its
     format makes of its tensors."""
     codes, table = result.codes, None
@@ -128,3 +132,50 @@ def dequantize(result: Result) -> Tensor:
     # Where there are no zeros, codes have 8 bits.
     kept = QuantizedWeight(codes, result.scales.T, zeros, result.groups.long(), 8, table)
     return kept.dequantize(torch.float32)
+
+
+def rtn(
+    weight: Tensor,
+    recipe: Recipe,
+    hessian: Hessian | None = None,
+    limits: Tensor | None = None,
+) -> QuantizationResult:
+    """Round ``weight`` [N, K] to the grid of ``recipe``: integers, or e4m3 for the method fp8.
+
+    Args:
+        weight: of any floating dtype; it is not changed.
+        hessian: of the inputs, for the result's ``loss`` alone.
+        limits: [N, G], as :func:`~tgi_cli.quantization.algorithms.awq.search_clip` returns it: what
+            is further from 0 is brought there.
+    """
+    if recipe.method in ("fp8", "int8"):
+        result = _bytes(weight, recipe)
+    else:
+        codes, scales, zeros = round_groups(weight, recipe, limits)
+        size = recipe.group_size if recipe.group_size > 0 else weight.shape[1]
+        groups = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device) // size
+        result = QuantizationResult(codes, scales, zeros.int(), groups, nan)
+    if hessian is None:
+        return result
+    return replace(result, loss=hessian.loss(weight, dequantize(result)))
+
+
+def _bytes(weight: Tensor, recipe: Recipe) -> QuantizationResult:
+    """8 bits with a scale per row, or one for all: e4m3 (https://arxiv.org/abs/2209.05433) or
+    whole numbers from -127 to 127."""
+    rows, inputs = weight.shape
+    floating = recipe.method == "fp8"
+    dtype = torch.float8_e4m3fn if floating else torch.uint8
+    top = torch.finfo(dtype).max if floating else 127
+    largest = weight.abs().amax(1).float()
+    if recipe.group_size == 0:
+        largest = largest.amax().expand(rows)
+    scales = stored(largest / top, recipe.scale_dtype)
+    codes = torch.empty(rows, inputs, dtype=dtype, device=weight.device)
+    step = max(1, CHUNK // inputs)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        values = (weight[part].float() / scales[part, None]).clamp_(-top, top)
+        codes[part] = values.to(dtype) if floating else values.round_().add_(128).to(dtype)
+    groups = torch.zeros(inputs, dtype=torch.int32, device=weight.device)
+    return QuantizationResult(codes, scales[None], None, groups, nan)

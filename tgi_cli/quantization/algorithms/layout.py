@@ -17,13 +17,13 @@ from torch.nn.functional import pad
 
 from tgi_cli import __version__
 from tgi_cli.quantization import bits
-from tgi_cli.quantization.algorithms.recipe import Recipe, Result
+from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 """Which of eight outputs stand in a word, the lowest bits first."""
 
 
-def pack(result: Result, recipe: Recipe) -> dict[str, Tensor]:
+def pack(result: QuantizationResult, recipe: Recipe) -> dict[str, Tensor]:
     """A module's tensors on the CPU by their suffixes, such as ``qweight``: stored as
     ``MODULE.SUFFIX`` in the place of ``MODULE.weight`` (its ``bias`` stays as it is)."""
     codes, scales, groups = result.codes.cpu(), result.scales.cpu(), result.groups.cpu()

@@ -41,9 +41,9 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response, read_json
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.text.response_reader import Content, Message, Piece, ResponseReader
+from tgi_cli.text.response_parser import Content, ParsedResponse, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.tool_calls import Arguments, Call
+from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
@@ -111,7 +111,7 @@ async def _report(body: ChatRequest, whole: Whole, state: RouterState) -> ChatLo
 def _choice(
     body: ChatRequest,
     whole: Whole,
-    reader: ResponseReader | None,
+    reader: ResponseParser | None,
     logprobs: ChatLogprobs | None,
     echoed: str,
 ) -> ChatChoice:
@@ -119,7 +119,7 @@ def _choice(
     reason = FINISH_REASONS[whole.finish.reason]
     if reader is not None:
         pieces = reader.push(whole.finish.text)
-        read = Message.of([*pieces, *reader.finish(cut_off=reason == "length")])
+        read = ParsedResponse.of([*pieces, *reader.finish(cut_off=reason == "length")])
         message.content = read.content
         if read.reasoning and body.include_reasoning is not False:
             message.reasoning_content = message.reasoning = read.reasoning
@@ -157,7 +157,7 @@ class ChatEvents:
         body: ChatRequest,
         identity: Identity,
         generations: Sequence[Generation],
-        readers: Sequence[ResponseReader | None],
+        readers: Sequence[ResponseParser | None],
         tokenizer: Tokenizer,
         echoed: str,
     ) -> None:
@@ -189,7 +189,7 @@ class ChatEvents:
         if first:
             first += self._prompt_ids(index, end) if self._token_ids else end
         reader = self._readers[index]
-        pieces: list[Piece] = []
+        pieces: list[ResponsePart] = []
         if delta.text:
             pieces = [Content(delta.text)] if reader is None else reader.push(delta.text)
         detailed = self._logprobs or (self._token_ids and bool(delta.tokens))
@@ -228,12 +228,12 @@ class ChatEvents:
         ids = _encode(self._generations[index].prompt_ids)
         return b'}],"prompt_token_ids":' + ids + end[2:]
 
-    def _fields(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _fields(self, pieces: Sequence[ResponsePart]) -> dict[str, Any]:
         """What the pieces add to a message; one entry for each call that they concern."""
         fields: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
         for piece in pieces:
-            if isinstance(piece, Call):
+            if isinstance(piece, ToolCallStart):
                 function = {"name": piece.name, "arguments": ""}
                 calls[piece.index] = {
                     "index": piece.index,
@@ -241,7 +241,7 @@ class ChatEvents:
                     "type": "function",
                     "function": function,
                 }
-            elif isinstance(piece, Arguments):
+            elif isinstance(piece, ToolCallArguments):
                 entry = {"index": piece.index, "function": {"arguments": ""}}
                 calls.setdefault(piece.index, entry)["function"]["arguments"] += piece.text
             elif isinstance(piece, Content):

@@ -21,7 +21,7 @@ from tgi_cli.router.api.openai_parameters import (
     check_stream_options,
     openai_specs,
 )
-from tgi_cli.router.api.schemas.openai import Completion, CompletionChoice, CompletionRequest
+from tgi_cli.router.api.schemas.openai import CompletionChoice, CompletionRequest, TextCompletion
 from tgi_cli.router.api.schemas.refused import refuse
 from tgi_cli.router.generation.deltas import Delta, DeltaSource
 from tgi_cli.router.generation.merge import Whole, best, collect, merge
@@ -71,7 +71,7 @@ async def completions(request: Request) -> Response | EventStream:
         return EventStream(source, encoder, state.stream_headers(characters))
     wholes = await collect(request, generations)
     await prepare_echoes(choices, state.workers)
-    answer = Completion(
+    answer = TextCompletion(
         id=identity.id,
         created=identity.created,
         model=identity.model,

@@ -28,7 +28,7 @@ from tgi_cli.router.api.schemas.platforms import (
     ServerMetadata,
     TensorMetadata,
 )
-from tgi_cli.router.api.tgi import answer_all, native_request
+from tgi_cli.router.api.tgi import answer_all, tgi_spec
 from tgi_cli.router.bounds import Text
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response, read_json
@@ -96,7 +96,7 @@ async def infer(request: Request) -> Response:
         if not flat:
             raise errors.validation("`inputs` cannot be empty", "inputs")
         state.generator.fit(len(flat))
-        specs = [await native_request(one, state) for one in body.requests(flat)]
+        specs = [await tgi_spec(one, state) for one in body.requests(flat)]
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
     answers, headers = await answer_all(request, specs, arrived)

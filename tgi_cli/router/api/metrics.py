@@ -16,11 +16,9 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     loaded = state.adapters.loaded
     live = [generation for generation in state.generator.live if generation.spec.adapter]
-    statistics = await state.client.statistics()
     view = EngineView(
         model_id=state.config.model_id,
-        load=state.client.load,
-        statistics=statistics,
+        metrics=await state.client.metrics(),
         max_loras=loaded.max_loras,
         adapters=len(loaded.loaded),
         running=sorted({one.spec.adapter for one in live if one.started}),

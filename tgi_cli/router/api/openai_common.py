@@ -14,8 +14,8 @@ import msgspec
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.schemas.openai import (
+    CompletionParameters,
     PromptDetails,
-    Sampling,
     StreamOptions,
     TokenLogprob,
     TopLogprob,
@@ -53,7 +53,7 @@ class Identity:
     system_fingerprint: str
 
     @classmethod
-    def new(cls, prefix: str, request: Sampling, state: RouterState) -> Identity:
+    def new(cls, prefix: str, request: CompletionParameters, state: RouterState) -> Identity:
         """A fresh id. TGI's clients send the model name "tgi" for whatever is served."""
         model = request.model if request.model and request.model != "tgi" else None
         return cls(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.router.api.schemas.openai import Sampling, Shaping, StreamOptions
+from tgi_cli.router.api.schemas.openai import CompletionParameters, SharedParameters, StreamOptions
 from tgi_cli.router.api.schemas.refused import refuse
 from tgi_cli.router.bounds import TOP_LOGPROBS
 from tgi_cli.router.config import RouterConfig
@@ -34,7 +34,7 @@ _LOWEST_PRIORITY = -(1 << 31) + 1
 
 
 def openai_specs(
-    request: Sampling,
+    request: CompletionParameters,
     prompts: Sequence[str | tuple[int, ...]],
     config: RouterConfig,
     info: EngineInfo,
@@ -115,7 +115,7 @@ def openai_specs(
     ]
 
 
-def asked_length(request: Sampling) -> tuple[str, int | None]:
+def asked_length(request: CompletionParameters) -> tuple[str, int | None]:
     """How many tokens at most, and by which name; None: up to the context's end. Raises ApiError.
 
     OpenAI's newer name goes before its older one; others must agree with it.
@@ -127,7 +127,7 @@ def asked_length(request: Sampling) -> tuple[str, int | None]:
     return ("max_tokens" if length is None else name), length
 
 
-def asked_truncation(request: Shaping, length: int | None, info: EngineInfo) -> int | None:
+def asked_truncation(request: SharedParameters, length: int | None, info: EngineInfo) -> int | None:
     """How many of a prompt's last tokens are kept; None: all. Raises ApiError.
 
     vLLM's -1 leaves as much as ``length`` new tokens allow.
@@ -167,7 +167,7 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
         )
 
 
-def _one_of(request: Shaping, *names: str) -> tuple[str, Any]:
+def _one_of(request: SharedParameters, *names: str) -> tuple[str, Any]:
     """The value that is given by one of its names, and the name. Raises ApiError if two differ."""
     found = [(name, getattr(request, name)) for name in names]
     given = [each for each in found if each[1] is not None] or found[:1]
@@ -181,7 +181,7 @@ def _or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _temperature(request: Sampling, defaults: SamplingDefaults) -> float:
+def _temperature(request: CompletionParameters, defaults: SamplingDefaults) -> float:
     """0 for TGI's ``do_sample: false``, which counts only where nothing else asks for sampling."""
     warped = (request.temperature, request.top_k, request.top_p, request.typical_p)
     if request.do_sample is False and all(value is None for value in warped):
@@ -212,7 +212,7 @@ def _allowed(ids: Sequence[int] | None, info: EngineInfo) -> tuple[int, ...]:
 
 
 def _shown_ids(
-    request: Sampling,
+    request: CompletionParameters,
     stop_ids: frozenset[int],
     keep_stop: bool,
     info: EngineInfo,

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 import tgi_cli
 from tgi_cli.router.api.operations import ALSO, NAMED, OPERATIONS, Operation
-from tgi_cli.router.api.schemas.refused import Refused, refused_names
+from tgi_cli.router.api.schemas.refused import RefusedParameters, refused_names
 from tgi_cli.router.api.schemas.service import ErrorResponse, OpenAIErrorResponse
 from tgi_cli.router.http.errors import is_openai, openai_status
 
@@ -111,7 +111,7 @@ class _Types:
         schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REF)
         self._schemas = dict(zip(self._types, schemas, strict=True))
         for kind in self._types:
-            if isinstance(kind, type) and issubclass(kind, Refused):
+            if isinstance(kind, type) and issubclass(kind, RefusedParameters):
                 for name in refused_names(kind):
                     del self.components[kind.__name__]["properties"][name]
 

@@ -100,7 +100,7 @@ _CHAT = Operation(
 _COMPLETIONS = replace(
     _CHAT,
     body=(openai.CompletionRequest,),
-    answer=openai.Completion,
+    answer=openai.TextCompletion,
     events=(service.CompletionChunk, service.OpenAIErrorResponse),
     example=_PROMPT,
 )
@@ -152,7 +152,7 @@ _OPENAI: dict[tuple[str, str], Operation] = {
     ("POST", "/responses"): _RESPONSES,
     ("POST", "/embeddings"): Operation(tag="OpenAI", errors=(400,)),
     ("GET", "/models"): Operation(tag="OpenAI", answer=service.ModelList),
-    ("GET", "/models/{model}"): Operation(tag="OpenAI", answer=service.Model, errors=(404,)),
+    ("GET", "/models/{model}"): Operation(tag="OpenAI", answer=service.ModelCard, errors=(404,)),
 }
 """Served under /v1, and without it for clients whose base URL lacks it."""
 

@@ -7,7 +7,13 @@ from inspect import get_annotations
 from typing import Any
 
 from tgi_cli.router.api.openai_parameters import asked_logprobs, check_stream_options
-from tgi_cli.router.api.schemas.openai import ChatRequest, Function, Message, Shaping, Tool
+from tgi_cli.router.api.schemas.openai import (
+    ChatMessage,
+    ChatRequest,
+    Function,
+    SharedParameters,
+    Tool,
+)
 from tgi_cli.router.api.schemas.refused import refuse
 from tgi_cli.router.api.schemas.responses import FunctionTool, ResponsesRequest
 from tgi_cli.router.http import errors
@@ -16,7 +22,7 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 _LOGPROBS = "message.output_text.logprobs"
-_SHARED = tuple(get_annotations(Shaping))
+_SHARED = tuple(get_annotations(SharedParameters))
 """What shapes a text means the same in both APIs."""
 
 
@@ -44,7 +50,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         )
     messages = _messages(body.input)
     if body.instructions:
-        messages.insert(0, Message(role="system", content=body.instructions))
+        messages.insert(0, ChatMessage(role="system", content=body.instructions))
     return ChatRequest(
         **{name: getattr(body, name) for name in _SHARED},
         messages=messages,
@@ -96,11 +102,11 @@ def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": fields}
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[Message]:
+def _messages(given: str | list[dict[str, Any]]) -> list[ChatMessage]:
     """Input items as messages: what an assistant did in a row is one message."""
     if isinstance(given, str):
-        return [Message(role="user", content=given)]
-    messages: list[Message] = []
+        return [ChatMessage(role="user", content=given)]
+    messages: list[ChatMessage] = []
     reasoning = ""
     for place, item in enumerate(given):
         kind = item.get("type") or "message"
@@ -109,7 +115,7 @@ def _messages(given: str | list[dict[str, Any]]) -> list[Message]:
             continue
         if kind == "function_call_output":
             messages.append(
-                Message(
+                ChatMessage(
                     role="tool",
                     content=_text(place, item.get("output")),
                     tool_call_id=_string(place, item, "call_id"),
@@ -118,10 +124,10 @@ def _messages(given: str | list[dict[str, Any]]) -> list[Message]:
             continue
         if kind == "message":
             role = _string(place, item, "role")
-            messages.append(Message(role=role, content=_text(place, item.get("content"))))
+            messages.append(ChatMessage(role=role, content=_text(place, item.get("content"))))
         elif kind == "function_call":
             if not messages or messages[-1].role != "assistant" or reasoning:
-                messages.append(Message(role="assistant"))
+                messages.append(ChatMessage(role="assistant"))
             calls = messages[-1].tool_calls = messages[-1].tool_calls or []
             calls.append(_call(place, item))
         else:

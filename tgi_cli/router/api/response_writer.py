@@ -24,9 +24,9 @@ from tgi_cli.router.api.schemas.responses import (
     Status,
 )
 from tgi_cli.router.generation.deltas import Delta, Token
-from tgi_cli.text.response_reader import Content, Piece, Reasoning
+from tgi_cli.text.response_parser import Content, Reasoning, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.tool_calls import Arguments, Call
+from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,13 +54,13 @@ class ResponseWriter:
         self._tell("response.created", response=self.response)
         self._tell("response.in_progress", response=self.response)
 
-    def add(self, piece: Piece, logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def add(self, piece: ResponsePart, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """More of the answer; ``logprobs`` are those of a text's tokens."""
         if isinstance(piece, Content):
             self._more_text(piece.text, logprobs)
         elif isinstance(piece, Reasoning):
             self._more_reasoning(piece.text)
-        elif isinstance(piece, Call):
+        elif isinstance(piece, ToolCallStart):
             self._close("completed")
             item = FunctionCall(
                 id=_id("fc"),
@@ -70,7 +70,7 @@ class ResponseWriter:
                 arguments="",
             )
             self._open(item)
-        elif isinstance(piece, Arguments):
+        elif isinstance(piece, ToolCallArguments):
             call = self.response.output[-1]
             assert isinstance(call, FunctionCall)
             call.arguments += piece.text
@@ -191,7 +191,7 @@ class TextLogprobs:
                 self._tokens.append(token)
                 self._tops.append(delta.top_tokens[place] if delta.top_tokens else [])
 
-    def of(self, piece: Piece) -> list[TokenLogprob]:
+    def of(self, piece: ResponsePart) -> list[TokenLogprob]:
         """Those of a piece: its tokens and all before them are done with."""
         if not isinstance(piece, Content):
             self._drop(len(self._tokens))

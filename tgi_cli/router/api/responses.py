@@ -38,10 +38,10 @@ from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import collect
 from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import json_response, read_json, unless_gone
+from tgi_cli.router.http.bodies import json_response, read_json, unless_disconnected
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.text.response_reader import Content, Piece, ResponseReader
+from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
@@ -70,14 +70,14 @@ async def responses(request: Request) -> Response | EventStream:
     logprobs = None
     if reports_logprobs(body):
         logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
-    answer = Answer(writer, generation, conversation.reader(), tokenizer, logprobs)
+    answer = ResponseEvents(writer, generation, conversation.reader(), tokenizer, logprobs)
     if body.stream:
         return EventStream(generation, answer, state.stream_headers(len(spec.prompt)))
     if logprobs is None:
         [whole] = await collect(request, generations)
         answer.add(whole.finish.text, whole.finish)
     else:
-        await unless_gone(request, answer.read())
+        await unless_disconnected(request, answer.read())
     return json_response(writer.response, state.timing_headers(generations, len(spec.prompt)))
 
 
@@ -104,14 +104,14 @@ def _response(body: ResponsesRequest, state: RouterState) -> ResponseObject:
     )
 
 
-class Answer:
+class ResponseEvents:
     """Reads a generation into a response; also how its stream is written."""
 
     def __init__(
         self,
         writer: ResponseWriter,
         generation: Generation,
-        reader: ResponseReader | None,
+        reader: ResponseParser | None,
         tokenizer: Tokenizer,
         logprobs: TextLogprobs | None,
     ) -> None:
@@ -138,7 +138,7 @@ class Answer:
         if not self._begun:
             self._begun = True
             self._writer.begin()
-        pieces: list[Piece] = [Content(text)] if text else []
+        pieces: list[ResponsePart] = [Content(text)] if text else []
         if self._reader is not None:
             pieces = self._reader.push(text) if text else []
             if finish is not None:

@@ -80,7 +80,7 @@ async def _whole(
     request: Request, state: RouterState, body: GenerateRequest, arrived: float
 ) -> tuple[GenerateResponse, dict[str, str]]:
     try:
-        spec = await native_request(body, state)
+        spec = await tgi_spec(body, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
@@ -124,7 +124,7 @@ async def _stream(
     source: DeltaSource
     generation: Generation | None = None
     try:
-        spec = await native_request(body, state, stream=True)
+        spec = await tgi_spec(body, state, stream=True)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         source = FailedSource(state.generator.refuse(error))
@@ -136,12 +136,10 @@ async def _stream(
             if error.status == 503:
                 raise
             source = FailedSource(error)
-    return EventStream(
-        source, NativeEvents(body, generation), state.stream_headers(len(body.inputs))
-    )
+    return EventStream(source, TgiEvents(body, generation), state.stream_headers(len(body.inputs)))
 
 
-async def native_request(
+async def tgi_spec(
     body: GenerateRequest, state: RouterState, stream: bool = False
 ) -> GenerationSpec:
     """What a native body asks for, its adapter found. Raises ApiError."""
@@ -156,7 +154,7 @@ async def answer_all(
 
     Raises:
         ApiError: one of them failed, or they cannot all be let in; none is left running.
-        ClientGone: so did the client.
+        ClientDisconnected: so did the client.
     """
     state = state_of(request)
     try:
@@ -177,7 +175,7 @@ def _full_text(body: GenerateRequest, finish: Finish) -> str:
     return body.inputs + finish.text if body.parameters.return_full_text else finish.text
 
 
-class NativeEvents:
+class TgiEvents:
     """TGI's events: one per token, the last with the whole text, and nothing behind it."""
 
     def __init__(self, body: GenerateRequest, generation: Generation | None) -> None:
@@ -223,7 +221,7 @@ class NativeEvents:
 
     def fail(self, error: errors.ApiError) -> bytes:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
-        return b"data: " + errors.native_body(error) + b"\n\n"
+        return b"data: " + errors.tgi_body(error) + b"\n\n"
 
     def end(self) -> bytes:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""

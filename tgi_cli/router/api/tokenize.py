@@ -15,7 +15,7 @@ from tgi_cli.router.api.schemas.tgi import ChatTokenizeResponse, GenerateRequest
 from tgi_cli.router.generation.chat_prompt import converse
 from tgi_cli.router.http.bodies import parse, read_body, read_json
 from tgi_cli.router.state import RouterState, state_of
-from tgi_cli.text.windows import WHOLE_BYTES, Span
+from tgi_cli.text.windowed_encoding import WHOLE_BYTES, Span
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)

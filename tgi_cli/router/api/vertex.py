@@ -26,7 +26,7 @@ from tgi_cli.router.api.schemas.platforms import (
     VertexResponse,
 )
 from tgi_cli.router.api.schemas.tgi import GenerateRequest
-from tgi_cli.router.api.tgi import answer_all, native_request
+from tgi_cli.router.api.tgi import answer_all, tgi_spec
 from tgi_cli.router.bounds import BATCH
 from tgi_cli.router.generation.chat_prompt import converse
 from tgi_cli.router.generation.spec import GenerationSpec
@@ -97,7 +97,7 @@ def _instance(place: int, raw: Raw) -> GenerateRequest | ChatRequest:
 
 async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> GenerationSpec:
     if isinstance(instance, GenerateRequest):
-        return await native_request(instance, state)
+        return await tgi_spec(instance, state)
     adapter = await state.adapters.openai(instance.model, instance.adapter_id)
     # One text for each instance, so one sample.
     return replace((await converse(instance, state)).spec, adapter=adapter, samples=1)

@@ -10,14 +10,14 @@ from typing import Any
 
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.api.openai_parameters import asked_logprobs, openai_specs
-from tgi_cli.router.api.schemas.openai import ChatRequest, Message, Tool
+from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest, Tool
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
 from tgi_cli.router.http import errors
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
-from tgi_cli.text.response import ResponseFormat
-from tgi_cli.text.response_reader import ResponseReader
+from tgi_cli.text.response_format import ResponseFormat
+from tgi_cli.text.response_parser import ResponseParser
 from tgi_cli.text.tools import as_text
 
 INLINE_MESSAGES = 64
@@ -52,7 +52,7 @@ class Conversation:
     parallel: bool
     response_format: ResponseFormat | None
 
-    def reader(self) -> ResponseReader | None:
+    def reader(self) -> ResponseParser | None:
         """What reads one of the answers; None if they are text."""
         if self.response_format is None:
             return None
@@ -281,7 +281,7 @@ def _in_words(
         raise errors.validation("`tools` are nested too deeply", "tools") from error
 
 
-def _message(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
+def _message(place: int, message: ChatMessage, template: ChatTemplate) -> dict[str, Any]:
     """A message as templates expect it: text content, tool arguments as objects.
 
     Raises ApiError for what is no message of OpenAI's.
@@ -308,7 +308,7 @@ def _message(place: int, message: Message, template: ChatTemplate) -> dict[str, 
     return rendered
 
 
-def _content(message: Message) -> str:
+def _content(message: ChatMessage) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
     texts = []

@@ -15,7 +15,7 @@ from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.router.generation import structured_output
 from tgi_cli.router.generation.deltas import Delta, Finish, Token
-from tgi_cli.router.generation.prompt_logprobs import PromptScores, shortest
+from tgi_cli.router.generation.prompt_logprobs import PromptLogprobTable, shortest
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.http import errors
@@ -81,7 +81,9 @@ class Generation:
         self.prompt_ids = prompt.ids
         self.prompt_tokens = len(prompt.ids)
         self.cached_tokens = 0
-        self.prompt_scores: PromptScores = PromptScores() if lead is None else lead.prompt_scores
+        self.prompt_scores: PromptLogprobTable = (
+            PromptLogprobTable() if lead is None else lead.prompt_scores
+        )
         self.seed = prompt.seed_of(sample)
         self.generated_tokens = 0
         self.logprob_sum = 0.0

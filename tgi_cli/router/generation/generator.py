@@ -14,14 +14,14 @@ from tgi_cli.router.generation.generation import Generation, Prompt
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import fit_length
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.admission import Admission
+from tgi_cli.router.http.admission import ConcurrencyLimiter
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import GONE, EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar.checker import GrammarChecker
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
-from tgi_cli.text.windows import is_long
+from tgi_cli.text.windowed_encoding import is_long
 from tgi_cli.text.workers import TextWorkers
 
 
@@ -44,7 +44,7 @@ class Generator:
         text: TextBundle,
         workers: TextWorkers,
         metrics: Metrics,
-        admission: Admission,
+        admission: ConcurrencyLimiter,
         grammars: GrammarChecker | None = None,
     ) -> None:
         self.client = client

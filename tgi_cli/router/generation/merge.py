@@ -11,7 +11,7 @@ from starlette.requests import Request
 from tgi_cli.router.generation.deltas import Delta, DeltaSource, Finish, Token
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import unless_gone
+from tgi_cli.router.http.bodies import unless_disconnected
 
 
 class MergedSource:
@@ -78,7 +78,7 @@ async def collect(request: Request, generations: Sequence[Generation]) -> list[W
 
     Raises:
         ApiError: one of them failed; the others are cancelled.
-        ClientGone: so did the client; all are cancelled.
+        ClientDisconnected: so did the client; all are cancelled.
     """
     source = merge(generations)
     tokens: list[list[Token]] = [[] for _ in generations]
@@ -93,7 +93,7 @@ async def collect(request: Request, generations: Sequence[Generation]) -> list[W
                 ends[delta.index] = delta.finish
 
     try:
-        await unless_gone(request, read())
+        await unless_disconnected(request, read())
     finally:
         source.close()
     if len(ends) < len(generations):

@@ -33,7 +33,7 @@ def encoded_rows(rows: Iterable[Any]) -> bytes:
     return b",".join(parts)
 
 
-class PromptScores:
+class PromptLogprobTable:
     """What the engine reports of one prompt, run by run: parallel lists from token 1 on.
 
     Attributes:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tgi_cli.router.api.schemas.openai import Sampling
+from tgi_cli.router.api.schemas.openai import CompletionParameters
 from tgi_cli.router.http import errors
 from tgi_cli.text.grammar import grammar
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
-from tgi_cli.text.response import ResponseFormat
+from tgi_cli.text.response_format import ResponseFormat
 from tgi_cli.text.tools import tool_grammar
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def native_grammar(asked: Any) -> Grammar | None:
     return None if asked is None else _read(grammar.native, asked, "grammar")
 
 
-def openai_grammar(request: Sampling) -> Grammar | None:
+def openai_grammar(request: CompletionParameters) -> Grammar | None:
     """Of ``response_format``, or of what other servers call it. Raises ApiError."""
     found: list[Grammar] = []
     if request.response_format is not None:
@@ -118,15 +118,15 @@ def chat_grammar(
             else "`response_format` together with `tools` (with this model's way to call)",
         )
     if tag is None:
-        return None if content is None else content.behind(form.frame.before(reasoning))
+        return None if content is None else content.behind(form.markers.before(reasoning))
     if not forced and content is None and not constrain:
         return None
     structures = [{**each, "strict": each["name"] in strict} for each in tag["structures"]]
     asked = {**tag, "structures": structures}
     if not forced and content is not None:
-        asked |= {"otherwise": content, "otherwise_begin": form.frame.then}
+        asked |= {"otherwise": content, "otherwise_begin": form.markers.then}
     param = "tool_choice" if forced else "tools"
     found = _read(lambda tag: grammar.structural_tag(tag, param), asked, param)
     if not forced and content is None:
         return found
-    return found.behind(replace(form.frame, then="").before(reasoning))
+    return found.behind(replace(form.markers, then="").before(reasoning))

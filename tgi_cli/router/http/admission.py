@@ -11,7 +11,7 @@ _DRAIN_RETRY_SECONDS = 5
 _MAX_RETRY_SECONDS = 60
 
 
-class Admission:
+class ConcurrencyLimiter:
     """Counts sequences in flight. Used from the event loop alone.
 
     Attributes:

@@ -20,7 +20,7 @@ from tgi_cli.router.observability import access_log
 _LOOKING = ("GET", "HEAD")
 
 
-class KeyGuard:
+class ApiKeyMiddleware:
     """ASGI middleware: 401 for requests without ``Authorization: Bearer KEY``.
 
     What is open is decided on the path as it was sent: one that is written with escapes is

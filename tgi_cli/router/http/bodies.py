@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from tgi_cli.router import bounds
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.errors import ApiError, ClientGone, late_body
+from tgi_cli.router.http.errors import ApiError, ClientDisconnected, late_body
 from tgi_cli.router.http.protocol import body_seconds
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
     Raises:
         ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 no JSON, 422 wrong
             types; in plain text on native routes.
-        ClientGone: the connection closed within the body.
+        ClientDisconnected: the connection closed within the body.
     """
     return parse(await read_body(request, limit), decoder)
 
@@ -132,7 +132,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
         except TimeoutError:
             raise late_body() from None
         except ClientDisconnect as error:
-            raise ClientGone from error
+            raise ClientDisconnected from error
     if size > limit:
         # The rest of the body is not read, so the connection cannot be used again.
         raise ApiError(
@@ -154,13 +154,13 @@ def json_response(
     )
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await ``work``, but cancel it as soon as the client closes the connection.
 
     Starlette lets a handler that does not stream run to its end for nobody.
 
     Raises:
-        ClientGone: it did; ``work`` has been cancelled and has ended.
+        ClientDisconnected: it did; ``work`` has been cancelled and has ended.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(request))
@@ -168,7 +168,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         watcher.cancel()
         if not task.done():

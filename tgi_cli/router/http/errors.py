@@ -110,7 +110,7 @@ class ApiError(Exception):
         return _FAILURE_LABELS.get(self.error_type, "validation")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
@@ -286,7 +286,7 @@ def internal() -> ApiError:
     return ApiError(500, "Internal server error", "internal")
 
 
-def native_body(error: ApiError) -> bytes:
+def tgi_body(error: ApiError) -> bytes:
     """The JSON object of native routes and their streams."""
     return msgspec.json.encode({"error": error.message, "error_type": error.error_type})
 
@@ -338,5 +338,5 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     if error.plain:
         body, media_type = error.message.encode(), "text/plain"
     else:
-        body, media_type = native_body(error), "application/json"
+        body, media_type = tgi_body(error), "application/json"
     return Response(body, error.status, headers=error.headers, media_type=media_type)

@@ -26,7 +26,7 @@ _OURS = ("generation", "incomplete_generation", "internal")
 """Kinds of errors whose words are this server's own."""
 
 
-class RequestRecord:
+class AccessRecord:
     """What became of one HTTP request.
 
     Attributes:
@@ -58,15 +58,15 @@ class RequestRecord:
         self.began_ns = time.time_ns()
 
 
-_current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
+_current: ContextVar[AccessRecord | None] = ContextVar("request", default=None)
 
 
-def begin(record: RequestRecord) -> None:
+def begin(record: AccessRecord) -> None:
     """Make it the record of the task that serves the request."""
     _current.set(record)
 
 
-def record() -> RequestRecord | None:
+def record() -> AccessRecord | None:
     """The record of the request that this task serves; None outside of any."""
     return _current.get()
 
@@ -78,7 +78,7 @@ def note(error: ApiError) -> None:
         now.error = error
 
 
-def times(request: RequestRecord) -> dict[str, float]:
+def times(request: AccessRecord) -> dict[str, float]:
     """TGI's times of a request, in seconds, and when its first token came.
 
     Of several sequences, each time is that of the slowest.
@@ -101,7 +101,7 @@ def times(request: RequestRecord) -> dict[str, float]:
     return told
 
 
-def usage(request: RequestRecord) -> dict[str, Any]:
+def usage(request: AccessRecord) -> dict[str, Any]:
     """Tokens, adapter, end and seed of a request that generated."""
     generations = request.generations
     if not generations:
@@ -123,7 +123,7 @@ def usage(request: RequestRecord) -> dict[str, Any]:
     return told
 
 
-def write(request: RequestRecord) -> None:
+def write(request: AccessRecord) -> None:
     """The line."""
     error = request.error
     failed = request.status >= 500 or (error is not None and error.status in (424, 500, 504))

@@ -11,11 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tgi_cli.engine.distribution import SECONDS, Distribution
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.engine.metrics import METHODS, REASONS
+from tgi_cli.engine.metrics import JOIN_REASONS, METHODS, EngineLoad, EngineMetrics
 from tgi_cli.router.observability.prometheus import counter, gauge, histogram
-from tgi_cli.rpc.interface import EngineLoad, EngineStatistics
 
 _STAGES = (
     ("inference", "total", "Seconds of a step: all of its stages."),
@@ -38,8 +36,7 @@ class EngineView:
     """
 
     model_id: str
-    load: EngineLoad
-    statistics: EngineStatistics
+    metrics: EngineMetrics
     max_loras: int = 0
     adapters: int = 0
     running: Sequence[str] = field(default=())
@@ -50,7 +47,7 @@ class EngineView:
 def engine_lines(info: EngineInfo, view: EngineView) -> Iterator[str]:
     """The exposition."""
     yield from _load(info, view)
-    yield from _steps(view.statistics)
+    yield from _steps(view.metrics)
     if view.max_loras:
         yield from gauge(
             "tgi_lora_requests_info", "Adapters in use; the time.", time.time(), _loras(view)
@@ -60,13 +57,13 @@ def engine_lines(info: EngineInfo, view: EngineView) -> Iterator[str]:
 
 
 def _load(info: EngineInfo, view: EngineView) -> Iterator[str]:
-    load = view.load
+    load = view.metrics.load
     for name, help, value in (
         ("tgi_queue_size", "Requests that wait in the engine.", load.queued),
         (
             "tgi_queue_age_seconds",
             "How long the longest waiting request has waited.",
-            view.statistics.queue_age,
+            view.metrics.queue_seconds,
         ),
         ("tgi_batch_current_size", "Requests that run in the engine.", load.running),
         (
@@ -107,47 +104,45 @@ def _load(info: EngineInfo, view: EngineView) -> Iterator[str]:
         yield from counter(name, help, {"": count})
 
 
-def _steps(statistics: EngineStatistics) -> Iterator[str]:
+def _steps(metrics: EngineMetrics) -> Iterator[str]:
     """TGI's ``tgi_batch_*``; a step that computes prompts is a ``prefill``."""
-    found, counts = statistics.distributions, statistics.counts
-    none = Distribution(SECONDS)
-    totals = {method: found.get(("total", method), none) for method in METHODS}
+    histograms, counts = metrics.histograms, metrics.counts
     for name, help, by_method in (
-        ("count", "Steps begun.", {m: counts.get(("launched", m), 0) for m in METHODS}),
-        ("success", "Steps done.", {m: sum(totals[m].counts) for m in METHODS}),
-        ("failure", "Steps failed.", {m: counts.get(("failed", m), 0) for m in METHODS}),
+        ("count", "Steps begun.", {m: counts["launched", m] for m in METHODS}),
+        ("success", "Steps done.", {m: sum(histograms["total", m].counts) for m in METHODS}),
+        ("failure", "Steps failed.", {m: counts["failed", m] for m in METHODS}),
     ):
         yield from counter(f"tgi_batch_inference_{name}", help, by_method, "method")
     for name, stage, help in _STAGES:
-        series = {method: found.get((stage, method), none) for method in METHODS}
+        series = {method: histograms[stage, method] for method in METHODS}
         yield from histogram(f"tgi_batch_{name}_duration", help, series, "method")
     yield from histogram(
         "tgi_batch_concat_duration",
         "Seconds of choosing a step that lets requests join.",
-        {"decode": found.get(("schedule", "join"), none)},
+        {"decode": histograms["schedule", "join"]},
         "method",
     )
     yield from counter(
         "tgi_batch_concat",
         "Times that requests joined a running batch, by what let them.",
-        {reason: counts.get(("joined", reason), 0) for reason in REASONS},
+        {reason: counts["joined", reason] for reason in JOIN_REASONS},
         "reason",
     )
     yield from histogram(
         "tgi_batch_next_size",
         "Requests that joined together.",
-        {"": found.get(("sizes", ""), Distribution(range(1, 1025)))},
+        {"": histograms["next_size", ""]},
     )
     yield from histogram(
         "tgi_request_skipped_tokens",
         "Tokens of a request in one step beyond the first.",
-        {"": found.get(("accepted", ""), Distribution(range(9)))},
+        {"": histograms["skipped_tokens", ""]},
     )
 
 
 def _vllm(info: EngineInfo, view: EngineView) -> Iterator[str]:
     """https://docs.vllm.ai/en/latest/usage/metrics/, as far as gateways read it."""
-    load = view.load
+    load = view.metrics.load
     model = {"model_name": view.model_id}
     usage = _usage(info, load)
     for name, help, value in (

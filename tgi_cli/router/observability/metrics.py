@@ -8,10 +8,15 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
-from tgi_cli.engine.distribution import SECONDS
 from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.engine.metrics import SECONDS
 from tgi_cli.router.observability.engine_metrics import EngineView, engine_lines
-from tgi_cli.router.observability.prometheus import Counter, Histogram, gauge, linear_buckets
+from tgi_cli.router.observability.prometheus import (
+    CounterMetric,
+    HistogramMetric,
+    gauge,
+    linear_buckets,
+)
 
 FAILURES = (
     "validation",
@@ -39,46 +44,48 @@ class Metrics:
         PlatformCollector(registry=self._process)
         seconds = SECONDS
         total_steps = linear_buckets(info.max_total_tokens)
-        self.requests = Counter("tgi_request_count", "Sequences that were asked for.")
-        self.successes = Counter("tgi_request_success", "Sequences that came to their end.")
-        self.failures = Counter(
+        self.requests = CounterMetric("tgi_request_count", "Sequences that were asked for.")
+        self.successes = CounterMetric("tgi_request_success", "Sequences that came to their end.")
+        self.failures = CounterMetric(
             "tgi_request_failure", "Sequences that failed, by cause.", "err", FAILURES
         )
-        self.cached_tokens = Counter(
+        self.cached_tokens = CounterMetric(
             "tgi_request_cached_tokens", "Prompt tokens found in the prefix cache."
         )
-        self.duration = Histogram(
+        self.duration = HistogramMetric(
             "tgi_request_duration", "Seconds, arrival to last token.", seconds
         )
-        self.validation_duration = Histogram(
+        self.validation_duration = HistogramMetric(
             "tgi_request_validation_duration", "Seconds of validation and tokenization.", seconds
         )
-        self.queue_duration = Histogram(
+        self.queue_duration = HistogramMetric(
             "tgi_request_queue_duration", "Seconds before the first step.", seconds
         )
-        self.inference_duration = Histogram(
+        self.inference_duration = HistogramMetric(
             "tgi_request_inference_duration", "Seconds, first step to last token.", seconds
         )
-        self.mean_token_duration = Histogram(
+        self.mean_token_duration = HistogramMetric(
             "tgi_request_mean_time_per_token_duration", "Inference seconds per token.", seconds
         )
-        self.first_token = Histogram(
+        self.first_token = HistogramMetric(
             "tgi_request_time_to_first_token_duration", "Seconds, arrival to first token.", seconds
         )
-        self.inter_token = Histogram(
+        self.inter_token = HistogramMetric(
             "tgi_request_inter_token_duration", "Seconds between tokens of a request.", seconds
         )
-        self.input_length = Histogram(
+        self.input_length = HistogramMetric(
             "tgi_request_input_length", "Prompt tokens.", linear_buckets(info.max_input_tokens)
         )
-        self.generated_tokens = Histogram(
+        self.generated_tokens = HistogramMetric(
             "tgi_request_generated_tokens", "Generated tokens.", total_steps
         )
-        self.max_new_tokens = Histogram(
+        self.max_new_tokens = HistogramMetric(
             "tgi_request_max_new_tokens", "Most tokens that may be generated.", total_steps
         )
         self._exposed = tuple(
-            metric for metric in vars(self).values() if isinstance(metric, Counter | Histogram)
+            metric
+            for metric in vars(self).values()
+            if isinstance(metric, CounterMetric | HistogramMetric)
         )
 
     def render(self, view: EngineView, in_flight: int) -> bytes:

@@ -22,7 +22,7 @@ _ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 """What a client may call its request: nothing that could break a log line or a header."""
 
 
-class Observer:
+class ObservabilityMiddleware:
     """ASGI middleware. Every answer carries ``x-request-id``, a refusal or a failure too."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing | None = None) -> None:
@@ -34,7 +34,7 @@ class Observer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = access_log.RequestRecord(_request_id(scope), scope["method"], scope["path"])
+        record = access_log.AccessRecord(_request_id(scope), scope["method"], scope["path"])
         access_log.begin(record)
         span = None if self._tracing is None else self._tracing.begin(record, scope["headers"])
         named = (b"x-request-id", record.request_id.encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tgi_cli.engine.distribution import Distribution
+from tgi_cli.engine.metrics import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,7 +18,7 @@ def linear_buckets(highest: int, steps: int = 100) -> tuple[float, ...]:
     return tuple(highest / steps * step for step in range(1, steps + 1))
 
 
-class Counter:
+class CounterMetric:
     """A number that grows, by the values of at most one label."""
 
     def __init__(self, name: str, help: str, label: str = "", values: Sequence[str] = ()) -> None:
@@ -34,12 +34,12 @@ class Counter:
         return counter(self.name, self.help, self.counts, self.label)
 
 
-class Histogram:
-    """A distribution that is observed here."""
+class HistogramMetric:
+    """A named histogram."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
         self.name, self.help = name, help
-        self._values = Distribution(bounds)
+        self._values = Histogram(bounds)
         self.observe = self._values.observe
 
     def lines(self) -> Iterator[str]:
@@ -63,9 +63,9 @@ def gauge(
 
 
 def histogram(
-    name: str, help: str, series: Mapping[str, Distribution], label: str = ""
+    name: str, help: str, series: Mapping[str, Histogram], label: str = ""
 ) -> Iterator[str]:
-    """Distributions by the values of a label: cumulative buckets, sum and count."""
+    """Histograms by the values of a label: cumulative buckets, sum and count."""
     yield from _head(name, help, "histogram")
     for value, found in series.items():
         own = {label: value} if label else {}

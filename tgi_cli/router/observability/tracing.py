@@ -17,7 +17,7 @@ from typing import Any
 import tgi_cli
 from tgi_cli.errors import ConfigError
 from tgi_cli.router.observability import access_log
-from tgi_cli.router.observability.access_log import RequestRecord
+from tgi_cli.router.observability.access_log import AccessRecord
 
 _CLOSE_SECONDS = 2.0
 _HEADERS = (b"traceparent", b"tracestate")
@@ -61,7 +61,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("tgi_cli.router", tgi_cli.__version__)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 
-    def begin(self, record: RequestRecord, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
+    def begin(self, record: AccessRecord, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
         """The span of a request that has just come; its trace's id goes into the record."""
         from opentelemetry.trace import SpanKind
 
@@ -90,7 +90,7 @@ class Tracing:
 class RequestSpan:
     """One request's span, until it ends."""
 
-    def __init__(self, tracer: Any, span: Any, record: RequestRecord) -> None:
+    def __init__(self, tracer: Any, span: Any, record: AccessRecord) -> None:
         self._tracer = tracer
         self._span = span
         self._record = record
@@ -136,7 +136,7 @@ class RequestSpan:
             child.end(begin)
 
 
-def _attributes(record: RequestRecord) -> dict[str, Any]:
+def _attributes(record: AccessRecord) -> dict[str, Any]:
     """TGI's, and where OpenTelemetry has a name for it, that.
 
     https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/

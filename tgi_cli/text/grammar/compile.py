@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from tgi_cli.text.grammar import json_schema, walk
+from tgi_cli.text.grammar import dry_run, json_schema
 from tgi_cli.text.grammar.grammar import GrammarError
 from tgi_cli.text.grammar.json_schema import Path
 from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
@@ -51,7 +51,7 @@ class Compiler:
         self._tokens = tokens
         self._tokenizer = tokens.tokenizer()
         self._letter_ids = tokens.letter_ids()
-        self._limits = walk.limits()
+        self._limits = dry_run.matcher_limits()
 
     def compile(self, form: bytes) -> str:
         """The grammar of :attr:`tgi_cli.text.grammar.grammar.Grammar.form`, as llguidance's JSON.
@@ -68,7 +68,7 @@ class Compiler:
             raise GrammarError(_told(error))
         matcher = LLMatcher(self._tokenizer, found, log_level=0, limits=self._limits)
         error = matcher.get_error()
-        error = error or walk.error_of(matcher, form.decode(), self._letter_ids)
+        error = error or dry_run.find_error(matcher, form.decode(), self._letter_ids)
         if error:
             raise GrammarError(_told(error))
         return found

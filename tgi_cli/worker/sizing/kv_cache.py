@@ -16,7 +16,7 @@ from tgi_cli.engine.step import Step
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.worker.sizing import saved_profile
 from tgi_cli.worker.sizing.capacity import cache_budget, size_cache
-from tgi_cli.worker.sizing.memory import PeakMeter, give_back
+from tgi_cli.worker.sizing.memory import PeakMeter, release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import (
     WARMUP_BLOCKS,
     first_steps,
@@ -24,21 +24,21 @@ from tgi_cli.worker.sizing.profile_steps import (
     threads_for,
     worst_steps,
 )
-from tgi_cli.worker.sizing.saved_profile import Measured
+from tgi_cli.worker.sizing.saved_profile import SavedProfile
 
 log = logging.getLogger(__name__)
 
 
-class Sized(NamedTuple):
+class SizingResult(NamedTuple):
     """What was found: figures, KV blocks, and the limits that hold with them."""
 
-    measured: Measured
+    measured: SavedProfile
     num_blocks: int
     config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class KVCacheSizing:
     """One worker's way to its size. All shards do the same, and come to the same.
 
     Attributes:
@@ -57,7 +57,7 @@ class Sizing:
     run: Callable[[Step], object]
     measure_graphs: Callable[[], int | None]
 
-    def __call__(self) -> Sized:
+    def __call__(self) -> SizingResult:
         """Raises OutOfMemoryError: a step, or what was promised to clients, does not fit."""
         self.attention.allocate(WARMUP_BLOCKS)
         kept = self._kept()
@@ -72,7 +72,7 @@ class Sizing:
             self._say("there is less memory than on %s: measuring anew", kept.date)
         return self._sized(self._measure())
 
-    def _kept(self) -> Measured | None:
+    def _kept(self) -> SavedProfile | None:
         """Figures of an earlier time, if every shard has them."""
         kept = (
             saved_profile.load(saved_profile.key_of(self.config))
@@ -81,7 +81,7 @@ class Sizing:
         )
         return kept if self.shard.smallest(int(kept is not None)) else None
 
-    def _if_it_fits(self, kept: Measured) -> Sized | None:
+    def _if_it_fits(self, kept: SavedProfile) -> SizingResult | None:
         """None where less was left for requests than at that time."""
         try:
             sized = self._sized(kept)
@@ -89,7 +89,7 @@ class Sizing:
             return None
         return sized if sized.config.max_total_tokens >= kept.max_total_tokens else None
 
-    def _measure(self) -> Measured:
+    def _measure(self) -> SavedProfile:
         """Run the worst steps that the limits allow."""
         config, device, shard = self.config, self.attention.device, self.shard
         meter = PeakMeter(device)
@@ -103,22 +103,22 @@ class Sizing:
         seconds = (time.monotonic() - began) * part if device.type == "cpu" else 0.0
         activations = meter.read() * part * self._sharers
         graphs = self.measure_graphs()
-        return Measured(
+        return SavedProfile(
             activation_bytes=-shard.smallest(-activations - (graphs or 0)),
             graphs=graphs is not None,
             step_seconds=seconds,
             max_total_tokens=config.max_total_tokens,
         )
 
-    def _sized(self, found: Measured) -> Sized:
+    def _sized(self, found: SavedProfile) -> SizingResult:
         config, device, shard = self.config, self.attention.device, self.shard
         block_bytes, sharers = self.attention.block_bytes, self._sharers
-        give_back(device)
+        release_unused_memory(device)
         available = available_memory(device) + WARMUP_BLOCKS * block_bytes * sharers
         budget = cache_budget(config, available, found.activation_bytes, total_memory(device))
         budget = shard.smallest(budget // sharers)
         num_blocks, effective = size_cache(config, budget, block_bytes)
-        return Sized(found, num_blocks, effective)
+        return SizingResult(found, num_blocks, effective)
 
     @property
     def _sharers(self) -> int:

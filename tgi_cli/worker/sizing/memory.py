@@ -34,7 +34,7 @@ def out_of_memory_as_error(remedy: str = STEP_REMEDY) -> Iterator[None]:
         raise OutOfMemoryError(f"the device ran out of memory: {cause}", remedy) from error
 
 
-def give_back(device: torch.device) -> None:
+def release_unused_memory(device: torch.device) -> None:
     """Return memory that is held and not used to the system or the driver.
 
     glibc keeps what was freed for the next allocation, which after loading and warm-up does not

@@ -54,7 +54,7 @@ _FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SavedProfile:
     """Figures that do not depend on how much memory is free.
 
     Attributes:
@@ -95,7 +95,7 @@ def key_of(config: EngineConfig) -> dict[str, Any]:
             "tgi": tgi_cli.__version__,
             "torch": str(torch.__version__),
             "transformers": _version("transformers"),
-            "kernels": build.digest() if kernels.native() is not None else "",
+            "kernels": build.digest() if kernels.cpp_library() is not None else "",
         },
         "device": [device.kind, device.name, device.total_memory, device.count],
         "threads": default_threads(),
@@ -118,12 +118,12 @@ def path_of(key: dict[str, Any]) -> Path:
     return Path(base) / "tgi" / "limits" / f"{digest}.json"
 
 
-def load(key: dict[str, Any]) -> Measured | None:
+def load(key: dict[str, Any]) -> SavedProfile | None:
     """The figures of a key; None where there are none."""
     path = path_of(key)
     try:
         record = read_json(path)
-        measured = Measured(**record["measured"])
+        measured = SavedProfile(**record["measured"])
         same = _encode(record["key"]) == _encode(key)
     except FileNotFoundError:
         return None
@@ -133,7 +133,7 @@ def load(key: dict[str, Any]) -> Measured | None:
     return measured if same else None
 
 
-def save(key: dict[str, Any], measured: Measured) -> Path:
+def save(key: dict[str, Any], measured: SavedProfile) -> Path:
     """Keep figures, in place of those that were there. Raises OSError."""
     path = path_of(key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def keep(config: EngineConfig, capacity: Capacity) -> Path:
         config: as resolved, before that warm-up.
         capacity: what it found.
     """
-    found = Measured(
+    found = SavedProfile(
         activation_bytes=capacity.activation_bytes,
         graphs=capacity.graphs,
         step_seconds=capacity.step_seconds,

@@ -41,7 +41,7 @@ _STEPS = (2, 24)
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-class Runs(Protocol):
+class StepRunner(Protocol):
     """What is needed of a worker."""
 
     def launch(self, step: Step) -> object: ...
@@ -74,7 +74,7 @@ class Decode:
         return self.batch_size / self.seconds
 
 
-class Stopwatch:
+class StepTimer:
     """Times the steps of one worker.
 
     Args:
@@ -85,7 +85,7 @@ class Stopwatch:
         left_out: what was not timed, and why.
     """
 
-    def __init__(self, worker: Runs, capacity: Capacity) -> None:
+    def __init__(self, worker: StepRunner, capacity: Capacity) -> None:
         self._worker = worker
         self._config: EngineConfig = capacity.config
         self._tokens = capacity.max_batch_total_tokens

@@ -13,7 +13,7 @@ import torch
 from tgi_cli.config import ServeConfig
 from tgi_cli.device import describe
 from tgi_cli.worker.sizing import saved_profile
-from tgi_cli.worker.sizing.step_timing import Stopwatch, read_rate
+from tgi_cli.worker.sizing.step_timing import StepTimer, read_rate
 from tgi_cli.worker.worker import load_worker
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def measure(
             kept = saved_profile.keep(config, capacity)
         except OSError as error:
             log.warning("what was measured cannot be kept: %s", error)
-        stopwatch = Stopwatch(worker, capacity)
+        stopwatch = StepTimer(worker, capacity)
         prefills, decodes = [], []
         for prefill in stopwatch.prefills():
             prefills.append(

@@ -54,7 +54,7 @@ CUDA_STEP_SECONDS = 30
 """that a whole step may take there. On a CPU a step may take minutes, if all shards compute."""
 
 _VERDICT_SECONDS = 2.0
-"""Between an operation that fails and the news of why."""
+"""Between an operation that fails and the event that explains it."""
 _END_SECONDS = 5.0
 """That the shards may take to end before they are killed."""
 _SEE_LOG = "see its log above"
@@ -97,8 +97,10 @@ class WorkerGroup:
                 tempfile.mkdtemp(prefix="tgi-shards-", dir=os.environ.get(FOLDER_VARIABLE))
             )
             for process in self._processes:
-                order = messages.Assignment(process.rank, config, str(self._folder), _log_level())
-                process.orders.send(messages.encode(order))
+                command = messages.ShardAssignment(
+                    process.rank, config, str(self._folder), _log_level()
+                )
+                process.commands.send(messages.encode(command))
             self._monitor.start()
         except OSError as error:
             self.close()
@@ -155,15 +157,15 @@ class WorkerGroup:
 
     # ------------------------------------------------------------------ computing together
 
-    def tell(self, order: messages.Order) -> None:
-        """Give all of them an order.
+    def send(self, command: messages.Command) -> None:
+        """Give all of them a command.
 
         A step of 1 / 32 / 256 rows takes 1 / 1 / 4 us to encode, and each shard 50 to 70 us on a
         busy server core, nearly all of it the system's, which wakes the shard.
         """
-        data = messages.encode(order)
+        data = messages.encode(command)
         for process in self._processes:
-            process.orders.send(data)
+            process.commands.send(data)
 
     def prepare_adapter(
         self, adapter_id: int, name: str, path: str, own: Future[None]
@@ -173,7 +175,7 @@ class WorkerGroup:
         with self._changed:
             self._preparing[adapter_id] = preparation
         with self.together():
-            self.tell(messages.PrepareAdapter(adapter_id, name, path))
+            self.send(messages.PrepareAdapter(adapter_id, name, path))
         own.add_done_callback(lambda done: preparation.answer(done.exception()))
         preparation.future.add_done_callback(lambda _: self._preparing.pop(adapter_id, None))
         return preparation.future
@@ -252,7 +254,7 @@ class WorkerGroup:
     def _watch_over(self) -> None:
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
-                selector.register(process.news, selectors.EVENT_READ, process)
+                selector.register(process.events, selectors.EVENT_READ, process)
             due = time.monotonic()
             while self._lost is None and not self._closing:
                 for key, _ in selector.select(max(0.0, due - time.monotonic())):
@@ -266,24 +268,24 @@ class WorkerGroup:
                     self._tick()
 
     def _take(self, process: ShardProcess) -> None:
-        """News of a shard; none is the news of its end."""
-        message = process.news.receive()
+        """News of a shard; none is the event of its end."""
+        message = process.events.receive()
         if self._closing:
             return
         if message is None:
             self._lose(process.ended())
             return
-        news = messages.decode_news(message)
-        if isinstance(news, messages.Failed):
-            kind = getattr(errors, news.kind, ShardError)
-            self._lose(kind(f"shard {process.rank}: {news.cause}", news.remedy or _SEE_LOG))
-        elif isinstance(news, messages.AdapterPrepared):
-            error = TgiError(news.cause, news.remedy) if news.cause else None
+        event = messages.decode_event(message)
+        if isinstance(event, messages.Failed):
+            kind = getattr(errors, event.kind, ShardError)
+            self._lose(kind(f"shard {process.rank}: {event.cause}", event.remedy or _SEE_LOG))
+        elif isinstance(event, messages.AdapterPrepared):
+            error = TgiError(event.cause, event.remedy) if event.cause else None
             with self._changed:
-                preparation = self._preparing.get(news.adapter_id)
+                preparation = self._preparing.get(event.adapter_id)
             if preparation is not None:  # else another shard has refused it already
                 preparation.answer(error)
-        elif isinstance(news, messages.Loaded):
+        elif isinstance(event, messages.Loaded):
             with self._changed:
                 process.loaded = True
                 self._changed.notify_all()

@@ -39,34 +39,34 @@ _SILENCE = 5.0
 
 
 def main() -> NoReturn:
-    """``python -m tgi_cli.worker.tensor_parallel.main ORDERS_FD NEWS_FD``."""
+    """``python -m tgi_cli.worker.tensor_parallel.main COMMANDS_FD EVENTS_FD``."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    incoming, news = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
-    first = incoming.receive()
+    commands, events = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
+    first = commands.receive()
     if first is None:
         os._exit(ExitCode.OK)
     assignment = messages.decode_assignment(first)
     setup(f"shard {assignment.rank}", assignment.log_level, assignment.config.json_output)
     dump_on_signal()
     folder = Path(assignment.folder)
-    threading.Thread(target=_answer, args=(news, folder), name="news", daemon=True).start()
+    threading.Thread(target=_answer, args=(events, folder), name="events", daemon=True).start()
     try:
-        worker = _load(assignment, folder, news)
-        while (order := incoming.receive()) is not None:
-            _carry_out(messages.decode_order(order), worker, news)
+        worker = _load(assignment, folder, events)
+        while (command := commands.receive()) is not None:
+            _execute(messages.decode_command(command), worker, events)
     except TgiError as error:
-        _fail(news, messages.Failed(type(error).__name__, error.cause, error.remedy))
+        _fail(events, messages.Failed(type(error).__name__, error.cause, error.remedy))
     except Exception as error:  # a defect, or the end of another shard: shard 0 knows which
         time.sleep(_LET_OTHERS_SPEAK)
         log.exception("a step failed")
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-        _fail(news, messages.Failed("", cause, ""))
+        _fail(events, messages.Failed("", cause, ""))
     # Not sys.exit: threads of torch's process groups may still wait for the others.
     os._exit(ExitCode.OK)
 
 
-def _load(assignment: messages.Assignment, folder: Path, news: Channel) -> ModelWorker:
+def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -> ModelWorker:
     """As shard 0 does: load, meet, warm up."""
     from tgi_cli.device.distributed import Shard, device_of
     from tgi_cli.worker.tensor_parallel.group import MEETING_SECONDS, START_SECONDS
@@ -76,18 +76,18 @@ def _load(assignment: messages.Assignment, folder: Path, news: Channel) -> Model
     device = device_of(config.device, assignment.rank)
     shard = Shard(assignment.rank, config.num_shard, device)
     worker = make_worker(config, shard)
-    news.send(messages.encode(messages.Loaded()))
+    events.send(messages.encode(messages.Loaded()))
     shard.connect(folder, MEETING_SECONDS)
     shard.set_timeout(START_SECONDS)
     worker.warmup()
     return worker
 
 
-def _carry_out(order: messages.Order, worker: ModelWorker, news: Channel) -> None:
-    if isinstance(order, messages.RunStep):
-        worker.sample(worker.launch(order.step))
-    elif isinstance(order, messages.PrepareAdapter):
-        adapter_id = order.adapter_id
+def _execute(command: messages.Command, worker: ModelWorker, events: Channel) -> None:
+    if isinstance(command, messages.RunStep):
+        worker.sample(worker.launch(command.step))
+    elif isinstance(command, messages.PrepareAdapter):
+        adapter_id = command.adapter_id
 
         def tell(done: Future[None]) -> None:
             error = done.exception()
@@ -96,14 +96,14 @@ def _carry_out(order: messages.Order, worker: ModelWorker, news: Channel) -> Non
                 answer = messages.AdapterPrepared(adapter_id, error.cause, error.remedy)
             elif error is not None:
                 answer = messages.AdapterPrepared(adapter_id, f"{type(error).__name__}: {error}")
-            news.send(messages.encode(answer))
+            events.send(messages.encode(answer))
 
-        worker.prepare_adapter(adapter_id, order.name, order.path).add_done_callback(tell)
+        worker.prepare_adapter(adapter_id, command.name, command.path).add_done_callback(tell)
     else:
-        worker.forget_adapter(order.adapter_id)
+        worker.forget_adapter(command.adapter_id)
 
 
-def _answer(news: Channel, folder: Path) -> None:
+def _answer(events: Channel, folder: Path) -> None:
     """Send pings back; end the process when shard 0 has closed the channel, or died.
 
     A process that shard 0 has forked may hold the channel open: then the parent has changed.
@@ -111,22 +111,22 @@ def _answer(news: Channel, folder: Path) -> None:
     parent = os.getppid()
     try:
         while True:
-            while not select.select([news], [], [], _SILENCE)[0]:
+            while not select.select([events], [], [], _SILENCE)[0]:
                 if os.getppid() != parent:
                     raise ConnectionError
-            ping = news.receive()
+            ping = events.receive()
             if ping is None:
                 break
-            news.send(ping)
+            events.send(ping)
     except OSError:
         log.debug("shard 0 is gone")
     shutil.rmtree(folder, ignore_errors=True)  # its own to remove, if it still can
     os._exit(ExitCode.OK)
 
 
-def _fail(news: Channel, failed: messages.Failed) -> NoReturn:
+def _fail(events: Channel, failed: messages.Failed) -> NoReturn:
     try:
-        news.send(messages.encode(failed))
+        events.send(messages.encode(failed))
     except OSError:
         log.debug("shard 0 is gone")
     os._exit(ExitCode.SHARD_FAILED)

@@ -1,7 +1,7 @@
 """What shard 0 tells the other shards of a model, and what they answer: msgpack, never pickle.
 
-There are two channels to each: orders come in the order in which all shards carry them out,
-news go both ways at any time. https://jcristharif.com/msgspec/
+There are two channels to each: commands, which all shards execute in order,
+and events, which go both ways at any time. https://jcristharif.com/msgspec/
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tgi_cli.config import EngineConfig
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
-class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """The first order: what to load, as which shard.
+class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):
+    """The first command: what to load, as which shard.
 
     ``folder`` is where the shards meet (:meth:`tgi_cli.device.distributed.Shard.connect`).
     """
@@ -47,7 +47,7 @@ class ForgetAdapter(msgspec.Struct, frozen=True, array_like=True, tag=2):
     adapter_id: int
 
 
-Order = RunStep | PrepareAdapter | ForgetAdapter
+Command = RunStep | PrepareAdapter | ForgetAdapter
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -74,7 +74,7 @@ class AdapterPrepared(msgspec.Struct, frozen=True, array_like=True, tag=3):
     remedy: str = ""
 
 
-News = Ping | Loaded | Failed | AdapterPrepared
+Event = Ping | Loaded | Failed | AdapterPrepared
 
 
 def _to_text(value: Any) -> str:
@@ -87,31 +87,31 @@ def _from_text(kind: type, value: Any) -> Any:
 
 # Paths are the only fields that msgpack has no form for.
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_text)
-_assignments = msgspec.msgpack.Decoder(Assignment, dec_hook=_from_text)
-_orders = msgspec.msgpack.Decoder(Order)
-_news = msgspec.msgpack.Decoder(News)
+_assignments = msgspec.msgpack.Decoder(ShardAssignment, dec_hook=_from_text)
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_event_decoder = msgspec.msgpack.Decoder(Event)
 
 
-def encode(message: Assignment | Order | News) -> bytes:
+def encode(message: ShardAssignment | Command | Event) -> bytes:
     """One message. A step is sent without what concerns sampling alone."""
     if isinstance(message, RunStep) and message.step.new:
         message = RunStep(replace(message.step, new=[_plain(new) for new in message.step.new]))
     return _encoder.encode(message)
 
 
-def decode_assignment(data: bytes) -> Assignment:
+def decode_assignment(data: bytes) -> ShardAssignment:
     return _assignments.decode(data)
 
 
-def decode_order(data: bytes) -> Order:
+def decode_command(data: bytes) -> Command:
     """Raises msgspec.ValidationError, as the others do, if it is none."""
-    order: Order = _orders.decode(data)
-    return order
+    command: Command = _command_decoder.decode(data)
+    return command
 
 
-def decode_news(data: bytes) -> News:
-    news: News = _news.decode(data)
-    return news
+def decode_event(data: bytes) -> Event:
+    event: Event = _event_decoder.decode(data)
+    return event
 
 
 def _plain(new: NewRow) -> NewRow:

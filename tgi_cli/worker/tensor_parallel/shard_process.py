@@ -19,7 +19,7 @@ PROGRAM = ["-P", "-m", "tgi_cli.worker.tensor_parallel.main"]
 """-P: files in the working directory do not pass for modules."""
 
 _PING = messages.encode(messages.Ping())
-_NEWS_SECONDS = 5.0
+_EVENT_SECONDS = 5.0
 """That a message of a few bytes may take once it has begun."""
 _REAP_SECONDS = 2.0
 """Between the end of a process's sockets and its own."""
@@ -34,8 +34,8 @@ class ShardProcess:
     """Shard ``rank``, started.
 
     Attributes:
-        orders: what all shards carry out, in order.
-        news: pings and what the shard has to say.
+        commands: what all shards execute, in order.
+        events: pings, and what the shard reports.
         loaded: whether it said that its weights are in place.
         unanswered: pings since its last answer.
     """
@@ -45,8 +45,8 @@ class ShardProcess:
         self.loaded = False
         self.unanswered = 0
         ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
-        self.orders, self.news = Channel(ours[0]), Channel(ours[1])
-        ours[1].settimeout(_NEWS_SECONDS)
+        self.commands, self.events = Channel(ours[0]), Channel(ours[1])
+        ours[1].settimeout(_EVENT_SECONDS)
         with theirs[0], theirs[1]:
             fds = [connection.fileno() for connection in theirs]
             self._process = subprocess.Popen(
@@ -59,17 +59,17 @@ class ShardProcess:
     def ping(self) -> None:
         """Ask whether it runs; ``unanswered`` is for who asks to keep."""
         try:
-            self.news.send(_PING)
+            self.events.send(_PING)
         except OSError:
-            return  # it is gone: the end of its news says so
+            return  # it is gone: the end of its events channel shows it
 
     def kill(self) -> None:
         self._process.kill()
 
     def dismiss(self) -> None:
         """Tell it to end."""
-        self.orders.shut()
-        self.news.shut()
+        self.commands.shut()
+        self.events.shut()
 
     def collect(self, seconds: float) -> None:
         """Wait for its end, and kill it when the time is up."""
@@ -81,8 +81,8 @@ class ShardProcess:
 
     def close(self) -> None:
         """After its end: close what is left of it here."""
-        self.orders.close()
-        self.news.close()
+        self.commands.close()
+        self.events.close()
 
     def ended(self) -> ShardError:
         """Why its sockets have closed."""

@@ -52,7 +52,7 @@ class ShardedWorker:
 
     def launch(self, step: Step) -> object:
         with self._followers.together():
-            self._followers.tell(RunStep(step))
+            self._followers.send(RunStep(step))
             return self._own.launch(step)
 
     def sample(
@@ -73,7 +73,7 @@ class ShardedWorker:
 
     def forget_adapter(self, adapter_id: int) -> None:
         with self._followers.together():
-            self._followers.tell(ForgetAdapter(adapter_id))
+            self._followers.send(ForgetAdapter(adapter_id))
         self._own.forget_adapter(adapter_id)
 
     def warmup(self) -> Capacity:

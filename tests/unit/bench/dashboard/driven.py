@@ -8,17 +8,17 @@ from tests.unit.bench.dashboard.script import (
     MODEL,
     batch_run,
 )
-from tgi_cli.bench.dashboard import Title
+from tgi_cli.bench.dashboard import ScreenTitle
 from tgi_cli.bench.dashboard.app import BenchApp
-from tgi_cli.bench.events import Run
+from tgi_cli.bench.events import BenchRun
 
-TITLE = Title(MODEL, ("Sequence Length: 10", "Decode Length: 8"))
+TITLE = ScreenTitle(MODEL, ("Sequence Length: 10", "Decode Length: 8"))
 
 
 class Driven:
     """A run that tells what it is told to, and ends when it is told to."""
 
-    def __init__(self, result: Run | None = None, stops: bool = True) -> None:
+    def __init__(self, result: BenchRun | None = None, stops: bool = True) -> None:
         self.result = result or batch_run()
         self.ended = threading.Event()
         self.stopped = 0
@@ -26,7 +26,7 @@ class Driven:
         self.failure: BaseException | None = None
         self.app = BenchApp(title=TITLE, start=self.start, stop=self.stop)
 
-    def start(self, emit: object) -> Run:
+    def start(self, emit: object) -> BenchRun:
         assert self.ended.wait(20)
         if self.failure is not None:
             raise self.failure
@@ -47,5 +47,5 @@ class Driven:
         await self.app.settle()
 
 
-def saved(run: Run, **settings: object) -> BenchApp:
-    return BenchApp(title=Title.of(run), run=run, **settings)  # type: ignore[arg-type]
+def saved(run: BenchRun, **settings: object) -> BenchApp:
+    return BenchApp(title=ScreenTitle.of(run), run=run, **settings)  # type: ignore[arg-type]

@@ -8,31 +8,31 @@ from collections.abc import Iterator
 from tgi_cli.bench.events import (
     BatchDone,
     BatchRecord,
-    Client,
+    BenchRequestRecord,
+    BenchRun,
+    BenchStep,
+    BenchTarget,
+    ClientHealth,
     Event,
-    Progress,
     RequestDone,
-    RequestRecord,
-    Run,
     RunEnded,
-    Step,
     StepEnded,
+    StepProgress,
     StepRecord,
     StepStarted,
-    Target,
 )
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def batch_run(sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32), runs: int = 10) -> Run:
+def batch_run(sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32), runs: int = 10) -> BenchRun:
     """A batch sweep on a shard, as text-generation-benchmark does it."""
-    return Run(
+    return BenchRun(
         created=1_800_000_000.0,
         command=["tgi", "bench"],
         tgi="1.0",
         machine={"processor": "one", "cores": 2},
-        target=Target(kind="shard-v3", address="/tmp/socket-0", model=MODEL),
+        target=BenchTarget(kind="shard-v3", address="/tmp/socket-0", model=MODEL),
         workload={"sequence_length": 10, "decode_length": 8},
         steps=[batch_step(size, runs) for size in sizes],
     )
@@ -52,18 +52,20 @@ def batch_step(size: int, runs: int = 10, slower: float = 1.0) -> StepRecord:
         )
         for number in range(runs + 1)
     ]
-    step = Step(kind="batch", value=size, label=str(size), warmup=1, requests=runs + 1)
+    step = BenchStep(kind="batch", value=size, label=str(size), warmup=1, requests=runs + 1)
     return StepRecord(step=step, began=0.0, duration=2.0, batches=batches)
 
 
-def http_run(clients: tuple[int, ...] = (1, 4, 16), requests: int = 60, slower: float = 1.0) -> Run:
+def http_run(
+    clients: tuple[int, ...] = (1, 4, 16), requests: int = 60, slower: float = 1.0
+) -> BenchRun:
     """A concurrency sweep over HTTP; at 16 clients some requests are refused."""
-    return Run(
+    return BenchRun(
         created=1_800_000_000.0,
         command=["tgi", "bench", "--url", "http://127.0.0.1:3000"],
         tgi="1.0",
         machine={"processor": "one", "cores": 2},
-        target=Target(kind="tgi", address="http://127.0.0.1:3000", model=MODEL),
+        target=BenchTarget(kind="tgi", address="http://127.0.0.1:3000", model=MODEL),
         workload={"prompts": "fixed 64", "seed": 0},
         steps=[http_step(number, requests, slower) for number in clients],
         slo={"ttft": 100.0, "tpot": 30.0},
@@ -90,7 +92,7 @@ def http_step(
         last = first if refused else arrivals[-1] + 0.001
         free[who] = last
         records.append(
-            RequestRecord(
+            BenchRequestRecord(
                 index=index,
                 scheduled=due,
                 dispatched=sent,
@@ -106,18 +108,18 @@ def http_step(
                 warmup=index < clients // 4,
             )
         )
-    step = Step(kind="concurrency", value=clients, label=str(clients), requests=requests)
+    step = BenchStep(kind="concurrency", value=clients, label=str(clients), requests=requests)
     return StepRecord(
         step=step,
         began=1_800_000_000.0,
         duration=max(record.finished for record in records),
         requests=sorted(records, key=lambda record: record.finished),
-        client=Client(behind=behind, reason="its clock ticked 0.2 s late" if behind else ""),
+        client=ClientHealth(behind=behind, reason="its clock ticked 0.2 s late" if behind else ""),
         server={"tgi_queue_size": 1.5, "tgi_batch_current_size": float(clients)},
     )
 
 
-def events(run: Run, ended: bool = True) -> Iterator[Event]:
+def events(run: BenchRun, ended: bool = True) -> Iterator[Event]:
     """What a driver tells of a run, in its order."""
     for index, record in enumerate(run.steps):
         yield from step_events(index, len(run.steps), record)
@@ -138,7 +140,7 @@ def step_events(
         if isinstance(event, RequestDone):
             errors += event.record.error is not None
         if number % 5 == 0 or number == upto:
-            yield Progress(
+            yield StepProgress(
                 index=index,
                 done=number,
                 expected=len(done),

@@ -3,16 +3,15 @@ import pytest
 
 from tests.unit.bench.dashboard.script import batch_step, http_run, http_step
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.dashboard import Title, histogram, lines
-from tgi_cli.bench.dashboard.charts import Ticks, limits
-from tgi_cli.bench.dashboard.colours import COLOURS, colour
+from tgi_cli.bench.dashboard import ScreenTitle, histogram, widgets
+from tgi_cli.bench.dashboard.charts import RoundTicks, limits
+from tgi_cli.bench.dashboard.formatting import COLOURS, colour, fitted, seconds, short
 from tgi_cli.bench.dashboard.metrics import panels
-from tgi_cli.bench.dashboard.numbers import fitted, seconds, short
 from tgi_cli.bench.dashboard.views import compare as comparison
 from tgi_cli.bench.dashboard.views import percentiles
-from tgi_cli.bench.dashboard.views.requests import Row, bars, rows_of
+from tgi_cli.bench.dashboard.views.requests import TimelineRow, bars, rows_of
 from tgi_cli.bench.dashboard.views.steps import statistics
-from tgi_cli.bench.statistics import step_figures
+from tgi_cli.bench.statistics import step_metrics
 
 
 def test_numbers_fit_their_columns() -> None:
@@ -33,21 +32,23 @@ def test_numbers_fit_their_columns() -> None:
 
 def test_a_histogram_has_all_values_and_stays_in_its_box() -> None:
     values = np.concatenate([np.linspace(10, 12, 90), np.linspace(50, 60, 10)])
-    text = histogram.drawn(values, 30, 9, style="red").plain.split("\n")
+    text = histogram.draw_histogram(values, 30, 9, style="red").plain.split("\n")
     assert len(text) <= 9
     assert max(map(len, text)) <= 30
     assert sum(int(line.split()[-1]) for line in text) == 100
-    zoomed = histogram.drawn(values, 30, 9, style="red", zoom=3).plain.split("\n")
+    zoomed = histogram.draw_histogram(values, 30, 9, style="red", zoom=3).plain.split("\n")
     assert sum(int(line.split()[-1]) for line in zoomed) == 80
-    assert histogram.drawn(np.zeros(0), 30, 9, style="red").plain == "no values yet"
-    assert len(histogram.drawn(np.full(5, 3.25), 12, 4, style="red").plain.split("\n")) <= 4
+    assert histogram.draw_histogram(np.zeros(0), 30, 9, style="red").plain == "no values yet"
+    assert (
+        len(histogram.draw_histogram(np.full(5, 3.25), 12, 4, style="red").plain.split("\n")) <= 4
+    )
 
 
 @pytest.mark.parametrize("height", [2, 3, 5, 8, 9, 12, 20])
 @pytest.mark.parametrize("spread", [1e-6, 0.3, 7.0, 1e6])
 def test_no_histogram_is_taller_than_its_box(height: int, spread: float) -> None:
     values = 0.1 + spread * np.random.default_rng(1).random(500)
-    text = histogram.drawn(values, 24, height, style="red").plain.split("\n")
+    text = histogram.draw_histogram(values, 24, height, style="red").plain.split("\n")
     assert len(text) <= height
     assert sum(int(line.split()[-1]) for line in text) == 500
 
@@ -94,8 +95,8 @@ def test_a_step_without_results_draws_dashes() -> None:
     assert "-" in statistics(found.prefill, 19, 9).plain
     failed = http_step(16, requests=9)
     only = [request for request in failed.requests if request.error]
-    figures = step_figures(type(failed)(step=failed.step, began=0, duration=1, requests=only))
-    text = percentiles.drawn(figures, 79, slo={}).plain
+    figures = step_metrics(type(failed)(step=failed.step, began=0, duration=1, requests=only))
+    text = percentiles.draw_percentiles(figures, 79, slo={}).plain
     assert "1 failed: 1 x http 429" in text
     assert "every request failed" in text
 
@@ -103,8 +104,8 @@ def test_a_step_without_results_draws_dashes() -> None:
 @pytest.mark.parametrize("width", [79, 139])
 def test_the_percentile_table_fits(width: int) -> None:
     run = http_run()
-    figures = step_figures(run.steps[1], run.slo)
-    text = percentiles.drawn(figures, width, slo=run.slo).plain
+    figures = step_metrics(run.steps[1], run.slo)
+    text = percentiles.draw_percentiles(figures, width, slo=run.slo).plain
     assert max(map(len, text.split("\n"))) <= width
     for word in ("TTFT", "ITL", "TPOT", "E2E", "mean", "p99.9", "Goodput", "within TTFT 100 ms"):
         assert word in text
@@ -116,14 +117,17 @@ def test_the_percentile_table_fits(width: int) -> None:
 def test_comparisons_name_what_became_worse() -> None:
     found = compare(http_run(), http_run(slower=1.5))
     for width in (79, 139):
-        text = comparison.drawn(found, width).plain
+        text = comparison.draw_comparison(found, width).plain
         assert max(map(len, text.split("\n"))) <= width
         assert "concurrency 4" in text
         itl = next(line for line in text.split("\n") if line.startswith("ITL p50"))
         assert "worse" in itl
         assert "+5" in itl
         assert "figures are worse" in text
-    assert "No figure is worse" in comparison.drawn(compare(http_run(), http_run()), 79).plain
+    assert (
+        "No figure is worse"
+        in comparison.draw_comparison(compare(http_run(), http_run()), 79).plain
+    )
 
 
 def test_changes_fit_their_columns() -> None:
@@ -135,13 +139,13 @@ def test_changes_fit_their_columns() -> None:
 
 
 def test_bars_of_a_request() -> None:
-    row = Row("#1", due=1.0, sent=2.0, first=4.0, last=8.0, tokens=5)
+    row = TimelineRow("#1", due=1.0, sent=2.0, first=4.0, last=8.0, tokens=5)
     assert bars(row, 0.0, 10.0, 10) == (" ", "·", "▒▒", "████")
     assert bars(row, 5.0, 10.0, 10) == ("", "", "", "██████")
     assert bars(row, 9.0, 10.0, 10) == ("", "", "", "")
-    short_one = Row("#2", due=3.0, sent=3.0, first=3.0, last=3.0001, tokens=1)
+    short_one = TimelineRow("#2", due=3.0, sent=3.0, first=3.0, last=3.0001, tokens=1)
     assert "".join(bars(short_one, 0.0, 10.0, 10)).strip() == "█"
-    at_the_end = Row("#3", due=9.99, sent=9.99, first=10.0, last=10.0, tokens=1)
+    at_the_end = TimelineRow("#3", due=9.99, sent=9.99, first=10.0, last=10.0, tokens=1)
     assert len("".join(bars(at_the_end, 0.0, 10.0, 10))) <= 10
 
 
@@ -161,7 +165,7 @@ def test_axes() -> None:
     near = limits(values, 40.0, 3)
     assert near[0] > low
     assert sum(near) / 2 == pytest.approx(40.0)
-    ticks = Ticks()
+    ticks = RoundTicks()
     for most in (1, 2, 3, 5, 8):
         ticks.most = most
         for span in ((0.0, 44.0), (9.97, 10.03), (0.0, 123_456.0), (-1.0, 1.0)):
@@ -173,14 +177,14 @@ def test_axes() -> None:
 
 
 def test_a_long_model_name_loses_its_front_and_the_lengths_stay() -> None:
-    title = Title(
+    title = ScreenTitle(
         "模型/" + "very-long-" * 9 + "tail-7B", ("Sequence Length: 10", "Decode Length: 8")
     )
-    line = lines.head(title, "3 in flight", 80)
+    line = widgets.head_line(title, "3 in flight", 80)
     assert line.cell_len <= 80
     assert line.plain.startswith("…")
     assert "tail-7B | Sequence Length: 10 | Decode Length: 8" in line.plain
-    wide = lines.head(Title("模型", ("Decode Length: 8",)), "3 in flight", 80).plain
+    wide = widgets.head_line(ScreenTitle("模型", ("Decode Length: 8",)), "3 in flight", 80).plain
     assert wide.startswith("模型 | Decode Length: 8")
     assert wide.endswith("3 in flight")
 

@@ -11,8 +11,8 @@ from tests.unit.bench.dashboard.script import (
     http_run,
     step_events,
 )
-from tgi_cli.bench.dashboard import VIEWS
-from tgi_cli.bench.dashboard.charts import Chart
+from tgi_cli.bench.dashboard.charts import LatencyChart
+from tgi_cli.bench.dashboard.views import VIEWS
 from tgi_cli.bench.dashboard.views.requests import Timeline
 
 
@@ -59,7 +59,7 @@ async def test_plus_and_minus_zoom_the_charts_and_the_histograms() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await app.settle()
         await pilot.pause()
-        chart = app.query_one("#prefill-chart", Chart)
+        chart = app.query_one("#prefill-chart", LatencyChart)
         whole = (chart._x_min, chart._x_max)
         before = cells(app)
         await pilot.press("plus")
@@ -81,7 +81,7 @@ async def test_the_wheel_zooms_a_chart_until_a_key_does() -> None:
     async with app.run_test(size=(140, 45)) as pilot:
         await app.settle()
         await pilot.pause()
-        chart = app.query_one("#decode-chart", Chart)
+        chart = app.query_one("#decode-chart", LatencyChart)
         whole = (chart._x_min, chart._x_max)
         chart._zoom(100.0, 100.0, 0.5, True, True)
         await pilot.pause()

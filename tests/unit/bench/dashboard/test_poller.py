@@ -1,6 +1,6 @@
 import httpx
 
-from tgi_cli.bench.dashboard.poller import Poller, read
+from tgi_cli.bench.dashboard.poller import ServerPoller, read
 
 TGI = """\
 # HELP tgi_queue_size Requests that wait in the engine.
@@ -38,8 +38,8 @@ class Server:
         return self.now
 
 
-def poller(server: Server, url: str = "http://server:3000") -> Poller:
-    return Poller(url, transport=httpx.MockTransport(server), clock=server.clock)
+def poller(server: Server, url: str = "http://server:3000") -> ServerPoller:
+    return ServerPoller(url, transport=httpx.MockTransport(server), clock=server.clock)
 
 
 async def test_rates_are_of_the_time_between_two_answers() -> None:
@@ -93,7 +93,7 @@ async def test_a_server_without_known_metrics_is_told() -> None:
 
 
 async def test_an_address_that_is_none_is_told() -> None:
-    asked = Poller("nonsense")
+    asked = ServerPoller("nonsense")
     await asked.ask()
     assert asked.history.error
     await asked.close()

@@ -9,18 +9,18 @@ import msgspec
 
 from tests.unit.bench.dashboard.cells import cells
 from tests.unit.bench.dashboard.script import batch_run, http_run, http_step, step_events
-from tgi_cli.bench.compare import Comparison, Row
-from tgi_cli.bench.dashboard import VIEWS, Title
+from tgi_cli.bench.compare import ComparedMetric, Comparison
 from tgi_cli.bench.dashboard.app import BenchApp
-from tgi_cli.bench.dashboard.poller import Poller
-from tgi_cli.bench.dashboard.run_state import Board
+from tgi_cli.bench.dashboard.poller import ServerPoller
+from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle
+from tgi_cli.bench.dashboard.views import VIEWS
 from tgi_cli.bench.dashboard.views.compare import CompareView
-from tgi_cli.bench.statistics import Summary, step_figures
+from tgi_cli.bench.statistics import Summary, step_metrics
 
 SIZES = ((80, 24), (140, 45))
 
 
-def server() -> Poller:
+def server() -> ServerPoller:
     """A server whose figures rise and fall, and that has been asked for a minute."""
     now = 0
 
@@ -43,13 +43,13 @@ def server() -> Poller:
         now += 1
         return float(now)
 
-    return Poller("http://127.0.0.1:3000", transport=httpx.MockTransport(answer), clock=clock)
+    return ServerPoller("http://127.0.0.1:3000", transport=httpx.MockTransport(answer), clock=clock)
 
 
 def steady(app: BenchApp) -> None:
     """Intervals that no other version of a random generator changes."""
     for step in app.board:
-        figures = step_figures(step.snapshot(), app.figures.slo, intervals=False)
+        figures = step_metrics(step.snapshot(), app.figures.slo, intervals=False)
         if step.record is not None:
             figures = msgspec.structs.replace(
                 figures,
@@ -71,7 +71,7 @@ def _sure(found: Summary) -> Summary:
 def compared() -> Comparison:
     """One written down."""
     rows = [
-        Row(
+        ComparedMetric(
             step=f"concurrency {clients}",
             metric=metric,
             statistic=statistic,
@@ -102,16 +102,20 @@ def compared() -> Comparison:
 async def apps() -> AsyncIterator[tuple[str, BenchApp, list[str]]]:
     """Name, application, the views of it to be looked at."""
     run = batch_run()
-    yield "batch", BenchApp(title=Title.of(run), run=run), ["steps", "percentiles", "requests"]
+    yield (
+        "batch",
+        BenchApp(title=ScreenTitle.of(run), run=run),
+        ["steps", "percentiles", "requests"],
+    )
     asked = server()
     for _ in range(75):
         await asked.ask()
     run = http_run()
     before = http_run(slower=0.8)
-    app = BenchApp(title=Title.of(run), run=run, other=before, poller=asked)
+    app = BenchApp(title=ScreenTitle.of(run), run=run, other=before, poller=asked)
     yield "http", app, list(VIEWS)
-    live = BenchApp(title=Title.of(run))
-    live.board = Board()
+    live = BenchApp(title=ScreenTitle.of(run))
+    live.board = RunState()
     for event in (
         *step_events(0, 3, http_step(4)),
         *step_events(1, 3, http_step(16), upto=30),

@@ -29,44 +29,44 @@ from tests.unit.bench.load.fake_server import (
 from tests.unit.bench.load.words import Words
 from tgi_cli.bench.events import (
     BatchDone,
+    BenchRequest,
+    BenchStep,
+    BenchTarget,
     Event,
-    Progress,
-    Request,
     RequestDone,
-    Step,
     StepEnded,
     StepFailed,
+    StepProgress,
     StepRecord,
     StepStarted,
-    Target,
 )
-from tgi_cli.bench.settings import Sampling, Settings
-from tgi_cli.bench.step_driver import Driver
-from tgi_cli.bench.workloads import Arrivals, scheduled
+from tgi_cli.bench.settings import BenchSampling, RequestSettings
+from tgi_cli.bench.step_driver import LoadDriver
+from tgi_cli.bench.workloads import ArrivalProcess, scheduled
 from tgi_cli.errors import ConfigError
 
 
-def prompts(**more: Any) -> Iterator[Request]:
+def prompts(**more: Any) -> Iterator[BenchRequest]:
     while True:
-        yield Request(prompt="one two three", prompt_tokens=4, max_tokens=4, **more)
+        yield BenchRequest(prompt="one two three", prompt_tokens=4, max_tokens=4, **more)
 
 
-def clients(number: int, requests: int | None = None, **more: Any) -> Step:
-    return Step(kind="concurrency", value=number, label=str(number), requests=requests, **more)
+def clients(number: int, requests: int | None = None, **more: Any) -> BenchStep:
+    return BenchStep(kind="concurrency", value=number, label=str(number), requests=requests, **more)
 
 
 async def driven(
     server: FakeServer | str,
-    step: Step,
-    requests: Iterable[Request],
-    settings: Settings | None = None,
+    step: BenchStep,
+    requests: Iterable[BenchRequest],
+    settings: RequestSettings | None = None,
     kind: Any = "openai",
-    driver: Driver | None = None,
+    driver: LoadDriver | None = None,
 ) -> list[Event]:
     """All events of a step."""
     url = server if isinstance(server, str) else server.url
-    target = Target(kind=kind, address=url, model="acme/tiny")
-    driver = driver or Driver(target, settings or Settings(), Words())
+    target = BenchTarget(kind=kind, address=url, model="acme/tiny")
+    driver = driver or LoadDriver(target, settings or RequestSettings(), Words())
     events = []
     async with asyncio.timeout(60), contextlib.aclosing(driver.drive(step, requests, 3, 9)) as told:
         async for event in told:
@@ -82,7 +82,11 @@ def record_of(events: list[Event]) -> StepRecord:
 
 
 async def recorded(
-    handler: Handler, step: Step, requests: Iterable[Request], *arguments: Any, **more: Any
+    handler: Handler,
+    step: BenchStep,
+    requests: Iterable[BenchRequest],
+    *arguments: Any,
+    **more: Any,
 ) -> tuple[StepRecord, FakeServer]:
     with FakeServer(handler).serving() as server:
         return record_of(await driven(server, step, requests, *arguments, **more)), server
@@ -120,8 +124,8 @@ async def test_clients_wait_for_their_answers() -> None:
 
 
 async def test_native_streams_and_sampling_options() -> None:
-    settings = Settings(
-        sampling=Sampling(temperature=0.5, top_k=3, do_sample=True, watermark=True),
+    settings = RequestSettings(
+        sampling=BenchSampling(temperature=0.5, top_k=3, do_sample=True, watermark=True),
         api_key="secret",
         headers={"X-Extra": "yes"},
         extra_body={"parameters": {"max_new_tokens": 4, "details": True, "seed": 5}},
@@ -141,7 +145,7 @@ async def test_chats_send_messages_and_ignore_eos_takes_openai_routes() -> None:
         completions(),
         clients(1, requests=1),
         prompts(messages=[{"role": "user", "content": "hi"}]),
-        Settings(ignore_eos=True, sampling=Sampling(temperature=0.7, top_p=0.9)),
+        RequestSettings(ignore_eos=True, sampling=BenchSampling(temperature=0.7, top_p=0.9)),
         kind="tgi",
     )
     assert record.requests[0].error is None
@@ -157,8 +161,8 @@ async def test_chats_send_messages_and_ignore_eos_takes_openai_routes() -> None:
 
 async def test_requests_are_sent_when_they_are_due() -> None:
     due = [0.0, 0.05, 0.05, 0.3]
-    requests = [Request(prompt="x", prompt_tokens=1, max_tokens=4, at=at) for at in due]
-    step = Step(kind="rate", value=10, label="10/s")
+    requests = [BenchRequest(prompt="x", prompt_tokens=1, max_tokens=4, at=at) for at in due]
+    step = BenchStep(kind="rate", value=10, label="10/s")
     record, server = await recorded(completions(tokens=2, gap=0.2), step, requests)
     assert [r.scheduled for r in record.requests] == due
     assert all(r.dispatched >= r.scheduled for r in record.requests)
@@ -168,7 +172,7 @@ async def test_requests_are_sent_when_they_are_due() -> None:
 
 
 async def test_batches_are_sent_together_and_again() -> None:
-    step = Step(kind="batch", value=4, label="4", requests=3, warmup=1)
+    step = BenchStep(kind="batch", value=4, label="4", requests=3, warmup=1)
     with FakeServer(completions(tokens=5, gap=0.01)).serving() as server:
         events = await driven(server, step, prompts())
     record = record_of(events)
@@ -185,11 +189,11 @@ async def test_batches_are_sent_together_and_again() -> None:
 
 
 async def test_conversations_send_what_was_said_before() -> None:
-    def turns() -> Iterator[Request]:
+    def turns() -> Iterator[BenchRequest]:
         for conversation in range(2):
             for turn in range(3):
                 content = f"turn {turn} of {conversation}"
-                yield Request(
+                yield BenchRequest(
                     prompt=content,
                     prompt_tokens=5,
                     max_tokens=4,
@@ -210,7 +214,8 @@ async def test_conversations_send_what_was_said_before() -> None:
 
 async def test_conversations_without_messages_are_one_growing_prompt() -> None:
     requests = [
-        Request(prompt=f"part {n}", prompt_tokens=2, max_tokens=4, conversation=0) for n in range(2)
+        BenchRequest(prompt=f"part {n}", prompt_tokens=2, max_tokens=4, conversation=0)
+        for n in range(2)
     ]
     _, server = await recorded(completions(tokens=1), clients(1), requests)
     sent = [call.body["prompt"] for call in server.calls]
@@ -222,7 +227,7 @@ async def test_several_processes_share_a_step() -> None:
         completions(tokens=2, gap=0.01),
         clients(4, requests=30),
         prompts(),
-        Settings(processes=2),
+        RequestSettings(processes=2),
     )
     assert [r.index for r in record.requests] == list(range(30))
     assert server.most == 4
@@ -243,7 +248,10 @@ async def test_a_step_ends_when_its_time_is_over() -> None:
 
 async def test_what_does_not_end_in_time_is_unfinished() -> None:
     record, _ = await recorded(
-        completions(tokens=50, gap=0.1), clients(2, seconds=0.2), prompts(), Settings(drain=0.2)
+        completions(tokens=50, gap=0.1),
+        clients(2, seconds=0.2),
+        prompts(),
+        RequestSettings(drain=0.2),
     )
     assert [r.error for r in record.requests] == ["unfinished"] * 2
     assert all(0 < len(r.arrivals) < 50 for r in record.requests)
@@ -251,7 +259,9 @@ async def test_what_does_not_end_in_time_is_unfinished() -> None:
 
 async def test_a_step_can_be_stopped() -> None:
     with FakeServer(completions(tokens=3, gap=0.05)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         driver.stop("nothing runs")  # and nothing happens
         events = []
         async with asyncio.timeout(30):
@@ -268,11 +278,13 @@ async def test_a_step_can_be_stopped() -> None:
 
 async def test_closing_the_events_ends_the_load() -> None:
     with FakeServer(completions(tokens=100, gap=0.05)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         events = driver.drive(clients(2), prompts())
         async with asyncio.timeout(30):
             async for event in events:
-                if isinstance(event, Progress) and event.in_flight == 2:
+                if isinstance(event, StepProgress) and event.in_flight == 2:
                     break
             assert driver._running is not None
             process = driver._running._processes[0]._process
@@ -283,12 +295,14 @@ async def test_closing_the_events_ends_the_load() -> None:
 
 async def test_a_load_generator_that_dies_is_reported() -> None:
     with FakeServer(completions(tokens=100, gap=0.05)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         events = []
         async with asyncio.timeout(30):
             async for event in driver.drive(clients(1), prompts()):
                 events.append(event)
-                if isinstance(event, Progress) and event.in_flight:
+                if isinstance(event, StepProgress) and event.in_flight:
                     assert driver._running is not None
                     process = driver._running._processes[0]._process
                     assert process is not None
@@ -303,9 +317,11 @@ async def test_a_load_generator_that_dies_is_reported() -> None:
 
 async def test_a_load_generator_that_stands_still_says_that_it_was_behind() -> None:
     with FakeServer(completions(tokens=2)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
-        requests = scheduled(prompts(), Arrivals.parse("constant").times(50.0, seed=1))
-        step = Step(kind="rate", value=50, label="", seconds=0.8)
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
+        requests = scheduled(prompts(), ArrivalProcess.parse("constant").times(50.0, seed=1))
+        step = BenchStep(kind="rate", value=50, label="", seconds=0.8)
         stood = False
         async with asyncio.timeout(30):
             async for event in driver.drive(step, requests):
@@ -333,10 +349,10 @@ async def test_a_load_generator_does_not_outlive_its_run() -> None:
             "import asyncio, sys\n"
             "from tests.unit.bench.load.test_drive import *\n"
             "async def main():\n"
-            "    target = Target(kind='openai', address=sys.argv[1], model='m')\n"
-            "    driver = Driver(target, Settings())\n"
+            "    target = BenchTarget(kind='openai', address=sys.argv[1], model='m')\n"
+            "    driver = LoadDriver(target, RequestSettings())\n"
             "    async for event in driver.drive(clients(1), prompts()):\n"
-            "        if isinstance(event, Progress) and event.in_flight:\n"
+            "        if isinstance(event, StepProgress) and event.in_flight:\n"
             "            print(driver._running._processes[0]._process.pid, flush=True)\n"
             "asyncio.run(main())\n"
         )
@@ -364,7 +380,7 @@ def _ends(pid: int) -> bool:
 
 
 async def test_a_workload_that_fails_is_raised() -> None:
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[BenchRequest]:
         yield from islice(prompts(), 100)
         raise ConfigError("the file ends in the middle")
 
@@ -421,7 +437,7 @@ async def test_errors_within_a_stream_have_their_kind() -> None:
 
 
 async def test_slow_servers_time_out() -> None:
-    found = await answers(completions(tokens=50, gap=0.1), settings=Settings(timeout=0.25))
+    found = await answers(completions(tokens=50, gap=0.1), settings=RequestSettings(timeout=0.25))
     assert {r.error for r in found} == {"timeout"}
     assert all(r.arrivals for r in found)
 
@@ -463,7 +479,7 @@ async def test_a_failed_batch_is_told_and_the_next_one_runs() -> None:
         else:
             await completions(tokens=2)(call, reply)
 
-    step = Step(kind="batch", value=2, label="2", requests=2)
+    step = BenchStep(kind="batch", value=2, label="2", requests=2)
 
     with FakeServer(once).serving() as server:
         events = await driven(server, step, prompts())
@@ -476,13 +492,15 @@ async def test_a_failed_batch_is_told_and_the_next_one_runs() -> None:
 
 @pytest.mark.parametrize(
     ("trusting", "error"),
-    [(Settings(), "connect"), (Settings(insecure=True), None), ("authority", None)],
+    [(RequestSettings(), "connect"), (RequestSettings(insecure=True), None), ("authority", None)],
 )
 async def test_certificates_are_checked(
-    tmp_path: Path, trusting: Settings | str, error: str | None
+    tmp_path: Path, trusting: RequestSettings | str, error: str | None
 ) -> None:
     files = Files.make(tmp_path)
-    settings = Settings(ca_file=str(files.authority)) if isinstance(trusting, str) else trusting
+    settings = (
+        RequestSettings(ca_file=str(files.authority)) if isinstance(trusting, str) else trusting
+    )
     with FakeServer(completions(tokens=2)).serving(files) as server:
         record = record_of(await driven(server, clients(1, requests=2), prompts(), settings))
     assert [r.error for r in record.requests] == [error] * 2
@@ -494,10 +512,10 @@ async def test_certificates_are_checked(
 
 async def test_tokens_are_counted_here_if_the_server_does_not_say() -> None:
     with FakeServer(completions(tokens=6, per_event=3, usage=False)).serving() as server:
-        target = Target(kind="openai", address=server.url, model="m")
-        driver = Driver(target, Settings(), Words())
+        target = BenchTarget(kind="openai", address=server.url, model="m")
+        driver = LoadDriver(target, RequestSettings(), Words())
         record = record_of(await driven(server, clients(1, requests=2), prompts(), driver=driver))
-        bare = Driver(target, Settings())
+        bare = LoadDriver(target, RequestSettings())
         counted = record_of(await driven(server, clients(1, requests=2), prompts(), driver=bare))
     for request in record.requests:
         assert (request.output_tokens, request.counted_by) == (6, "tokenizer")
@@ -514,7 +532,9 @@ async def test_a_usage_that_does_not_fit_the_text_is_noted() -> None:
             return 2 * len(text.split())
 
     with FakeServer(completions(tokens=6)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Double())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Double()
+        )
         record = record_of(await driven(server, clients(1, requests=3), prompts(), driver=driver))
     assert {r.output_tokens for r in record.requests} == {6}
     assert len(driver.notes) == 1
@@ -524,11 +544,15 @@ async def test_a_usage_that_does_not_fit_the_text_is_noted() -> None:
 
 async def test_prompts_that_the_server_counts_otherwise_are_noted() -> None:
     with FakeServer(completions(tokens=2, prompt_tokens=9)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         step = clients(1, requests=3)
         record = record_of(await driven(server, step, prompts(), driver=driver))
         said = {"messages": [{"role": "user", "content": "x"}]}
-        chat = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        chat = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         await driven(server, step, prompts(**said), driver=chat)
     assert {r.input_tokens for r in record.requests} == {9}
     assert len(driver.notes) == 1
@@ -545,15 +569,19 @@ async def test_servers_that_do_not_ignore_eos_are_noted(reason: str, noted: bool
         await reply.end()
 
     with FakeServer(ends).serving() as server:
-        settings = Settings(ignore_eos=True)
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), settings, Words())
+        settings = RequestSettings(ignore_eos=True)
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), settings, Words()
+        )
         record_of(await driven(server, clients(1, requests=2), prompts(), driver=driver))
     assert any("ignore_eos" in note for note in driver.notes) == noted
 
 
 async def test_servers_that_refuse_stream_options_are_asked_without() -> None:
     with FakeServer(completions(tokens=2, refuse_usage=True)).serving() as server:
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         record = record_of(await driven(server, clients(1, requests=3), prompts(), driver=driver))
     assert [r.error for r in record.requests] == [None] * 3
     assert [r.counted_by for r in record.requests] == ["tokenizer"] * 3
@@ -577,7 +605,7 @@ async def test_recorded_gaps_are_the_servers() -> None:
 async def test_progress_says_how_far_it_is() -> None:
     with FakeServer(completions(tokens=30, gap=0.02)).serving() as server:
         events = await driven(server, clients(2, requests=4), prompts())
-    progress = [event for event in events if isinstance(event, Progress)]
+    progress = [event for event in events if isinstance(event, StepProgress)]
     assert all(event.index == 3 and event.expected == 4 for event in progress)
     assert max(event.in_flight for event in progress) == 2
     assert progress[-1].done == 4
@@ -594,26 +622,43 @@ async def test_progress_says_how_far_it_is() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "step", "why"),
     [
-        ("tgi", Settings(route="generate_stream", ignore_eos=True), clients(1), "ignore_eos"),
-        ("openai", Settings(sampling=Sampling(watermark=True)), clients(1), "watermark"),
-        ("openai", Settings(headers={"a\n": "b"}), clients(1), "cannot be sent"),
-        ("openai", Settings(), Step(kind="concurrency", value=1.5, label=""), "whole numbers"),
-        ("openai", Settings(), Step(kind="batch", value=0, label=""), "whole numbers"),
-        ("shard-v3", Settings(), clients(1), "driven in batches"),
+        (
+            "tgi",
+            RequestSettings(route="generate_stream", ignore_eos=True),
+            clients(1),
+            "ignore_eos",
+        ),
+        (
+            "openai",
+            RequestSettings(sampling=BenchSampling(watermark=True)),
+            clients(1),
+            "watermark",
+        ),
+        ("openai", RequestSettings(headers={"a\n": "b"}), clients(1), "cannot be sent"),
+        (
+            "openai",
+            RequestSettings(),
+            BenchStep(kind="concurrency", value=1.5, label=""),
+            "whole numbers",
+        ),
+        ("openai", RequestSettings(), BenchStep(kind="batch", value=0, label=""), "whole numbers"),
+        ("shard-v3", RequestSettings(), clients(1), "driven in batches"),
     ],
 )
 async def test_settings_that_cannot_be_are_refused(
-    kind: Any, settings: Settings, step: Step, why: str
+    kind: Any, settings: RequestSettings, step: BenchStep, why: str
 ) -> None:
-    driver = Driver(Target(kind=kind, address="http://127.0.0.1:9", model="m"), settings, Words())
+    driver = LoadDriver(
+        BenchTarget(kind=kind, address="http://127.0.0.1:9", model="m"), settings, Words()
+    )
     with pytest.raises(ConfigError, match=why):
         async for _ in driver.drive(step, prompts()):
             pass
 
 
 async def test_messages_need_the_chat_route() -> None:
-    target = Target(kind="openai", address="http://127.0.0.1:9", model="m")
-    driver = Driver(target, Settings(route="completions"), Words())
+    target = BenchTarget(kind="openai", address="http://127.0.0.1:9", model="m")
+    driver = LoadDriver(target, RequestSettings(route="completions"), Words())
     with pytest.raises(ConfigError, match="messages"):
         async for _ in driver.drive(clients(1), prompts(messages=[{"role": "user"}])):
             pass
@@ -634,9 +679,11 @@ async def test_metrics_of_the_step_are_the_differences() -> None:
     seen: list[dict[str, float]] = []
     with FakeServer(completions(tokens=30, gap=0.05)).serving() as server:
         server.metrics = exposition(10, 0)
-        driver = Driver(Target(kind="openai", address=server.url, model="m"), Settings(), Words())
+        driver = LoadDriver(
+            BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
+        )
         async for event in driver.drive(clients(1, requests=1), prompts()):
-            if isinstance(event, Progress):
+            if isinstance(event, StepProgress):
                 server.metrics = exposition(14, 6)
                 seen.append(dict(driver.server))
             if isinstance(event, StepEnded):

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tgi_cli.bench.managed_server import own_server
-from tgi_cli.bench.settings import Settings
-from tgi_cli.bench.targets import find
+from tgi_cli.bench.managed_server import start_server
+from tgi_cli.bench.settings import RequestSettings
+from tgi_cli.bench.targets import resolve_target
 from tgi_cli.errors import ConfigError, ModelError
 
 
@@ -22,12 +22,12 @@ from tgi_cli.errors import ConfigError, ModelError
 async def test_it_serves_and_is_gone_behind_the_block() -> None:
     said: list[str] = []
     async with asyncio.timeout(90):
-        async with own_server("", ["--max-batch-size=4"], shard=True, say=said.append) as server:
+        async with start_server("", ["--max-batch-size=4"], shard=True, say=said.append) as server:
             async with httpx.AsyncClient(trust_env=False) as client:
                 info = (await client.get(f"{server.url}/info")).json()
             assert info["model_id"] == "tgi-demo"
             assert server.socket is not None
-            shard = await find(str(server.socket), Settings())
+            shard = await resolve_target(str(server.socket), RequestSettings())
             assert (shard.target.kind, shard.target.model) == ("shard-v3", "tgi-demo")
             assert shard.tokenizer.exact
             assert server.log.exists()
@@ -42,14 +42,14 @@ async def test_it_serves_and_is_gone_behind_the_block() -> None:
 async def test_a_model_that_cannot_be_served_is_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="tgi serve: ") as raised:
-        async with own_server(str(tmp_path)):
+        async with start_server(str(tmp_path)):
             pass
     assert raised.value.remedy
 
 
 async def test_flags_that_cannot_be_are_its_errors() -> None:
     with pytest.raises(ConfigError, match="no-such-flag"):
-        async with own_server("", ["--no-such-flag"]):
+        async with start_server("", ["--no-such-flag"]):
             pass
 
 

@@ -9,23 +9,30 @@ import pytest
 
 from tgi_cli import demo
 from tgi_cli.bench import machine
-from tgi_cli.bench.events import Client, Request, RequestRecord
+from tgi_cli.bench.events import BenchRequest, BenchRequestRecord, ClientHealth
 from tgi_cli.bench.load import client_lag, frames
-from tgi_cli.bench.load.frames import Ended, Item, Note, Requests, Unpacker, pack
+from tgi_cli.bench.load.frames import (
+    FrameReader,
+    GeneratorEnded,
+    IndexedRequest,
+    RequestChunk,
+    RunNote,
+    pack,
+)
 from tgi_cli.bench.load.generator import batch_record
 from tgi_cli.bench.metrics_scrape import parse
-from tgi_cli.bench.token_counter import GuessedTokens, LocalTokens
+from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
 
 
 def test_frames_survive_any_pieces() -> None:
     messages: list[frames.FromGenerator] = [
-        Note("one"),
-        Ended(Client(cpu=0.5), "two"),
-        Note("x" * 70_000),
+        RunNote("one"),
+        GeneratorEnded(ClientHealth(cpu=0.5), "two"),
+        RunNote("x" * 70_000),
     ]
     data = b"".join(pack(message) for message in messages)
     for size in (1, 3, 4096, len(data)):
-        unpacker = Unpacker()
+        unpacker = FrameReader()
         found = [
             message
             for begin in range(0, len(data), size)
@@ -36,12 +43,12 @@ def test_frames_survive_any_pieces() -> None:
 
 def test_what_is_no_frame_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        Unpacker().feed(b"\0\0\0\x02\xc1\xc1")
+        FrameReader().feed(b"\0\0\0\x02\xc1\xc1")
 
 
 def test_generators_read_frames_until_the_pipe_ends() -> None:
-    request = Request(prompt="x", prompt_tokens=1, max_tokens=2, at=0.5, conversation=0)
-    sent = Requests([Item(4, request)])
+    request = BenchRequest(prompt="x", prompt_tokens=1, max_tokens=2, at=0.5, conversation=0)
+    sent = RequestChunk([IndexedRequest(4, request)])
     stream = io.BytesIO(pack(sent) + pack(sent)[:-1])
     assert frames.read(stream) == sent
     assert frames.read(stream) is None
@@ -60,16 +67,16 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
 def test_a_client_that_falls_behind_says_so(
     figures: tuple[float, float, float, float], behind: str
 ) -> None:
-    client = client_lag.judged(*figures)
+    client = client_lag.assess(*figures)
     assert client.behind == bool(behind)
     assert behind in client.reason
 
 
 def test_of_several_clients_the_worst_counts() -> None:
-    slow = Client(lag_p99=0.3, cpu=0.1, behind=True, reason="slow")
-    whole = client_lag.merged([Client(cpu=0.7, late_p99=0.01), slow])
-    assert whole == Client(lag_p99=0.3, cpu=0.7, late_p99=0.01, behind=True, reason="slow")
-    assert client_lag.merged([]) == Client()
+    slow = ClientHealth(lag_p99=0.3, cpu=0.1, behind=True, reason="slow")
+    whole = client_lag.worst_of([ClientHealth(cpu=0.7, late_p99=0.01), slow])
+    assert whole == ClientHealth(lag_p99=0.3, cpu=0.7, late_p99=0.01, behind=True, reason="slow")
+    assert client_lag.worst_of([]) == ClientHealth()
 
 
 def test_percentiles_are_by_the_nearest_rank() -> None:
@@ -128,7 +135,7 @@ def test_the_machine_is_described() -> None:
 
 
 def test_words_of_a_vocabulary_are_one_token_each() -> None:
-    tokens = LocalTokens.load(demo.model_path(), demo.MODEL_ID)
+    tokens = LocalTokenCounter.load(demo.model_path(), demo.MODEL_ID)
     words = tokens.words()
     assert len(words) >= 64
     text = " ".join(list(words)[:50])
@@ -137,14 +144,14 @@ def test_words_of_a_vocabulary_are_one_token_each() -> None:
 
 
 def test_guesses_are_near_for_common_words() -> None:
-    guess = GuessedTokens()
+    guess = TokenEstimator()
     assert guess.count(" ".join(list(guess.words())[:40])) == 40
     assert guess.count("") == 0
     assert guess.count("unbelievable, really!") == 5
 
 
-def request_record(arrivals: list[float], tokens: int, finished: float) -> RequestRecord:
-    return RequestRecord(
+def request_record(arrivals: list[float], tokens: int, finished: float) -> BenchRequestRecord:
+    return BenchRequestRecord(
         index=0,
         scheduled=0.0,
         dispatched=0.0,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from tgi_cli.bench.events import Request
-from tgi_cli.bench.load.frames import Item
-from tgi_cli.bench.load.source import Source
+from tgi_cli.bench.events import BenchRequest
+from tgi_cli.bench.load.frames import IndexedRequest
+from tgi_cli.bench.load.generator import RequestSource
 
 
-def item(index: int, conversation: int | None = None) -> Item:
-    return Item(
-        index, Request(prompt="x", prompt_tokens=1, max_tokens=1, conversation=conversation)
+def item(index: int, conversation: int | None = None) -> IndexedRequest:
+    return IndexedRequest(
+        index, BenchRequest(prompt="x", prompt_tokens=1, max_tokens=1, conversation=conversation)
     )
 
 
-async def filled(*items: Item) -> Source:
-    source = Source()
+async def filled(*items: IndexedRequest) -> RequestSource:
+    source = RequestSource()
     for one in (*items, None):
         await source.put(one)
     return source
@@ -48,7 +48,7 @@ async def test_turns_wait_for_their_conversation() -> None:
 
 
 async def test_a_conversation_that_rested_goes_on_with_what_was_said() -> None:
-    source = Source()
+    source = RequestSource()
     await source.put(item(0, 7))
     await source.put(item(1))
     first = await source.take()
@@ -78,7 +78,7 @@ async def test_turns_behind_one_that_failed_are_left_out() -> None:
 
 
 async def test_two_who_take_get_different_requests() -> None:
-    source = Source()
+    source = RequestSource()
     taking = [asyncio.create_task(source.take()) for _ in range(3)]
     for number in range(2):
         await source.put(item(number))

@@ -10,17 +10,17 @@ import pytest
 from tests.unit.bench.results.simulation import Server, request, saved
 from tgi_cli.bench import sweeps
 from tgi_cli.bench.compare import Comparison, compare, differences
-from tgi_cli.bench.events import Client, Run, Step, StepRecord
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench.events import BenchRun, BenchStep, ClientHealth, StepRecord
+from tgi_cli.bench.sweeps import StepBounds
 
-BOUNDS = Bounds(seconds=25)
+BOUNDS = StepBounds(seconds=25)
 
 
-def load(server: Server, clients: tuple[int, ...] = (1, 4, 16)) -> Run:
+def load(server: Server, clients: tuple[int, ...] = (1, 4, 16)) -> BenchRun:
     return saved([server.answer(sweeps.client_step(count, BOUNDS)) for count in clients])
 
 
-def batch(server: Server) -> Run:
+def batch(server: Server) -> BenchRun:
     return saved([server.batch(sweeps.batch_step(size, 10, 1)) for size in (1, 2, 4, 8)])
 
 
@@ -140,7 +140,7 @@ def test_a_step_that_comes_twice_is_taken_together() -> None:
 
 def test_a_tail_needs_values_beyond_it() -> None:
     few = StepRecord(
-        step=Step(kind="concurrency", value=1, label="1"),
+        step=BenchStep(kind="concurrency", value=1, label="1"),
         began=0.0,
         duration=100.0,
         requests=[
@@ -179,7 +179,7 @@ def test_what_differs_is_told() -> None:
         machine={"processor": "another", "cores": 2},
         workload={"load": "concurrency", "seed": 1},
     )
-    slow = msgspec.structs.replace(second.steps[0], client=Client(behind=True))
+    slow = msgspec.structs.replace(second.steps[0], client=ClientHealth(behind=True))
     second = msgspec.structs.replace(second, steps=[slow])
     assert differences(first, second) == [
         "the workload differs: seed 0 and 1",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request
-from tgi_cli.bench.events import Client, Step, StepRecord
-from tgi_cli.bench.statistics import step_figures
-from tgi_cli.bench.sweeps import Bounds, client_step, rate_step
+from tgi_cli.bench.events import BenchStep, ClientHealth, StepRecord
+from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.sweeps import StepBounds, client_step, rate_step
 
-STEP = Step(kind="concurrency", value=2, label="2")
+STEP = BenchStep(kind="concurrency", value=2, label="2")
 
 
 def record(*requests: object, **fields: object) -> StepRecord:
@@ -18,7 +18,7 @@ def record(*requests: object, **fields: object) -> StepRecord:
 
 
 def test_by_hand() -> None:
-    figures = step_figures(
+    figures = step_metrics(
         record(
             request(0),
             request(1, arrivals=(1.0, 3.0), counts=(1, 3)),
@@ -44,32 +44,32 @@ def test_by_hand() -> None:
 
 
 def test_without_limits_there_is_no_goodput() -> None:
-    figures = step_figures(record(request(0)))
+    figures = step_metrics(record(request(0)))
     assert figures.attainment is None
     assert "goodput" not in figures.rates
 
 
 def test_the_rates_have_intervals_around_them() -> None:
-    figures = step_figures(Server().answer(client_step(4, Bounds(seconds=20))))
+    figures = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))))
     for name, value in figures.rates.items():
         low, high = figures.rate_intervals[name]
         assert low < value < high
         assert high - low < value
-    bare = step_figures(Server().answer(client_step(4, Bounds(seconds=20))), intervals=False)
+    bare = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))), intervals=False)
     assert bare.rate_intervals == {}
     assert bare.rates == figures.rates
     assert bare.latencies["itl"].intervals == {}
 
 
 def test_as_many_are_in_flight_as_there_are_clients() -> None:
-    figures = step_figures(Server(places=4).answer(client_step(8, Bounds(seconds=40))))
+    figures = step_metrics(Server(places=4).answer(client_step(8, StepBounds(seconds=40))))
     assert figures.concurrency == pytest.approx(8, rel=0.05)
 
 
 def test_a_queue_is_seen_by_who_was_due() -> None:
     server = Server(places=1)
-    late = server.answer(rate_step(server.capacity * 2, Bounds(requests=50)))
-    figures = step_figures(late)
+    late = server.answer(rate_step(server.capacity * 2, StepBounds(requests=50)))
+    figures = step_metrics(late)
     assert figures.latencies["ttft_scheduled"].p99 > 10 * server.prefill * 1000
 
 
@@ -83,7 +83,7 @@ def test_a_queue_is_seen_by_who_was_due() -> None:
             "1 of 100 requests failed (1.0%)",
         ),
         (
-            record(request(0), client=Client(behind=True, reason="it took all of a core")),
+            record(request(0), client=ClientHealth(behind=True, reason="it took all of a core")),
             "it took all of a core",
         ),
         (
@@ -98,12 +98,12 @@ def test_a_queue_is_seen_by_who_was_due() -> None:
     ],
 )
 def test_it_warns(made: StepRecord, said: str) -> None:
-    assert said in step_figures(made).warnings
+    assert said in step_metrics(made).warnings
 
 
 def test_nothing_at_all() -> None:
-    figures = step_figures(record())
+    figures = step_metrics(record())
     assert (figures.requests, figures.rates, figures.latencies) == (0, {}, {})
     assert figures.runs == 0
-    figures = step_figures(record(duration=0.0))
+    figures = step_metrics(record(duration=0.0))
     assert figures.concurrency == 0.0

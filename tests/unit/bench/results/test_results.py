@@ -13,14 +13,14 @@ import pytest
 from tests.unit.bench.results.simulation import Server, request, saved
 from tgi_cli.bench import events, saved_runs, sweeps
 from tgi_cli.bench.events import RequestDone, RunEnded, StepEnded, StepStarted
-from tgi_cli.bench.saved_runs import Lines, RunStarted
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench.saved_runs import EventLog, RunStarted
+from tgi_cli.bench.sweeps import StepBounds
 from tgi_cli.errors import ConfigError
 
-BOUNDS = Bounds(requests=12)
+BOUNDS = StepBounds(requests=12)
 
 
-def run() -> events.Run:
+def run() -> events.BenchRun:
     server = Server()
     return saved(
         [server.answer(sweeps.client_step(count, BOUNDS)) for count in (1, 2)],
@@ -99,8 +99,8 @@ def test_files_that_cannot_be_are_refused_before_the_run(
     saved_runs.check_writable(None, tmp_path / "new.json")
 
 
-def follow(path: Path, made: events.Run, *, cut: int | None = None) -> None:
-    lines = Lines(path)
+def follow(path: Path, made: events.BenchRun, *, cut: int | None = None) -> None:
+    lines = EventLog(path)
     lines(RunStarted(msgspec.structs.replace(made, steps=[], notes=[])))
     for index, record in enumerate(made.steps):
         lines(StepStarted(index, 2, record.step))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_cli.bench.statistics import PERCENTILES, histogram, summarize
-from tgi_cli.bench.statistics.bootstrap import (
+from tgi_cli.bench.statistics.summary import (
     BINS,
     FEWEST,
     REPLICATES,

@@ -7,12 +7,12 @@ import pytest
 
 from tests.unit.bench.results.simulation import Server, played
 from tgi_cli.bench import sweeps
-from tgi_cli.bench.events import Step, StepRecord
-from tgi_cli.bench.statistics import step_figures
-from tgi_cli.bench.statistics.saturation import find_knee, meets
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench.events import BenchStep, StepRecord
+from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.statistics.metrics import find_knee, meets
+from tgi_cli.bench.sweeps import StepBounds
 
-BOUNDS = Bounds(seconds=15, warmups=1)
+BOUNDS = StepBounds(seconds=15, warmups=1)
 
 
 def test_the_batch_sweep_is_tgi_s() -> None:
@@ -20,21 +20,22 @@ def test_the_batch_sweep_is_tgi_s() -> None:
     records, notes = played(plan, Server().batch)
     assert plan.total == 3
     assert [record.step for record in records] == [
-        Step(kind="batch", value=size, label=str(size), warmup=1, requests=11) for size in (1, 2, 4)
+        BenchStep(kind="batch", value=size, label=str(size), warmup=1, requests=11)
+        for size in (1, 2, 4)
     ]
-    assert [step_figures(record).runs for record in records] == [10, 10, 10]
+    assert [step_metrics(record).runs for record in records] == [10, 10, 10]
     assert notes == []
 
 
 def test_clients_and_rates_have_their_bounds() -> None:
-    bounds = Bounds(requests=20, seconds=30, warmups=2)
+    bounds = StepBounds(requests=20, seconds=30, warmups=2)
     steps = [sweeps.client_step(8, bounds), sweeps.rate_step(2.5, bounds)]
     assert steps == [
-        Step(kind="concurrency", value=8, label="8", warmup=16, requests=36, seconds=30),
-        Step(kind="rate", value=2.5, label="2.5/s", warmup=2, requests=22, seconds=30),
+        BenchStep(kind="concurrency", value=8, label="8", warmup=16, requests=36, seconds=30),
+        BenchStep(kind="rate", value=2.5, label="2.5/s", warmup=2, requests=22, seconds=30),
     ]
     assert sweeps.clients([1, 2], bounds).total == sweeps.rates([1, 2], bounds).total == 2
-    unbounded = sweeps.client_step(1, Bounds(seconds=5))
+    unbounded = sweeps.client_step(1, StepBounds(seconds=5))
     assert unbounded.requests is None
 
 
@@ -57,7 +58,7 @@ def test_a_sweep_without_saturation_says_so() -> None:
 
 
 def test_a_sweep_ends_when_nothing_is_answered() -> None:
-    def refuse(step: Step) -> StepRecord:
+    def refuse(step: BenchStep) -> StepRecord:
         record = Server().answer(step)
         if step.value < 4:
             return record
@@ -72,7 +73,7 @@ def test_a_sweep_ends_when_nothing_is_answered() -> None:
 def test_one_slow_step_is_no_saturation() -> None:
     """Chance: with 4 clients throughput fails to grow once."""
 
-    def answer(step: Step) -> StepRecord:
+    def answer(step: BenchStep) -> StepRecord:
         slowed = 2.2 if step.value == 4 else 1.0
         return Server(places=32, slowed=slowed).answer(step)
 
@@ -84,7 +85,7 @@ def test_the_knee_needs_latency_that_grows() -> None:
     def points(places: int, clients: list[int]) -> list[sweeps.StepFigures]:
         server = Server(places=places)
         steps = [sweeps.client_step(count, BOUNDS) for count in clients]
-        return [step_figures(server.answer(step), intervals=False) for step in steps]
+        return [step_metrics(server.answer(step), intervals=False) for step in steps]
 
     assert find_knee(points(4, [1, 2, 4, 8, 16])) == 2
     assert find_knee(points(64, [1, 2, 4, 8, 16])) is None
@@ -96,11 +97,11 @@ def test_the_knee_needs_latency_that_grows() -> None:
 def test_the_peak_rate_within_limits(places: int) -> None:
     server = Server(places=places, spread=0.2)
     slo = {"ttft": 400.0}
-    plan = sweeps.peak_rate(slo, Bounds(requests=600, warmups=5))
+    plan = sweeps.peak_rate(slo, StepBounds(requests=600, warmups=5))
     records, notes = played(plan, server.answer)
     assert [record.step.kind for record in records[:2]] == ["concurrency", "rate"]
     rates = {
-        record.step.value: meets(step_figures(record, slo, intervals=False))
+        record.step.value: meets(step_metrics(record, slo, intervals=False))
         for record in records[1:]
     }
     met = max(rate for rate, passed in rates.items() if passed)
@@ -121,7 +122,7 @@ def test_limits_that_one_client_misses_end_the_search() -> None:
 
 def test_a_search_that_begins_too_high_goes_down() -> None:
     server = Server(places=2)
-    plan = sweeps.peak_rate({"ttft": 300.0}, Bounds(requests=300), first=server.capacity * 6)
+    plan = sweeps.peak_rate({"ttft": 300.0}, StepBounds(requests=300), first=server.capacity * 6)
     records, notes = played(plan, server.answer)
     rates = [record.step.value for record in records[1:]]
     assert rates[1] == rates[0] / 2
@@ -130,7 +131,7 @@ def test_a_search_that_begins_too_high_goes_down() -> None:
 
 def test_a_search_has_an_end_even_without_a_limit() -> None:
     records, notes = played(
-        sweeps.peak_rate({"ttft": 1e9}, Bounds(requests=10), most=6), Server().answer
+        sweeps.peak_rate({"ttft": 1e9}, StepBounds(requests=10), most=6), Server().answer
     )
     assert len(records) == 6
     assert notes[0].endswith("no higher rate was tried, and none was missed")

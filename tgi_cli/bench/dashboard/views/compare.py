@@ -9,11 +9,10 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from tgi_cli.bench.compare import Comparison, Row, compare
-from tgi_cli.bench.dashboard.colours import error_style, warning_style
-from tgi_cli.bench.dashboard.numbers import fitted
-from tgi_cli.bench.dashboard.views.view_state import Scene
-from tgi_cli.bench.events import Run
+from tgi_cli.bench.compare import ComparedMetric, Comparison, compare
+from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
+from tgi_cli.bench.dashboard.views import ViewState
+from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.statistics import METRICS
 
 
@@ -22,7 +21,7 @@ class CompareView(VerticalScroll):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self._of: tuple[Run, Run] | None = None
+        self._of: tuple[BenchRun, BenchRun] | None = None
         self._found: Comparison | None = None
         self._painted: object = None
 
@@ -30,7 +29,7 @@ class CompareView(VerticalScroll):
         """Textual's."""
         yield Static(id="comparison", markup=False)
 
-    def paint(self, scene: Scene) -> None:
+    def paint(self, scene: ViewState) -> None:
         """Show this moment."""
         run, other = scene.board.run, scene.other
         key = (run is None, self._of is None, self._found is None, self.size.width, scene.dark)
@@ -42,7 +41,7 @@ class CompareView(VerticalScroll):
         elif run is None:
             text = Text("The comparison comes when the run is over.", style="dim")
         elif self._found is not None:
-            text = drawn(self._found, self.size.width - 1, dark=scene.dark)
+            text = draw_comparison(self._found, self.size.width - 1, dark=scene.dark)
         else:
             text = Text("comparing ...", style="dim")
             if self._of is None:
@@ -50,12 +49,12 @@ class CompareView(VerticalScroll):
                 self.run_worker(self._compare(scene, other, run))
         self.query_one("#comparison", Static).update(text)
 
-    async def _compare(self, scene: Scene, before: Run, after: Run) -> None:
+    async def _compare(self, scene: ViewState, before: BenchRun, after: BenchRun) -> None:
         self._found = await asyncio.to_thread(compare, before, after)
         self.paint(scene)
 
 
-def drawn(found: Comparison, width: int, *, dark: bool = True) -> Text:
+def draw_comparison(found: Comparison, width: int, *, dark: bool = True) -> Text:
     """A line for each figure: before, after, the change and its interval, the verdict."""
     text = Text(no_wrap=True, overflow="crop")
     label = min(max(width - 57, 16), 40)
@@ -85,7 +84,7 @@ def drawn(found: Comparison, width: int, *, dark: bool = True) -> Text:
     return text
 
 
-def name_of(row: Row, width: int) -> str:
+def name_of(row: ComparedMetric, width: int) -> str:
     """A figure's label, which of its statistics, and its unit where there is room for it."""
     metric = METRICS.get(row.metric)
     if metric is None:

@@ -9,10 +9,9 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from tgi_cli.bench.dashboard.colours import error_style, warning_style
-from tgi_cli.bench.dashboard.numbers import fitted
-from tgi_cli.bench.dashboard.views.view_state import Scene
-from tgi_cli.bench.statistics import METRICS, StepFigures, Summary
+from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
+from tgi_cli.bench.dashboard.views import ViewState
+from tgi_cli.bench.statistics import METRICS, StepMetrics, Summary
 
 _COLUMNS = (
     ("mean", "mean"),
@@ -45,7 +44,7 @@ class PercentilesView(VerticalScroll):
         """Textual's."""
         yield Static(id="percentiles", markup=False)
 
-    def paint(self, scene: Scene) -> None:
+    def paint(self, scene: ViewState) -> None:
         """Show this moment."""
         width = self.size.width - 1  # the scroll bar's
         table = scene.figures.table(scene.shown) if scene.shown is not None else None
@@ -57,12 +56,14 @@ class PercentilesView(VerticalScroll):
             text = Text("no figures yet", style="dim")
         else:
             running = scene.shown is not None and scene.shown.record is None
-            text = drawn(table, width, slo=scene.figures.slo, running=running, dark=scene.dark)
+            text = draw_percentiles(
+                table, width, slo=scene.figures.slo, running=running, dark=scene.dark
+            )
         self.query_one("#percentiles", Static).update(text)
 
 
-def drawn(
-    figures: StepFigures,
+def draw_percentiles(
+    figures: StepMetrics,
     width: int,
     *,
     slo: Mapping[str, float],
@@ -123,7 +124,7 @@ def _append_row(
         text.append(f"{'':{first}}{below}\n", style="dim")
 
 
-def _append_rates(text: Text, figures: StepFigures, width: int) -> None:
+def _append_rates(text: Text, figures: StepMetrics, width: int) -> None:
     """Two in a line: the rate, its unit, its interval."""
     half = width // 2
     for number, (name, rate) in enumerate(figures.rates.items()):
@@ -137,7 +138,7 @@ def _append_rates(text: Text, figures: StepFigures, width: int) -> None:
         text.append(" " * max(half - len(plain) - len(span), 1) if left else "\n")
 
 
-def _append_counts(text: Text, figures: StepFigures, slo: Mapping[str, float], error: str) -> None:
+def _append_counts(text: Text, figures: StepMetrics, slo: Mapping[str, float], error: str) -> None:
     if figures.runs:
         text.append(f"{figures.runs} runs\n")
     if figures.requests:

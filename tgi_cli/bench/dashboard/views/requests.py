@@ -14,14 +14,13 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tgi_cli.bench.dashboard.charts import Ticks
-from tgi_cli.bench.dashboard.colours import colour, error_style
+from tgi_cli.bench.dashboard.charts import RoundTicks
+from tgi_cli.bench.dashboard.formatting import colour, error_style, seconds
 from tgi_cli.bench.dashboard.metrics import PAUSE
-from tgi_cli.bench.dashboard.numbers import seconds
 from tgi_cli.bench.dashboard.run_state import StepState, described
-from tgi_cli.bench.dashboard.views.view_state import Scene
-from tgi_cli.bench.dashboard.widgets import Drawing
-from tgi_cli.bench.events import BatchRecord, RequestRecord, StepRecord
+from tgi_cli.bench.dashboard.views import ViewState
+from tgi_cli.bench.dashboard.widgets import DrawnText
+from tgi_cli.bench.events import BatchRecord, BenchRequestRecord, StepRecord
 
 _LEFT = 8
 _RIGHT = 17
@@ -30,7 +29,7 @@ MAX_ZOOM = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """One request, or one run of a batch; seconds from the start of the step.
 
     Attributes:
@@ -48,7 +47,7 @@ class Row:
     warmup: bool = False
 
 
-def rows_of(record: StepRecord) -> list[Row]:
+def rows_of(record: StepRecord) -> list[TimelineRow]:
     """In the order in which they were due. Runs of a batch are laid end to end."""
     if record.batches and not record.requests:
         return _runs(record.batches)
@@ -56,8 +55,8 @@ def rows_of(record: StepRecord) -> list[Row]:
     return [_row(request) for request in requests]
 
 
-def _row(request: RequestRecord) -> Row:
-    return Row(
+def _row(request: BenchRequestRecord) -> TimelineRow:
+    return TimelineRow(
         label=f"#{request.index}",
         due=request.scheduled,
         sent=request.dispatched,
@@ -69,14 +68,16 @@ def _row(request: RequestRecord) -> Row:
     )
 
 
-def _runs(batches: list[BatchRecord]) -> list[Row]:
+def _runs(batches: list[BatchRecord]) -> list[TimelineRow]:
     rows = []
     now = 0.0
     for number, batch in enumerate(batches):
         first = now + batch.prefill
         last = first + sum(batch.decodes)
         tokens = batch.batch_size * (len(batch.decodes) + 1)
-        rows.append(Row(f"run {number}", now, now, first, last, tokens, warmup=batch.warmup))
+        rows.append(
+            TimelineRow(f"run {number}", now, now, first, last, tokens, warmup=batch.warmup)
+        )
         now = last
     return rows
 
@@ -95,11 +96,11 @@ class RequestsView(Vertical):
 
     def compose(self) -> ComposeResult:
         """Textual's."""
-        yield Drawing(id="axis")
+        yield DrawnText(id="axis")
         yield Timeline(id="timeline")
-        yield Drawing(id="legend")
+        yield DrawnText(id="legend")
 
-    def paint(self, scene: Scene) -> None:
+    def paint(self, scene: ViewState) -> None:
         """Show this moment."""
         shown = scene.shown
         key = (shown, shown.version if shown is not None else 0, scene.zoom, scene.dark)
@@ -111,8 +112,8 @@ class RequestsView(Vertical):
         if key != self._painted:
             self._painted = key
             timeline.show(scene)
-        self.query_one("#axis", Drawing).show(lambda width, _: timeline.axis(width), key)
-        self.query_one("#legend", Drawing).show(lambda width, _: timeline.legend(), key)
+        self.query_one("#axis", DrawnText).show(lambda width, _: timeline.axis(width), key)
+        self.query_one("#legend", DrawnText).show(lambda width, _: timeline.legend(), key)
 
 
 class Timeline(ScrollView, can_focus=True):
@@ -120,14 +121,14 @@ class Timeline(ScrollView, can_focus=True):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self._rows: list[Row] = []
+        self._rows: list[TimelineRow] = []
         self._shown: StepState | None = None
         self._end = 1.0
         self._zoom = 0
         self._style = ""
         self._error = ""
 
-    def show(self, scene: Scene) -> None:
+    def show(self, scene: ViewState) -> None:
         """The step of this moment; a running one is followed down unless it was scrolled up."""
         step = scene.shown
         following = self.scroll_offset.y >= self.max_scroll_y and step is not None
@@ -150,7 +151,7 @@ class Timeline(ScrollView, can_focus=True):
         """The axis begins at the topmost row."""
         super().watch_scroll_y(old_value, new_value)
         if self._zoom and self.parent is not None:
-            self.parent.query_one("#axis", Drawing).refresh()
+            self.parent.query_one("#axis", DrawnText).refresh()
 
     @property
     def window(self) -> tuple[float, float]:
@@ -166,7 +167,7 @@ class Timeline(ScrollView, can_focus=True):
         """The times above the rows."""
         room = max(width - _LEFT - _RIGHT - self.scrollbar_size_vertical, 10)
         low, high = self.window
-        ticks = Ticks()
+        ticks = RoundTicks()
         ticks.most = max(room // 12, 1)
         places, labels = ticks.get_ticks_and_labels(low, high)
         line = [" "] * (room + _RIGHT)
@@ -201,7 +202,7 @@ class Timeline(ScrollView, can_focus=True):
         strip = Strip(segments).adjust_cell_length(width, self.rich_style)
         return strip.apply_style(self.rich_style)
 
-    def _segments(self, row: Row, width: int) -> list[Segment]:
+    def _segments(self, row: TimelineRow, width: int) -> list[Segment]:
         room = max(width - _LEFT - _RIGHT, 1)
         dim = Style(dim=True)
         style = Style.parse(self._style) if self._style else Style()
@@ -226,7 +227,7 @@ class Timeline(ScrollView, can_focus=True):
         ]
 
 
-def bars(row: Row, low: float, high: float, room: int) -> tuple[str, str, str, str]:
+def bars(row: TimelineRow, low: float, high: float, room: int) -> tuple[str, str, str, str]:
     """Space, queued, prefill, decode: cells of a row between two times. At least one is drawn."""
 
     def cell(time: float) -> int:

@@ -11,33 +11,32 @@ from textual.app import ComposeResult
 from textual.containers import Grid, Vertical
 from textual.widgets import Static
 
-from tgi_cli.bench.dashboard.colours import colour, error_style
+from tgi_cli.bench.dashboard.formatting import colour, error_style, fitted, seconds, short
 from tgi_cli.bench.dashboard.histogram import columns
-from tgi_cli.bench.dashboard.numbers import fitted, seconds, short
-from tgi_cli.bench.dashboard.poller import History, Sample
-from tgi_cli.bench.dashboard.views.view_state import Scene
-from tgi_cli.bench.dashboard.widgets import Drawing
+from tgi_cli.bench.dashboard.poller import ServerHistory, ServerSample
+from tgi_cli.bench.dashboard.views import ViewState
+from tgi_cli.bench.dashboard.widgets import DrawnText
 
 
 @dataclass(frozen=True, slots=True)
-class _Plot:
+class _ServerPlot:
     """One figure over time; ``scale`` makes it what ``unit`` says, ``top`` is its natural end."""
 
     name: str
     title: str
     unit: str
-    value: Callable[[Sample], float | None]
+    value: Callable[[ServerSample], float | None]
     scale: float = 1.0
     top: float | None = None
 
 
 _PLOTS = (
-    _Plot("queued", "Queue", "requests", lambda sample: sample.queued),
-    _Plot("running", "Batch", "requests", lambda sample: sample.running),
-    _Plot("kv", "KV cache", "%", lambda sample: sample.kv, 100.0, 100.0),
-    _Plot("hits", "Prefix hits", "%", lambda sample: sample.hits, 100.0, 100.0),
-    _Plot("output", "Output", "tokens/s", lambda sample: sample.output),
-    _Plot("input", "Prompts", "tokens/s", lambda sample: sample.input),
+    _ServerPlot("queued", "Queue", "requests", lambda sample: sample.queued),
+    _ServerPlot("running", "Batch", "requests", lambda sample: sample.running),
+    _ServerPlot("kv", "KV cache", "%", lambda sample: sample.kv, 100.0, 100.0),
+    _ServerPlot("hits", "Prefix hits", "%", lambda sample: sample.hits, 100.0, 100.0),
+    _ServerPlot("output", "Output", "tokens/s", lambda sample: sample.output),
+    _ServerPlot("input", "Prompts", "tokens/s", lambda sample: sample.input),
 )
 
 
@@ -49,9 +48,9 @@ class ServerView(Vertical):
         yield Static(id="server-state", markup=False)
         with Grid(id="plots"):
             for plot in _PLOTS:
-                yield Drawing(id=f"plot-{plot.name}")
+                yield DrawnText(id=f"plot-{plot.name}")
 
-    def paint(self, scene: Scene) -> None:
+    def paint(self, scene: ViewState) -> None:
         """Show this moment."""
         history = scene.history
         self.query_one("#plots").display = history is not None
@@ -60,14 +59,14 @@ class ServerView(Vertical):
             return
         key = (history.version, scene.dark)
         for place, plot in enumerate(_PLOTS):
-            drawing = self.query_one(f"#plot-{plot.name}", Drawing)
+            drawing = self.query_one(f"#plot-{plot.name}", DrawnText)
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"
             drawing.show(partial(_drawn, plot, history, colour(place, scene.dark)), key)
 
 
-def _drawn(plot: _Plot, history: History, style: str, width: int, height: int) -> Text:
+def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, height: int) -> Text:
     """Columns over time, with what the top is and how far they reach back."""
     samples = list(history.samples)
     values = [plot.value(sample) for sample in samples]
@@ -97,7 +96,7 @@ def _round_top(value: float) -> float:
         top *= 10
 
 
-def state_of(scene: Scene) -> Text:
+def state_of(scene: ViewState) -> Text:
     """The line above the plots; of a saved run, what its record says of the server."""
     history = scene.history
     if history is not None:

@@ -9,13 +9,12 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from tgi_cli.bench.dashboard import histogram
-from tgi_cli.bench.dashboard.charts import Chart, Series
-from tgi_cli.bench.dashboard.colours import colour
-from tgi_cli.bench.dashboard.metrics import Panel
-from tgi_cli.bench.dashboard.numbers import fitted, seconds
+from tgi_cli.bench.dashboard.charts import ChartSeries, LatencyChart
+from tgi_cli.bench.dashboard.formatting import colour, fitted, seconds
+from tgi_cli.bench.dashboard.metrics import StepPanel
 from tgi_cli.bench.dashboard.run_state import StepState
-from tgi_cli.bench.dashboard.views.view_state import Scene
-from tgi_cli.bench.dashboard.widgets import Drawing, Gauge
+from tgi_cli.bench.dashboard.views import ViewState
+from tgi_cli.bench.dashboard.widgets import DrawnText, ProgressGauge
 from tgi_cli.bench.statistics import Summary
 
 _ROWS = (
@@ -28,7 +27,7 @@ _ROWS = (
 )
 _LABEL = 8
 _COLUMN = 9
-_EMPTY = Panel("", {"ms": None})
+_EMPTY = StepPanel("", {"ms": None})
 
 
 class StepsView(Vertical):
@@ -41,34 +40,34 @@ class StepsView(Vertical):
     def compose(self) -> ComposeResult:
         """Textual's."""
         with Horizontal(id="gauges"):
-            yield Gauge("Total Progress", id="total")
-            yield Gauge("Step Progress", id="step")
+            yield ProgressGauge("Total Progress", id="total")
+            yield ProgressGauge("Step Progress", id="step")
         with Horizontal(id="statistics"):
             for kind in ("prefill", "decode"):
-                yield Drawing(id=f"{kind}-statistics", classes=f"statistics {kind}")
-                yield Drawing(id=f"{kind}-histogram", classes=f"histogram {kind}")
+                yield DrawnText(id=f"{kind}-statistics", classes=f"statistics {kind}")
+                yield DrawnText(id=f"{kind}-histogram", classes=f"histogram {kind}")
         with Horizontal(id="charts"):
-            yield Chart(id="prefill-chart")
-            yield Chart(id="decode-chart")
+            yield LatencyChart(id="prefill-chart")
+            yield LatencyChart(id="decode-chart")
 
     def set_tall(self, tall: bool) -> None:
         """Whether there is room for the axes' names."""
-        for chart in self.query(Chart):
+        for chart in self.query(LatencyChart):
             chart.set_margins(tall=tall)
 
     def release(self) -> None:
         """Let the keys zoom what the mouse has moved."""
-        for chart in self.query(Chart):
+        for chart in self.query(LatencyChart):
             chart.release()
         self._painted = None
 
-    def paint(self, scene: Scene) -> None:
+    def paint(self, scene: ViewState) -> None:
         """Show this moment."""
         board, shown = scene.board, scene.shown
         count = f"{board.done} / {board.total or '?'}"
         share = board.done / board.total if board.total else None
-        self.query_one("#total", Gauge).show(share, count, bad=board.bad)
-        gauge = self.query_one("#step", Gauge)
+        self.query_one("#total", ProgressGauge).show(share, count, bad=board.bad)
+        gauge = self.query_one("#step", ProgressGauge)
         if shown is None:
             gauge.show(0.0, "", bad=False)
         else:
@@ -83,31 +82,31 @@ class StepsView(Vertical):
         place = board.steps.index(shown) if shown is not None else 0
         style = colour(place, scene.dark)
         for kind in ("prefill", "decode"):
-            panel: Panel = getattr(found, kind) if found is not None else _EMPTY
+            panel: StepPanel = getattr(found, kind) if found is not None else _EMPTY
             heading = panel.heading or kind.capitalize()
             self._paint_statistics(kind, heading, panel)
-            drawing = self.query_one(f"#{kind}-histogram", Drawing)
+            drawing = self.query_one(f"#{kind}-histogram", DrawnText)
             drawing.border_title = heading_of_histogram(panel, heading)
-            zoom = min(scene.zoom, histogram.MAX_ZOOM)
-            drawing.show(partial(histogram.drawn, panel.values, style=style, zoom=zoom))
+            zoom = min(scene.zoom, histogram.HISTOGRAM_ZOOM)
+            drawing.show(partial(histogram.draw_histogram, panel.values, style=style, zoom=zoom))
             self._paint_chart(kind, heading, scene)
 
-    def _paint_statistics(self, kind: str, heading: str, panel: Panel) -> None:
-        drawing = self.query_one(f"#{kind}-statistics", Drawing)
+    def _paint_statistics(self, kind: str, heading: str, panel: StepPanel) -> None:
+        drawing = self.query_one(f"#{kind}-statistics", DrawnText)
         drawing.border_title = heading
         drawing.show(partial(statistics, panel))
 
-    def _paint_chart(self, kind: str, heading: str, scene: Scene) -> None:
-        chart = self.query_one(f"#{kind}-chart", Chart)
+    def _paint_chart(self, kind: str, heading: str, scene: ViewState) -> None:
+        chart = self.query_one(f"#{kind}-chart", LatencyChart)
         chart.border_title = f"{heading}: tokens/s over ms"
         series = []
         for place, step in enumerate(scene.board):
             found = scene.figures.panels(step)
             if found is None:
                 continue
-            panel: Panel = getattr(found, kind)
+            panel: StepPanel = getattr(found, kind)
             series.append(
-                Series(
+                ChartSeries(
                     panel.latency,
                     panel.throughput,
                     colour(place, scene.dark),
@@ -132,13 +131,13 @@ def counted(step: StepState) -> str:
     return str(seen.done)
 
 
-def heading_of_histogram(panel: Panel, heading: str) -> str:
+def heading_of_histogram(panel: StepPanel, heading: str) -> str:
     """What a histogram's bins are of."""
     *_, newest = panel.columns
     return newest if panel.counts else f"{heading} {newest}"
 
 
-def statistics(panel: Panel, width: int, height: int) -> Text:
+def statistics(panel: StepPanel, width: int, height: int) -> Text:
     """Latencies, a column each, and throughput, in the lines that there are."""
     text = Text(no_wrap=True, overflow="crop")
     heads = "".join(f"{head:>{_COLUMN}}" for head in panel.columns)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tgi_cli.router import bounds
-from tgi_cli.router.api.schemas.refused import Refused
+from tgi_cli.router.api.schemas.refused import RefusedParameters
 from tgi_cli.router.bounds import (
     BadWords,
     Biases,
@@ -42,7 +42,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class Shaping(Refused, kw_only=True):
+class SharedParameters(RefusedParameters, kw_only=True):
     """What shapes a text, in whatever API: OpenAI's, then by the names that others gave it.
 
     ``repeat_penalty`` (llama.cpp), ``min_new_tokens`` (SGLang) and ``truncate`` (TGI) are second
@@ -92,7 +92,7 @@ class Shaping(Refused, kw_only=True):
     guided_whitespace_pattern: Text | None = None
 
 
-class Sampling(Shaping, kw_only=True):
+class CompletionParameters(SharedParameters, kw_only=True):
     """What chats and text completions have in common.
 
     ``max_new_tokens`` (TGI) and ``n_predict`` (llama.cpp; below 0: up to the context's end) are
@@ -123,7 +123,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]
 
 
-class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One message of a conversation.
 
     ``tool_calls`` are as answers have them; TGI's, whose arguments are objects, are taken too.
@@ -155,11 +155,11 @@ class Tool(msgspec.Struct, kw_only=True):
     function: Function | None = None
 
 
-Messages = Annotated[list[Message], Meta(max_length=bounds.MESSAGES)]
+Messages = Annotated[list[ChatMessage], Meta(max_length=bounds.MESSAGES)]
 Tools = Annotated[list[Tool], Meta(max_length=bounds.TOOLS)]
 
 
-class ChatRequest(Sampling, kw_only=True):
+class ChatRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
     ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
@@ -185,7 +185,7 @@ class ChatRequest(Sampling, kw_only=True):
     continue_final_message: bool | None = None
 
 
-class CompletionRequest(Sampling, kw_only=True):
+class CompletionRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/completions``; ``return_full_text`` is TGI's name of ``echo``."""
 
     prompt: Text | Prompts
@@ -324,7 +324,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """The whole answer of ``/v1/completions``."""
 
     id: str

@@ -134,11 +134,11 @@ _MEANT: dict[str, tuple[Any, ...]] = {
 
 if TYPE_CHECKING:
 
-    class Refused(msgspec.Struct, kw_only=True):
+    class RefusedParameters(msgspec.Struct, kw_only=True):
         """All names of :data:`REFUSED`, as whatever they are."""
 else:
-    Refused = msgspec.defstruct(
-        "Refused",
+    RefusedParameters = msgspec.defstruct(
+        "RefusedParameters",
         [(name, Json, None) for name in REFUSED],
         kw_only=True,
         module=__name__,
@@ -147,14 +147,14 @@ else:
 
 
 @cache
-def refused_names(kind: type[Refused]) -> tuple[str, ...]:
+def refused_names(kind: type[RefusedParameters]) -> tuple[str, ...]:
     """Names that bodies of this type refuse: those that it does not declare itself."""
-    above = kind.__mro__[: kind.__mro__.index(Refused)]
+    above = kind.__mro__[: kind.__mro__.index(RefusedParameters)]
     own = {name for each in above for name in get_annotations(each)}
     return tuple(name for name in REFUSED if name not in own)
 
 
-def refuse(body: Refused) -> None:
+def refuse(body: RefusedParameters) -> None:
     """Raise ApiError if the body asks for something by one of the names that it refuses."""
     for name in refused_names(type(body)):
         value = getattr(body, name)

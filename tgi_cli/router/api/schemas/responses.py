@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tgi_cli.router import bounds
-from tgi_cli.router.api.schemas.openai import Shaping, StreamOptions, TokenLogprob
+from tgi_cli.router.api.schemas.openai import SharedParameters, StreamOptions, TokenLogprob
 from tgi_cli.router.bounds import Items, Json, JsonObject, Name, Names, Signed64, Text
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -45,7 +45,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 FunctionTools = Annotated[list[FunctionTool], Meta(max_length=bounds.TOOLS)]
 
 
-class ResponsesRequest(Shaping, kw_only=True):
+class ResponsesRequest(SharedParameters, kw_only=True):
     """The body of ``/v1/responses``.
 
     ``input`` is text, or messages, function calls, their outputs and reasoning, as answers have

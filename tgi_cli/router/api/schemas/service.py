@@ -36,7 +36,7 @@ class OpenAIErrorResponse(msgspec.Struct, kw_only=True):
     error_type: str
 
 
-class Model(msgspec.Struct, kw_only=True):
+class ModelCard(msgspec.Struct, kw_only=True):
     """A name that requests may say; an adapter has its files and its base beside it."""
 
     id: str
@@ -51,7 +51,7 @@ class ModelList(msgspec.Struct, kw_only=True):
     """The answer of ``/v1/models``."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelCard]
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):

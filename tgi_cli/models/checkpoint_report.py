@@ -1,0 +1,157 @@
+"""What a checkpoint holds, and what would compute with it here, before any of it is served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tgi_cli.device import describe as device_facts
+from tgi_cli.models.checkpoint import (
+    QUANTIZED,
+    StoredTensor,
+    merge_quantized,
+    read_headers,
+    read_tensor,
+)
+from tgi_cli.models.config import read_config
+from tgi_cli.models.registry import checkpoint_format, quantization_name
+from tgi_cli.quantization.matmul import make_matmul
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Weights that are kept in one way.
+
+    Attributes:
+        how: ``4 bits, groups of 128``, or the dtype of plain ones.
+        modules: their names.
+        parameters: numbers in them.
+        num_bytes: on disk, scales included.
+        kernel: what computes with them on this device; for quantized ones that no kernel takes,
+            why they are kept dense; None for plain ones.
+    """
+
+    how: str
+    modules: tuple[str, ...]
+    parameters: int
+    num_bytes: int
+    kernel: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What :func:`describe` finds.
+
+    Attributes:
+        architecture: as config.json names it.
+        method: as ``--quantize`` has it; None: nothing is quantized.
+        quantized: ways in which weights are quantized, the most frequent first.
+        plain: ways in which other tensors are kept, embeddings and norms among them.
+        device: what ``kernel`` is about.
+    """
+
+    architecture: str
+    method: str | None
+    quantized: tuple[WeightGroup, ...]
+    plain: tuple[WeightGroup, ...]
+    device: str
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk."""
+        return sum(kept.num_bytes for kept in (*self.quantized, *self.plain))
+
+    @property
+    def exceptions(self) -> dict[str, str]:
+        """How modules are quantized that are not quantized like most of them."""
+        return {name: kept.how for kept in self.quantized[1:] for name in kept.modules}
+
+    def lines(self) -> Iterator[str]:
+        """The report, for people."""
+        yield f"{self.architecture}, {self.method or 'not quantized'}, {_mib(self.num_bytes)}"
+        for kept in (*self.quantized, *self.plain):
+            per = 8 * kept.num_bytes / max(1, kept.parameters)
+            what = (
+                f"{len(kept.modules)} tensors"
+                if kept.kernel is None
+                else (f"{len(kept.modules)} weights")
+            )
+            yield f"  {what} in {kept.how}: {_mib(kept.num_bytes)}, {per:.2f} bits per number"
+            if kept.kernel is not None:
+                yield f"    on {self.device}: {kept.kernel}"
+        for name, how in self.exceptions.items():
+            yield f"  {name}: {how}"
+
+
+def describe(folder: Path, device: str | None = None) -> CheckpointReport:
+    """Look into the checkpoint in ``folder``; a few of its weights are read.
+
+    ``device``: ``cpu`` or ``cuda``; None takes CUDA where there is one.
+
+    Raises:
+        UnsupportedModelError: its quantization cannot be read.
+        CheckpointError: its files cannot be read, or do not go together.
+        ModelError: there is no checkpoint.
+    """
+    config, facts = read_config(folder), device_facts(device)
+    layout = checkpoint_format(config)
+    stored = read_headers(folder)
+    if layout is not None:
+        stored = merge_quantized(stored, layout)
+    dtype = torch.bfloat16 if facts.native_bfloat16 else torch.float32
+    ways: dict[str, list[StoredTensor]] = {}
+    for tensor in stored.values():
+        ways.setdefault(tensor.about if tensor.dtype == QUANTIZED else tensor.dtype, []).append(
+            tensor
+        )
+    found = sorted(
+        (_kept(how, tensors, dtype, torch.device(facts.kind)) for how, tensors in ways.items()),
+        key=lambda kept: -len(kept.modules),
+    )
+    return CheckpointReport(
+        config.architecture,
+        quantization_name(config),
+        tuple(kept for kept in found if kept.kernel is not None),
+        tuple(kept for kept in found if kept.kernel is None),
+        f"{facts.kind} in {str(dtype).removeprefix('torch.')}",
+    )
+
+
+def _kept(
+    how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device
+) -> WeightGroup:
+    kernels: dict[str, None] = {}
+    by_shape = {tensor.shape: tensor for tensor in tensors if tensor.dtype == QUANTIZED}
+    for tensor in by_shape.values():
+        kernels[_kernel(tensor, dtype, device)] = None
+    return WeightGroup(
+        how,
+        tuple(tensor.name.removesuffix(".weight") for tensor in tensors),
+        sum(torch.Size(tensor.shape).numel() for tensor in tensors),
+        sum(_size(part) for tensor in tensors for part in tensor.parts or (tensor,)),
+        "; ".join(kernels) or None,
+    )
+
+
+def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
+    """What computes with a weight: it is made, to be sure."""
+    assert tensor.read is not None
+    weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
+    product = make_matmul(weight, dtype, device)
+    if isinstance(product, str):
+        return f"dense, as {product}"
+    return product.kernel
+
+
+def _size(stored: StoredTensor) -> int:
+    bits = re.search(r"\d+", stored.dtype)  # BF16, I32, F8_E4M3; BOOL has a byte
+    return torch.Size(stored.shape).numel() * (int(bits[0]) if bits else 8) // 8
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,170 @@
+"""What config.json states, held against what the files have, before anything is built of it.
+
+The loader compares every tensor with its layer. That takes layers, and a vocabulary with a table
+for grammars, and those of a billion take more than a machine has: so counts and sizes that the
+files' headers contradict are refused first. Nothing here is exact; it bounds what the exact
+comparison costs. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
+from tgi_cli.hub.model_files import weight_map
+from tgi_cli.hub.safetensors_header import TensorEntry, read_header
+from tgi_cli.models.config import shown
+
+T = TypeVar("T")
+
+_LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)$")
+_EXPERTS = re.compile(r"(^|_)experts$")
+_SIZES = re.compile(r"(_size|_dim|_rank|heads?|head_kv|_embd|_inner|_model|_ff)$|^(d|n)_[a-z]+$")
+_SKIPPED = ("quantization_config", "compression_config", "id2label", "label2id")
+"""Keys whose values are no sizes of tensors."""
+
+MOST_LAYERS = 1024
+MOST_EXPERTS = 1024
+"""In one layer."""
+MOST_PARTS = 1 << 15
+"""Layers times experts. Kimi K2 has 61 x 384."""
+MOST_SIZE = 1 << 24
+"""Of a dimension. The largest vocabularies have a quarter of a million tokens."""
+
+_PACKED = 16
+"""Elements in one number of a packed weight: 2 bits each in int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the headers of a checkpoint come to.
+
+    Attributes:
+        tensors: their number.
+        largest: the largest dimension.
+        stacked: first dimensions of tensors with three and more, added up: stacked experts.
+    """
+
+    tensors: int
+    largest: int
+    stacked: int
+
+    @classmethod
+    def of(cls, entries: list[TensorEntry]) -> Outline:
+        """That of these tensors."""
+        return cls(
+            len(entries),
+            max((size for entry in entries for size in entry.shape), default=0),
+            sum(entry.shape[0] for entry in entries if len(entry.shape) > 2),
+        )
+
+
+def read_outline(path: Path) -> Outline | None:
+    """Of the checkpoint in a folder; None where there are no weights.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    found = [(file.name, file.stat()) for file in path.glob("*.safetensors*") if file.is_file()]
+    # Asked for by each reading of the configuration, and the headers of a large model are MBs.
+    return _outline(path, frozenset((name, one.st_size, one.st_mtime_ns) for name, one in found))
+
+
+@lru_cache(maxsize=4)
+def _outline(path: Path, state: frozenset[tuple[str, int, int]]) -> Outline | None:
+    """The same; ``state`` says whether the files have changed."""
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if index.is_file():
+        names = sorted(set(_read(weight_map, index).values()))
+    else:
+        names = [single.name] if single.is_file() else []
+    entries = [
+        entry
+        for name in names
+        if (path / name).is_file()  # the loader says which are absent
+        for entry in _read(read_header, path / name).values()
+    ]
+    return Outline.of(entries) if entries else None
+
+
+def _read(reader: Callable[[Path], T], file: Path) -> T:
+    try:
+        return reader(file)
+    except (OSError, CorruptFileError) as error:
+        why = str(error)
+        if why.startswith(f"{file} "):
+            why = f"it {why.removeprefix(f'{file} ')}"
+        raise CheckpointError(
+            f"{file} cannot be read: {why}",
+            "the file is incomplete or damaged: download it again",
+        ) from error
+
+
+def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: bool = False) -> None:
+    """Refuse counts and sizes of config.json that the checkpoint in ``path`` cannot have.
+
+    Without weights (``--load-format dummy``) they are bounded by what no model reaches.
+
+    Args:
+        path: the folder.
+        raw: what its config.json says.
+        quantized: whether weights may be packed.
+        native: whether each expert is made a module of its own.
+
+    Raises:
+        ModelError: the message names the key.
+        CheckpointError: a file's header cannot be read.
+    """
+    outline = read_outline(path)
+    tensors = outline.tensors if outline is not None else 0
+    largest = (outline.largest if outline is not None else 0) * (_PACKED if quantized else 1)
+    layers = experts = 1
+    for key, value in _numbers(raw):
+        if _LAYERS.search(key):
+            _require(path, key, value, max(MOST_LAYERS, tensors), outline)
+            layers = max(layers, value)
+        elif native and _EXPERTS.search(key):
+            _require(path, key, value, max(MOST_EXPERTS, tensors, largest), outline)
+            experts = max(experts, value)
+        elif key == "vocab_size" and outline is not None:
+            _require(path, key, value, largest, outline)
+        elif _SIZES.search(key):
+            _require(path, key, value, max(MOST_SIZE, largest), outline)
+    parts = max(MOST_PARTS, 8 * (tensors + (outline.stacked if outline is not None else 0)))
+    if layers * experts > parts:
+        raise ModelError(
+            f"{path / 'config.json'} states {shown(layers)} layers of {shown(experts)} experts"
+            + _beside(outline),
+            "download the model again, or correct its config.json",
+        )
+
+
+def _require(path: Path, key: str, value: int, most: int, outline: Outline | None) -> None:
+    if value > most:
+        raise ModelError(
+            f"{path / 'config.json'} states {key!r} {shown(value)}{_beside(outline)}",
+            "download the model again, or correct its config.json",
+        )
+
+
+def _beside(outline: Outline | None) -> str:
+    if outline is None:
+        return ", which is more than any model has"
+    return (
+        f", and its weights are {outline.tensors} tensors with {outline.largest} as the largest "
+        "dimension"
+    )
+
+
+def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Keys with whole numbers, those within objects (``text_config``) too."""
+    for key, value in raw.items():
+        if isinstance(value, dict) and key not in _SKIPPED:
+            yield from _numbers(value)
+        elif type(value) is int:
+            yield key, value
