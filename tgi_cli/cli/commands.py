@@ -76,7 +76,7 @@ COMMANDS = (
         "quantize", "Create a quantized checkpoint of a model, for tgi, vLLM and transformers."
     ),
     CommandEntry("bench", "Benchmark a model, a shard or a server.", cls="BenchCommand"),
-    CommandEntry("model-server", "Run a model behind a Unix socket, for a router to connect to."),
+    CommandEntry("model-server", "Run a model behind a unix socket, for a router to connect to."),
     CommandEntry("router", "Serve HTTP in front of a model server."),
     CommandEntry(
         "completion",

@@ -1,4 +1,4 @@
-"""The entry point of ``tgi``: runs a command; errors are reported as cause, remedy and exit code."""
+"""The entry point of ``tgi``: runs a command and reports its errors, with a remedy and a code."""
 
 from __future__ import annotations
 

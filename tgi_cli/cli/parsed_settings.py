@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -122,17 +121,17 @@ class ParsedSettings(Mapping[str, Any]):
         arguments: list[str] = []
         flags: list[str] = []
         for setting in self.settings:
-            value = self._values[setting.name]
-            if setting.alias_of or value is None or self.origins[setting.name].kind != "flag":
+            value, origin = self._values[setting.name], self.origins[setting.name]
+            if setting.alias_of or value is None or origin.kind != "flag":
                 continue
             if setting.argument:
                 arguments.append(str(value))
             elif isinstance(value, bool):
-                flags.append(setting.flag if value else setting.negative_flag)
+                flags.append(origin.name if value else setting.negative_flag)
             else:
                 for each in value if isinstance(value, list) else [value]:
                     word = ",".join(map(str, each)) if isinstance(each, tuple) else str(each)
-                    flags += [setting.flag, MASK if setting.secret else word]
+                    flags += [origin.name, MASK if setting.secret else word]
         return ["tgi", *self.command.split(), *arguments, *flags]
 
     def log_ignored(self) -> None:

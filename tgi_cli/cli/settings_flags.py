@@ -1,4 +1,4 @@
-"""Turns functions into commands: their flags, variables and help come from the table of settings."""
+"""Makes commands of functions, with flags, variables and help from the table of settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Runner = Callable[[ParsedSettings], None]
 
 
 def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
-    """A decorator that makes a command of a function: it gets the parsed settings of ``command``."""
+    """A decorator: make a command of a function that takes the settings of ``command``."""
 
     def declare(run: Runner) -> Callable[..., None]:
         def called(context: typer.Context, **values: Any) -> None:

@@ -48,7 +48,7 @@ class RouterOptions:
 
 def _shared(command: str) -> tuple[str, ...]:
     """Fields of ServeConfig that a command takes and does something with."""
-    taken = {setting.name for setting in settings_of(command) if not setting.idle(command)}
+    taken = {setting.name for setting in settings_of(command) if not setting.has_no_effect(command)}
     return tuple(f.name for f in fields(ServeConfig) if f.name in taken - _APART)
 
 

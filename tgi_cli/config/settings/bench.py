@@ -50,9 +50,9 @@ BENCH_SETTINGS = (
         Setting("url", text("URL"), None, "Benchmark a running HTTP server of any vendor."),
         Setting(
             "api_key",
-            text("KEY"),
+            words("KEY"),
             None,
-            "API key, sent as a bearer token.",
+            "API key, sent as a bearer token; of several, the first.",
             secret=True,
             variables=("API_KEY",),
         ),

@@ -69,13 +69,13 @@ QUANTIZE_SETTINGS = (
             None,
             "Inputs per scale; -1: one scale per row; fp8 also 0: one scale per weight. Default: "
             "128, with fp8 and int8 -1.",
+            alias_of="group_size",
         ),
         Setting(
             "group_size",
             _GROUP_SIZE,
             None,
             "The same as --groupsize.",
-            alias_of="groupsize",
             hidden=True,
         ),
         Setting(

@@ -67,6 +67,12 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """All flags: long, negative and short."""
+        short = f"-{self.short}" if self.short else ""
+        return tuple(filter(None, (self.flag, self.negative_flag, short)))
+
+    @property
     def negative_flag(self) -> str:
         """The flag that switches it off, or an empty string."""
         return f"--no-{self.flag[2:]}" if self.negative is True else self.negative or ""
