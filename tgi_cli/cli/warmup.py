@@ -74,17 +74,18 @@ def _compile(needed: bool) -> dict[str, Any]:
 def _measure(given: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from tgi_cli.cli.local_model import locate
     from tgi_cli.cli.warmup_report import print_model
     from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import serve
-    from tgi_cli.model_server.load_progress import LoadProgress
+    from tgi_cli.process.progress import ProgressReporter
     from tgi_cli.worker.sizing.warmup_command import measure
 
     config = ServeConfig(**given.fields_of(ServeConfig) | {"model_id": given["model_id"]})
-    config, path = serve.located(config, None)
-    config = serve.with_adapters(config)
-    with Console(stderr=True).status("") as status, LoadProgress(True) as progress:
-        found = measure(config, path, given["batch_sizes"], status.update, progress)
+    config, path = locate(config)
+    progress = ProgressReporter(show_bar=False)
+    with Console(stderr=True).status("") as status, progress:
+        progress.start("loading weights", 0)
+        found = measure(config, path, given["batch_sizes"], status.update, progress.update)
     found["compiled"] = compiled
     if given["json_output"]:
         print(json.dumps(found))

@@ -17,6 +17,7 @@ class RouterConfig:
         engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.Endpoint.parse`.
         engine_tls: how it is spoken to on TCP; None: in the clear.
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
+        parent_fd: a pipe that closes when the parent is gone; None: run alone.
         max_input_tokens, max_total_tokens: limits of a request below the engine's; None: the
             engine's.
         validation_workers: threads for tokenizing long prompts off the event loop.
@@ -47,6 +48,7 @@ class RouterConfig:
     engine_tls: TlsFiles | None = None
     revision: str = ""
     socket_fd: int | None = None
+    parent_fd: int | None = None
     hostname: str = "0.0.0.0"
     port: int = 3000
     max_concurrent_requests: int = 128

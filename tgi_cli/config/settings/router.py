@@ -282,14 +282,4 @@ ROUTER_SETTINGS = (
         short="e",
         variables=(),
     ),
-    Setting(
-        "socket_fd",
-        whole(0),
-        None,
-        "A bound TCP socket to listen on.",
-        NETWORK,
-        (ROUTER,),
-        hidden=True,
-        variables=(),
-    ),
 )
