@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import saved_runs, sweeps
+from tgi_cli.bench import plan, saved_runs
 from tgi_cli.bench.events import BenchRun, RunEnded, StepEnded, StepStarted
-from tgi_cli.bench.options import described
+from tgi_cli.bench.plan import StepBounds
 from tgi_cli.bench.run import INTERRUPTED, BenchConfig, BenchJob
-from tgi_cli.bench.sweeps import StepBounds
+from tgi_cli.bench.workloads.build import described
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
 
-STEP = sweeps.client_step(2, StepBounds(requests=10))
+STEP = plan.client_step(2, StepBounds(requests=10))
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_without_the_extra_lines_are_written_and_said_why(
 
 
 def two(tmp_path: Path, **second: Any) -> tuple[str, str]:
-    step = sweeps.client_step(2, StepBounds(seconds=30))
+    step = plan.client_step(2, StepBounds(seconds=30))
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, server in zip(paths, (Server(), Server(seed=1, **second)), strict=True):
         saved_runs.save(saved([server.answer(step)]), path)

@@ -38,7 +38,7 @@ def test_every_shell_knows_every_visible_flag(
             if word.startswith("--") and word[2:].replace("-", "").isalpha():
                 flag = word[2:] if shell == "fish" else word
                 assert flag in script, (command, word)
-    assert "lifeline" not in script
+    assert "config-fd" not in script
 
 
 BASH = """

@@ -94,7 +94,7 @@ def test_sections_are_for_one_command(served: dict[str, Any], write: Any) -> Non
         ("batching: eager", "batching: 'eager' is not one of 'fused'", ""),
         ("trust_remote_code: maybe", "trust_remote_code: 'maybe' is not true or false", ""),
         ("port: [1, 2]", "port: [1, 2] is not one value", ""),
-        ("lifeline_fd: 3", "'lifeline_fd' is not a setting", ""),
+        ("config_fd: 3", "'config_fd' is not a setting", ""),
         ("config: x.yaml", "'config' is not a setting", ""),
         ("serve: 3", "serve is not a section", ""),
         ("serve:\n  engine_url: x", "serve: 'engine_url' is not a setting", ""),

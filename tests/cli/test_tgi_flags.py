@@ -17,6 +17,7 @@ from tgi_cli.cli import main, tgi_aliases
 from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.config.settings import SERVE, settings_of
 from tgi_cli.errors import ExitCode
+from tgi_cli.model_server.config import ModelServerConfig
 
 SHARD = "/tmp/text-generation-server"
 INFERENCE = "text-generation-inference"
@@ -26,7 +27,7 @@ MODEL = str(demo.model_path())
 class Row(NamedTuple):
     """A flag of TGI.
 
-    ``effect`` is the field of ServeConfig or RouterOptions that it sets (``=``: that of its own
+    ``effect`` is the field of ServeConfig or RouterConfig that it sets (``=``: that of its own
     name; ``value`` is what it has then), or, behind ``note:``, words of the line that it is
     answered with.
     """
@@ -277,8 +278,8 @@ SERVER = [
 def run_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def run(config: Any, path: Path, uds_path: Path, generate: Any, **_: object) -> None:
-        seen.update(config=config, generate=generate)
+    def run(config: ModelServerConfig, services: Any) -> None:
+        seen.update(config=config.serve, generate=services[-1].keywords["options"])
 
     monkeypatch.setattr(model_server_module, "run_model_server", run)
     monkeypatch.setattr("tgi_cli.logging.dump_on_signal", lambda: None)

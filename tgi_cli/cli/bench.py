@@ -16,7 +16,7 @@ from tgi_cli.errors import ConfigError, ExitCode, TgiError
 if TYPE_CHECKING:
     from tgi_cli.bench.compare import Comparison
     from tgi_cli.bench.events import BenchRun, Event
-    from tgi_cli.bench.options import BenchOptions
+    from tgi_cli.bench.plan import BenchOptions
     from tgi_cli.bench.run import BenchConfig
 
 

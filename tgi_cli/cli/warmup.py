@@ -75,16 +75,17 @@ def _compile(needed: bool) -> dict[str, Any]:
 def _measure(settings: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from tgi_cli.cli.local_model import locate
     from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import serve
-    from tgi_cli.model_server.load_progress import LoadProgress
+    from tgi_cli.process.progress import ProgressReporter
     from tgi_cli.worker.sizing.warmup_command import measure
 
     config = ServeConfig(**settings.fields_of(ServeConfig) | {"model_id": settings["model_id"]})
-    config, path = serve.located(config, None)
-    config = serve.with_adapters(config)
-    with Console(stderr=True).status("") as status, LoadProgress(True) as progress:
-        found = measure(config, path, settings["batch_sizes"], status.update, progress)
+    config, path = locate(config)
+    progress = ProgressReporter(show_bar=False)
+    with Console(stderr=True).status("") as status, progress:
+        progress.start("loading weights", 0)
+        found = measure(config, path, settings["batch_sizes"], status.update, progress.update)
     found["compiled"] = compiled
     if settings["json_output"]:
         print(json.dumps(found))

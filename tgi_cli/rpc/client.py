@@ -26,7 +26,7 @@ from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.endpoint import Endpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
 from tgi_cli.rpc.interface import GONE, Adapters
-from tgi_cli.rpc.streams import Stream, Streams
+from tgi_cli.rpc.streams import RequestStream, RequestStreams
 from tgi_cli.rpc.tls import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class GrpcEngineClient:
         self._metrics = EngineMetrics()
         self._adapters = Adapters()
         self._connected = False
-        self._streams = Streams(self._cancel)
+        self._streams = RequestStreams(self._cancel)
         self._request_ids = itertools.count(1)
         self._outgoing: asyncio.Queue[pb.ClientMessage] = asyncio.Queue()
         self._keeper: asyncio.Task[None] | None = None
@@ -162,7 +162,7 @@ class GrpcEngineClient:
             self._adapters = answer
         return answer
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> Stream:
+    def submit(self, request: GenerationRequest, adapter: str = "") -> RequestStream:
         if not self._connected:
             raise ShardError(GONE, "see its log")
         message = codec.encode_submit(request, adapter)

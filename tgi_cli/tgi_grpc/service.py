@@ -289,8 +289,8 @@ class GenerateService:
         stops = request.stopping_parameters.stop_sequences
         try:
             read = self._reader.read(request, self._driver.next_id(), self._bounds)
-            texts = self._reader.texts()
-            return BatchRequest(request.id, read, texts, stops, self._info.block_size), read
+            text = self._reader.model_text()
+            return BatchRequest(request.id, read, text, stops, self._info.block_size), read
         except ValueError as error:
             raise CallError(Code.INVALID_ARGUMENT, f"request {request.id}: {error}") from error
         except TgiError as error:  # no tokenizer, or no process that checks grammars

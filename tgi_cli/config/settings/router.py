@@ -62,15 +62,6 @@ NETWORK_SETTINGS = panel(
         None,
         "Private key of the certificate. Default: in the same file.",
     ),
-    Setting(
-        "socket_fd",
-        whole(0),
-        None,
-        "File descriptor of a bound TCP socket to listen on.",
-        (ROUTER,),
-        hidden=True,
-        variables=(),
-    ),
 )
 
 ROUTER_SETTINGS = (
