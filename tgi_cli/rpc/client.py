@@ -21,11 +21,12 @@ import grpc.aio
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, metrics_codec, step_socket, tls_probe
+from tgi_cli.rpc import codec, engine_pb2_grpc, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.endpoint import Endpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
-from tgi_cli.rpc.interface import GONE, Adapters
+from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
+from tgi_cli.rpc.status import ADAPTER_STATUSES
 from tgi_cli.rpc.streams import RequestStream, RequestStreams
 from tgi_cli.rpc.tls import TlsFiles
 
@@ -36,6 +37,7 @@ _PATIENCE_SECONDS = 10.0
 """Between two words about waiting."""
 _LIST_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+_ADAPTER_FAULTS = {status: fault for fault, status in ADAPTER_STATUSES.items()}
 
 
 class _Hung(Exception):
@@ -134,7 +136,7 @@ class GrpcEngineClient:
             except grpc.aio.AioRpcError as error:
                 log.debug("no metrics: %s", error.details())
             else:
-                self._metrics = metrics_codec.decode(answer)
+                self._metrics = codec.decode_metrics(answer)
         return self._metrics
 
     @property
@@ -152,12 +154,19 @@ class GrpcEngineClient:
         message = pb.UnloadAdapterRequest(name=name)
         return await self._call(self._stub.UnloadAdapter, message)
 
-    async def _call(self, method: Any, message: object, seconds: float | None = None) -> Adapters:
-        """Call it, of the engine that the session is with: another one is to be met first."""
+    async def _call(self, method: Any, message: object, timeout: float | None = None) -> Adapters:  # noqa: ASYNC109
+        """Make a call about adapters, and keep its answer unless another engine was met since."""
         if not self._connected:
             raise ShardError(GONE, "see its log")
         instance = self._instance
-        answer = await adapter_calls.call(method, message, seconds)
+        try:
+            answer = codec.decode_adapters(await method(message, timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or str(error.code())
+            fault = _ADAPTER_FAULTS.get(error.code())
+            if fault is None:
+                raise ShardError(f"the model server did not answer: {details}") from error
+            raise AdapterError(details, fault=fault) from error
         if self._instance == instance:
             self._adapters = answer
         return answer
