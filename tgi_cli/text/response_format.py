@@ -127,7 +127,7 @@ class ResponseFormat:
 
     @property
     def loaded(self) -> bool:
-        """Whether :meth:`reader` need not load anything any more."""
+        """Whether :meth:`parser` need not load anything any more."""
         return "templates" in vars(self)
 
     def load(self) -> None:
@@ -142,7 +142,7 @@ class ResponseFormat:
         """Special tokens that have to be in the text, for regions to be told by them."""
         return self._shown if tools else self._shown_plain
 
-    def reader(
+    def parser(
         self,
         prompt: str,
         continued: str = "",

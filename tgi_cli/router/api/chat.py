@@ -32,7 +32,7 @@ from tgi_cli.router.api.schemas.openai import (
     ChatRequest,
     ToolCall,
 )
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole, collect, merge
@@ -60,7 +60,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body = await read_json(request, _DECODER, state.config.payload_limit)
     try:
         adapter = await state.adapters.openai(body.model, body.adapter_id)
-        conversation = await converse(body, state)
+        conversation = await render_chat(body, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
@@ -68,7 +68,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     generations = await state.generator.open([spec], arrived, timeout)
     identity = Identity.new("chatcmpl", body, state)
     characters = len(spec.prompt)
-    readers = [conversation.reader() for _ in generations]
+    readers = [conversation.parser() for _ in generations]
     if body.stream:
         echoed, tokenizer = conversation.echoed, state.text.tokenizer
         encoder = ChatEvents(body, identity, generations, readers, tokenizer, echoed)

@@ -32,7 +32,7 @@ from tgi_cli.router.api.schemas.responses import (
     ResponseUsage,
     TextOptions,
 )
-from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, converse
+from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, render_chat
 from tgi_cli.router.generation.deltas import Delta, Finish
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import collect
@@ -58,7 +58,7 @@ async def responses(request: Request) -> Response | EventStream:
         else:
             chat = await state.workers.run(chat_request, body)
         adapter = await state.adapters.openai(body.model, body.adapter_id)
-        conversation = await converse(chat, state)
+        conversation = await render_chat(chat, state)
         timeout = request_timeout(request)
     except errors.ApiError as error:
         raise state.generator.refuse(error) from None
@@ -70,7 +70,7 @@ async def responses(request: Request) -> Response | EventStream:
     logprobs = None
     if reports_logprobs(body):
         logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
-    answer = ResponseEvents(writer, generation, conversation.reader(), tokenizer, logprobs)
+    answer = ResponseEvents(writer, generation, conversation.parser(), tokenizer, logprobs)
     if body.stream:
         return EventStream(generation, answer, state.stream_headers(len(spec.prompt)))
     if logprobs is None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from tgi_cli.router.api import vllm
 from tgi_cli.router.api.schemas.openai import ChatRequest
 from tgi_cli.router.api.schemas.tgi import ChatTokenizeResponse, GenerateRequest, SimpleToken
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.http.bodies import parse, read_body, read_json
 from tgi_cli.router.state import RouterState, state_of
 from tgi_cli.text.windowed_encoding import WHOLE_BYTES, Span
@@ -41,7 +41,7 @@ async def chat_tokenize(request: Request) -> Response:
     """The text that the chat template makes of a conversation, and its tokens."""
     state = state_of(request)
     body = await read_json(request, _CHAT, state.config.payload_limit)
-    spec = (await converse(body, state)).spec
+    spec = (await render_chat(body, state)).spec
     assert isinstance(spec.prompt, str)
     around = _encode(ChatTokenizeResponse(tokenize_response=[], templated_text=spec.prompt))
     tokens = _tokens(state, spec.prompt, spec.add_special_tokens)

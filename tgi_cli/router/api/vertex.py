@@ -28,7 +28,7 @@ from tgi_cli.router.api.schemas.platforms import (
 from tgi_cli.router.api.schemas.tgi import GenerateRequest
 from tgi_cli.router.api.tgi import answer_all, tgi_spec
 from tgi_cli.router.bounds import BATCH
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response, parse, read_body, wrong_types
@@ -100,7 +100,7 @@ async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> 
         return await tgi_spec(instance, state)
     adapter = await state.adapters.openai(instance.model, instance.adapter_id)
     # One text for each instance, so one sample.
-    return replace((await converse(instance, state)).spec, adapter=adapter, samples=1)
+    return replace((await render_chat(instance, state)).spec, adapter=adapter, samples=1)
 
 
 def _front(instance: GenerateRequest | ChatRequest) -> str:

@@ -22,7 +22,7 @@ from tgi_cli.router.api.schemas.tokenize import (
     TokenPiece,
     Version,
 )
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response, parse, read_json
 from tgi_cli.router.state import RouterState, state_of
@@ -78,7 +78,7 @@ async def _messages(asked: TokenizeMessagesRequest, state: RouterState) -> Respo
         chat_template_kwargs=asked.chat_template_kwargs,
     )
     await state.adapters.openai(asked.model)
-    text = (await converse(chat, state)).spec.prompt
+    text = (await render_chat(chat, state)).spec.prompt
     assert isinstance(text, str)
     ids = await state.workers.encode(text, bool(asked.add_special_tokens))
     return await _counted(ids, bool(asked.return_token_strs), state)
