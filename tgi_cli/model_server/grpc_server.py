@@ -83,7 +83,7 @@ class EngineServer(AdapterServicer):
         max_loras: adapters that share a batch; 0: none can be loaded.
 
     Attributes:
-        fronts: what else is to be served, from the start to the end.
+        services: Other services on the same server; add them before :meth:`start`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EngineServer(AdapterServicer):
         max_loras: int = 0,
     ) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
-        self.fronts: list[GrpcService] = []
+        self.services: list[GrpcService] = []
         self._engine = engine
         self._info = info
         self._instance = uuid.uuid4().hex
@@ -123,12 +123,12 @@ class EngineServer(AdapterServicer):
         server = grpc.server(
             ThreadPoolExecutor(MAX_SESSIONS + _UNARY_THREADS, thread_name_prefix="rpc"),
             options=channel_options.TCP_SERVER
-            if any(f.afar for f in self.fronts)
+            if any(service.remote for service in self.services)
             else channel_options.SERVER,
         )
         engine_pb2_grpc.add_EngineServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        for front in self.fronts:
-            front.add_to(server)
+        for service in self.services:
+            service.add_to(server)
         try:
             server.add_insecure_port(f"unix:{path}")
             path.chmod(0o600)
@@ -144,8 +144,8 @@ class EngineServer(AdapterServicer):
         """Refuse new requests from now on; live ones go on."""
         with self._lock:
             self._closed_because = "the model server is shutting down"
-        for front in self.fronts:
-            front.drain()
+        for service in self.services:
+            service.drain()
 
     def stop(self, cause: str = "the model server has stopped") -> None:
         """End every session and close the socket. Requests still live end with ``cause``.
@@ -154,8 +154,8 @@ class EngineServer(AdapterServicer):
         """
         if self._dispatcher.is_alive():
             self._dispatcher.join(timeout=2.0)
-        for front in self.fronts:
-            front.end(cause)
+        for service in self.services:
+            service.end(cause)
         with self._lock:
             self._closed_because = cause
             for session in self._sessions:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tgi_cli.errors import ModelError
 from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
+from tgi_cli.process.spawn import child_environment, module_command
 
 T = TypeVar("T")
 
@@ -84,12 +84,17 @@ class Tokenizer:
             )
         with tempfile.TemporaryDirectory(prefix="tgi-tokenizer-") as folder:
             target = Path(folder) / "tokenizer.json"
-            command = [sys.executable, "-m", "tgi_cli.text.convert", str(model_path), str(target)]
+            command = module_command("tgi_cli.text.convert", model_path, target)
             if trust_remote_code:
                 command.append("--trust-remote-code")
             try:
                 result = subprocess.run(
-                    command, capture_output=True, text=True, timeout=_CONVERT_SECONDS, check=False
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=_CONVERT_SECONDS,
+                    env=child_environment(),
+                    check=False,
                 )
             except subprocess.TimeoutExpired as error:
                 raise ModelError(
