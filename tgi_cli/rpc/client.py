@@ -23,7 +23,7 @@ from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import codec, engine_pb2_grpc, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.endpoint import Endpoint
+from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
 from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
 from tgi_cli.rpc.status import ADAPTER_STATUSES
@@ -47,7 +47,7 @@ class _Hung(Exception):
 class GrpcEngineClient:
     """An :class:`tgi_cli.rpc.interface.EngineClient` over gRPC. Make it with :meth:`connect`."""
 
-    def __init__(self, endpoint: Endpoint, *, stall_seconds: float = 60.0) -> None:
+    def __init__(self, endpoint: EngineEndpoint, *, stall_seconds: float = 60.0) -> None:
         self._endpoint = endpoint
         self._target = endpoint.url
         self._channel = endpoint.aio_channel()
@@ -77,7 +77,7 @@ class GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
         Args:
-            target: as :meth:`tgi_cli.rpc.endpoint.Endpoint.parse` takes it.
+            target: as :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse` takes it.
             timeout: seconds to wait for it to come up; None waits for ever.
             stall_seconds: how long the engine may stand still while requests are live, before the
                 session ends; one whose steps take longer gets longer, and 0 means for ever.
@@ -87,7 +87,7 @@ class GrpcEngineClient:
             ConfigError: an address that is none, or files that TLS cannot use.
             ShardError: no engine answered in time, or none ever will: TLS keeps it apart.
         """
-        endpoint = Endpoint.parse(target, tls)
+        endpoint = EngineEndpoint.parse(target, tls)
         client = cls(endpoint, stall_seconds=stall_seconds)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client._keeper = asyncio.create_task(client._keep(opened), name="engine session")
@@ -312,7 +312,7 @@ def fetch_info(target: str, timeout: float, tls: TlsFiles | None = None) -> Engi
     Raises:
         ShardError: it did not answer within ``timeout`` seconds.
     """
-    with Endpoint.parse(target, tls).channel() as channel:
+    with EngineEndpoint.parse(target, tls).channel() as channel:
         try:
             stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
             answer = stub.Info(pb.InfoRequest(), timeout=timeout, wait_for_ready=True)
