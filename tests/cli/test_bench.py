@@ -347,7 +347,7 @@ def test_help_lists_view_and_compare(capsys: pytest.CaptureFixture[str]) -> None
     out = " ".join(capsys.readouterr().out.split())
     assert "tgi bench view" in out
     assert out.lower().count("default: ") > 10, "also those that the help texts name"
-    assert "Default: 256." in out
+    assert "Default: 10." in out
     assert "tgi bench compare" in out
     assert main.run(["bench", "compare", "--help"]) == ExitCode.OK
     assert "--fail-on" in capsys.readouterr().out

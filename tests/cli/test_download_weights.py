@@ -118,7 +118,7 @@ def test_an_interrupted_download_resumes(hub: HubServer, tmp_path: Path) -> None
         process.wait()
     assert process.returncode == 130
     assert stdout == ""
-    assert "run the same again" in stderr
+    assert "run the same command again" in stderr
     assert "Traceback" not in stderr
 
     again = run(hub, tmp_path, "org/m")
