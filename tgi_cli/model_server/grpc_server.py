@@ -100,7 +100,7 @@ class EngineServer(AdapterServicer):
         self._instance = uuid.uuid4().hex
         self._engine_ids = itertools.count(1)
         self._lock = threading.Lock()
-        """Guards ``_sessions``, ``_routes`` and the sessions' fields, but not look-ups of routes."""
+        """Guards ``_sessions``, ``_routes`` (but for look-ups) and the sessions' fields."""
         self._sessions: set[ClientSession] = set()
         self._routes: dict[int, _Route] = {}
         self._closed_because = ""

@@ -92,8 +92,8 @@ def _cache(capacity: Capacity) -> str:
     size, activations = capacity.cache_bytes, format_memory(capacity.activation_bytes)
     if config.device != "cpu":
         return (
-            f"{format_memory(size)}, all that is free after {activations} of activations, less a margin of "
-            f"{CUDA_MARGIN:.0%} of the device"
+            f"{format_memory(size)}, all that is free after {activations} of activations, less a "
+            f"margin of {CUDA_MARGIN:.0%} of the device"
         )
     per_sequence = -(-config.max_total_tokens // config.block_size)
     useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_ROOM))

@@ -93,7 +93,8 @@ def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int
         if asked > affordable:
             raise OutOfMemoryError(
                 f"a KV cache of --max-batch-total-tokens {config.max_batch_total_tokens} takes "
-                f"{format_memory(asked * block_bytes)}, and {format_memory(budget)} are free for it",
+                f"{format_memory(asked * block_bytes)}, and {format_memory(budget)} are free for "
+                "it",
                 f"ask for at most {affordable * size} tokens, or leave it open"
                 if affordable
                 else "free memory, lower --max-batch-prefill-tokens, or use a smaller model",
