@@ -18,13 +18,13 @@ class BatchingPolicy(Protocol):
     mixes: prefills share a step with decodes.
     strict: prompts run whole, and one that does not fit lets nobody pass.
     gathers: a batch is gathered at once, though its prefill may take several steps.
-    reason: why those that join a running batch now may do so, in TGI's words.
+    join_reason: why those that join a running batch now may do so, in TGI's words.
     """
 
     mixes: bool
     strict: bool
     gathers: bool
-    reason: str
+    join_reason: str
 
     def window(self, running: int) -> Window:
         """How few and how many sequences may join ``running`` ones in the next step."""
@@ -43,10 +43,10 @@ class Fused:
     """Anyone at any step."""
 
     mixes, strict, gathers = True, False, False
-    reason = "chunking"
+    join_reason = "chunking"
 
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self._size = limits.max_batch_size
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._size = config.max_batch_size
 
     def window(self, running: int) -> Window:
         return 1, self._size - running
@@ -66,16 +66,16 @@ class Inflight:
 
     mixes, strict, gathers = False, True, False
 
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self._size = limits.max_batch_size
-        self._ratio = limits.waiting_served_ratio
-        self._patience = limits.max_waiting_tokens
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._size = config.max_batch_size
+        self._ratio = config.waiting_served_ratio
+        self._patience = config.max_waiting_tokens
         self._waited = 1
-        self.reason = ""
+        self.join_reason = ""
 
     def window(self, running: int) -> Window:
         impatient = self._waited >= self._patience
-        self.reason = "wait_exceeded" if impatient else "backpressure"
+        self.join_reason = "wait_exceeded" if impatient else "backpressure"
         fewest = 1 if not running or impatient else max(1, int(running * self._ratio))
         return fewest, self._size - running
 
@@ -90,10 +90,10 @@ class Static:
     """A new batch only after the last one has run to its end."""
 
     mixes, strict, gathers = False, False, True
-    reason = ""
+    join_reason = ""
 
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self._size = limits.max_batch_size
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._size = config.max_batch_size
 
     def window(self, running: int) -> Window:
         return 1, 0 if running else self._size
@@ -103,8 +103,8 @@ class Static:
     def decoded(self) -> None: ...
 
 
-def batching_policy_of(limits: SchedulerConfig) -> BatchingPolicy:
-    """The rule that the limits name."""
+def batching_policy_of(config: SchedulerConfig) -> BatchingPolicy:
+    """The policy of a configuration."""
     rules: dict[Batching, type[Fused] | type[Inflight] | type[Static]]
     rules = {Batching.FUSED: Fused, Batching.INFLIGHT: Inflight, Batching.STATIC: Static}
-    return rules[limits.batching](limits)
+    return rules[config.batching](config)

@@ -70,6 +70,14 @@ class SchedulerConfig:
         """Prompt tokens of one request, which leave at least one token to be generated."""
         return self.max_total_tokens - 1
 
+    def prefill_budget(self, num_decodes: int) -> int:
+        """Prompt tokens that a step may compute beside decodes.
+
+        Many decodes must not starve prefills: a quarter of the budget is always theirs.
+        """
+        most = self.max_batch_prefill_tokens
+        return max(most - num_decodes, max(1, most // 4))
+
     @classmethod
     def of(
         cls, config: EngineConfig, num_blocks: int, window: int | None = None

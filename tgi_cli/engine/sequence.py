@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.step import GrammarMatcher
@@ -36,12 +38,17 @@ class Sequence:
         num_window_freed: leading blocks that a sliding window left behind and that were given back.
         num_indexed: leading blocks that were offered to the prefix cache.
         prompt_step: the step that computes the last of its prompt, -1 while none does.
-        scored, context_reported: prompt positions whose log-probability, or whose raw logits,
-            were handed out; they outlive preemption.
+        logprobs_reported, logits_reported: prompt positions whose log-probability, or whose raw
+            logits, clients have got; preemption does not reset them.
         row: its row in the worker, -1 while it waits.
         attempt: raised by each preemption; results of an older attempt are stale.
-        rank: order of service and of sacrifice: priority, then arrival; the lowest comes first.
-        ticket: how many admissions it stood to wait for when it was queued.
+        priority_key: sorts by priority, then arrival; the lowest is served first and preempted
+            last.
+        due: the count of admissions at which it would be admitted if none passed it.
+        prompt_reached: prompt tokens computed as far as the caller of external steps knows, or None
+            once the whole prompt is computed.
+        last_advanced: when an external step last named it, in ``time.monotonic()``; infinity while
+            the step is under way.
     """
 
     __slots__ = (
@@ -49,26 +56,28 @@ class Sequence:
         "attempt",
         "block_hashes",
         "block_ids",
-        "context_reported",
+        "due",
         "first_unsent",
+        "last_advanced",
+        "logits_reported",
+        "logprobs_reported",
         "matcher",
         "max_tokens",
         "num_computed",
         "num_indexed",
         "num_window_freed",
         "placeholders",
+        "priority_key",
+        "prompt_reached",
         "prompt_step",
         "prompt_tokens",
-        "rank",
         "request",
         "row",
-        "scored",
         "skip_forced",
         "stale_results",
         "started",
         "status",
         "stop_ids",
-        "ticket",
         "token_ids",
     )
 
@@ -97,13 +106,15 @@ class Sequence:
         self.prompt_step = -1
         self.row = -1
         self.attempt = 0
-        self.scored = 1
-        self.context_reported = 0
-        self.ticket = 0
+        self.logprobs_reported = 1
+        self.logits_reported = 0
+        self.due = 0
         self.status = Status.WAITING
         self.started = False
+        self.prompt_reached: int | None = None
+        self.last_advanced = -math.inf
         self.arrival_ns = time.monotonic_ns()
-        self.rank = (-request.priority, order)
+        self.priority_key = (-request.priority, order)
 
     @property
     def num_tokens(self) -> int:
@@ -131,6 +142,9 @@ class Sequence:
         self.row = -1
         self.attempt += 1
         self.status = Status.WAITING
+
+
+by_priority = attrgetter("priority_key")
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ def _serve(
         worker,
         limits,
         depth,
-        grammars=worker.grammars,
+        compiler=worker.grammars,
     )
     # What lives now lives for ever: the collector need not walk the model again.
     gc.collect()

@@ -87,9 +87,8 @@ def engine(
     worker = worker or FakeWorker(bounds.block_size)
     with running(worker, bounds, depth, grammars) as client:
         yield Caller(client.core), client
-    scheduler = client.core._scheduler
-    assert scheduler.pool.num_available == bounds.num_blocks, "blocks were lost"
-    free_rows = scheduler._admission.free_rows
+    assert client.core.metrics.load.used_blocks == 0, "blocks were lost"
+    free_rows = client.core._scheduler.batch.resources.free_rows
     assert sorted(free_rows) == list(range(bounds.max_batch_size)), "rows were lost"
 
 
@@ -111,7 +110,7 @@ def fault_of(answer: Future[Advanced]) -> AdvanceError:
 
 
 def in_blocks(core: EngineCore) -> int:
-    return core._scheduler.pool.num_used
+    return core.metrics.load.used_blocks
 
 
 @DEPTHS
@@ -249,7 +248,7 @@ def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
         hurry.set()
         caller.run_out(100)
         client.read_until_finished(0, 1, 2)
-        assert client.core._scheduler.preemptions > 0
+        assert client.core.metrics.load.preemptions > 0
     assert caller.tokens[100] == continuation(range(30), 60, 1000)
     for i in range(3):
         assert client.tokens[i] == continuation([i, 7], 60, 1000)
@@ -267,7 +266,7 @@ def test_nobody_is_preempted_in_vain() -> None:
         hurry.set()
         client.read_until_finished(1)
         caller.run_out(100)
-        assert client.core._scheduler.preemptions == 0
+        assert client.core.metrics.load.preemptions == 0
     assert client.tokens[1] == continuation(range(10), 30, 1000)
 
 
@@ -286,7 +285,7 @@ def test_who_was_promised_to_stay_stays() -> None:
         hurry.set()
         client.read_until_finished(1)
         caller.run_out(101)
-        assert client.core._scheduler.preemptions == 0
+        assert client.core.metrics.load.preemptions == 0
     assert client.tokens[1] == continuation(range(10), 100, 1000)
 
 
