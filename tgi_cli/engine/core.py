@@ -11,6 +11,7 @@ owner writes in a step that the device runs after that one, in order of the laun
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -33,7 +34,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
     UnloadAdapter,
 )
-from tgi_cli.engine.metrics import EngineMetrics, StepStats, StepTimer
+from tgi_cli.engine.metrics import EngineMetrics, StageTimer, StepStats
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
 from tgi_cli.errors import ShardError
@@ -87,7 +88,7 @@ class EngineCore:
         self._depth = depth
         self._on_step = on_step
         self._metrics = EngineMetrics()
-        self._timer = StepTimer(self._metrics)
+        self._timer = StageTimer(self._metrics)
         self._pending: deque[PendingResult] = deque()
         self._finished: list[Finished] = []
         self._failures = 0
@@ -306,7 +307,7 @@ class EngineCore:
         if self._on_step is not None:
             self._on_step(stats)
         if debug:
-            log.debug("%s", stats.to_json())
+            log.debug("%s", json.dumps(stats))
 
     def _fail(self, error: Exception, scheduler: Scheduler | ExternalStepScheduler) -> None:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]

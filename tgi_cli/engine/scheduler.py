@@ -221,13 +221,23 @@ class Scheduler:
 
     def stats(self, step: Step) -> StepStats:
         """A step just scheduled."""
-        return StepStats(
-            timestamp=time.time(),
-            load=self.load(),
-            context_requests=len(step.rows) - step.num_decodes,
-            generation_requests=step.num_decodes,
-            context_tokens=step.num_tokens - step.num_decodes,
-            max_requests=self.config.max_batch_size,
-            max_blocks=self.config.num_blocks,
-            tokens_per_block=self.config.block_size,
-        )
+        load, config = self.load(), self.config
+        return {
+            "Timestamp": time.strftime("%m-%d-%Y %H:%M:%S"),
+            "Iteration Counter": load.steps,
+            "Active Request Count": load.queued + load.running,
+            "Max Request Count": config.max_batch_size,
+            "Max KV cache blocks": config.num_blocks,
+            "Free KV cache blocks": config.num_blocks - load.used_blocks,
+            "Used KV cache blocks": load.used_blocks,
+            "Tokens per KV cache block": config.block_size,
+            "Scheduled Requests": len(step.rows),
+            "Context Requests": len(step.rows) - step.num_decodes,
+            "Generation Requests": step.num_decodes,
+            "Total Context Tokens": step.num_tokens - step.num_decodes,
+            "MicroBatch ID": 0,
+            "Cached KV cache blocks": load.cached_blocks,
+            "Reused prompt tokens": load.reused_tokens,
+            "Total prompt tokens": load.prompt_tokens,
+            "Preemptions": load.preemptions,
+        }

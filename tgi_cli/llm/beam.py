@@ -17,7 +17,7 @@ from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest
 from tgi_cli.errors import TgiError
 from tgi_cli.llm.collector import Throughput
 from tgi_cli.llm.engine import InProcessEngine, RequestGroup
-from tgi_cli.llm.options import Prompt
+from tgi_cli.llm.options import Prompt, new_tokens_of
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.sequence_text import SequenceText
 from tgi_cli.text.tokenizer import Tokenizer
@@ -168,13 +168,7 @@ def search(
         EngineDeadError: the engine's loop has ended.
     """
     for prompt in prompts:
-        # The last token is chosen and never computed, so this is the longest request.
-        if len(prompt.ids) + options.max_new_tokens > info.max_total_tokens:
-            raise ValueError(
-                f"prompt {prompt.index} has {len(prompt.ids)} tokens: with "
-                f"{options.max_new_tokens} new ones it is longer than max_total_tokens "
-                f"({info.max_total_tokens})"
-            )
+        new_tokens_of(prompt, options.max_new_tokens, info)
     hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]
     ids = [prompt.ids for prompt in prompts]
     with RequestGroup(engine) as group, Throughput(len(prompts), progress) as throughput:

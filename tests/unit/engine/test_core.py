@@ -166,9 +166,9 @@ def test_on_step_is_called_for_every_step() -> None:
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
     thread.join(timeout=20)
-    assert [stats.load.steps for stats in seen] == [1, 2, 3, 4, 5]
-    assert [stats.context_tokens for stats in seen] == [8, 0, 0, 0, 0]
-    assert [stats.generation_requests for stats in seen] == [0, 1, 1, 1, 1]
+    assert [stats["Iteration Counter"] for stats in seen] == [1, 2, 3, 4, 5]
+    assert [stats["Total Context Tokens"] for stats in seen] == [8, 0, 0, 0, 0]
+    assert [stats["Generation Requests"] for stats in seen] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -187,9 +187,9 @@ def test_steps_of_both_kinds_are_counted_and_timed() -> None:
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
     loop.join(timeout=20)
-    assert [stats.load.steps for stats in seen] == list(range(1, 9))
-    assert sum(stats.context_tokens for stats in seen) == 18
-    assert sum(stats.generation_requests for stats in seen) == 4 + 2
+    assert [stats["Iteration Counter"] for stats in seen] == list(range(1, 9))
+    assert sum(int(stats["Total Context Tokens"]) for stats in seen) == 18
+    assert sum(int(stats["Generation Requests"]) for stats in seen) == 4 + 2
     metrics = core.metrics
     assert not any(n for (name, _), n in metrics.counts.items() if name == "joined")
     assert metrics.load.prompt_tokens == metrics.load.context_tokens == 18

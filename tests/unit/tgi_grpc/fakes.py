@@ -21,6 +21,7 @@ from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import EngineInfo, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.tgi_grpc.model_text import ModelText
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
@@ -107,8 +108,8 @@ def served(
         path = Path(folder) / "engine.sock"
         server = EngineServer(core, told, max_loras=engine_limits.max_loras)
         options = GenerateOptions(load_text=lambda _info: text)
-        front = GenerateServices(core.inbox, told, server.adapters, options, path)
-        server.fronts.append(front)
+        front = GenerateServices(ServedEngine(core.inbox, told, server.adapters, path), options)
+        server.services.append(front)
         server.start(path)
         loop.start()
         found = Served(core, server, front, path)

@@ -659,7 +659,7 @@ def test_the_end_of_the_engine_is_told() -> None:
 
 
 @DEPTHS
-def test_both_fronts_at_once_say_what_each_says_alone(depth: int) -> None:
+def test_both_services_at_once_say_what_each_says_alone(depth: int) -> None:
     """Sessions and steps over a pool that cannot hold all of them."""
     prompts = [tuple([7] * (i % 5 * 4) + [i + 20]) for i in range(24)]
 

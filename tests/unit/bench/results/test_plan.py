@@ -6,19 +6,19 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, played
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.events import BenchStep, StepRecord
-from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.plan import StepBounds
+from tgi_cli.bench.statistics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.metrics import find_knee, meets
-from tgi_cli.bench.sweeps import StepBounds
 
 BOUNDS = StepBounds(seconds=15, warmups=1)
 
 
 def test_the_batch_sweep_is_tgi_s() -> None:
-    plan = sweeps.batches([1, 2, 4], runs=10, warmups=1)
-    records, notes = played(plan, Server().batch)
-    assert plan.total == 3
+    found = plan.batches([1, 2, 4], runs=10, warmups=1)
+    records, notes = played(found, Server().batch)
+    assert found.total == 3
     assert [record.step for record in records] == [
         BenchStep(kind="batch", value=size, label=str(size), warmup=1, requests=11)
         for size in (1, 2, 4)
@@ -29,20 +29,20 @@ def test_the_batch_sweep_is_tgi_s() -> None:
 
 def test_clients_and_rates_have_their_bounds() -> None:
     bounds = StepBounds(requests=20, seconds=30, warmups=2)
-    steps = [sweeps.client_step(8, bounds), sweeps.rate_step(2.5, bounds)]
+    steps = [plan.client_step(8, bounds), plan.rate_step(2.5, bounds)]
     assert steps == [
         BenchStep(kind="concurrency", value=8, label="8", warmup=16, requests=36, seconds=30),
         BenchStep(kind="rate", value=2.5, label="2.5/s", warmup=2, requests=22, seconds=30),
     ]
-    assert sweeps.clients([1, 2], bounds).total == sweeps.rates([1, 2], bounds).total == 2
-    unbounded = sweeps.client_step(1, StepBounds(seconds=5))
+    assert plan.clients([1, 2], bounds).total == plan.rates([1, 2], bounds).total == 2
+    unbounded = plan.client_step(1, StepBounds(seconds=5))
     assert unbounded.requests is None
 
 
 @pytest.mark.parametrize("places", [1, 4, 13])
 def test_a_sweep_ends_at_saturation_and_finds_the_knee(places: int) -> None:
     server = Server(places=places)
-    records, notes = played(sweeps.to_saturation(BOUNDS), server.answer)
+    records, notes = played(plan.to_saturation(BOUNDS), server.answer)
     clients = sorted(int(record.step.value) for record in records)
     # As many clients as places keep all of them busy: more only wait.
     assert max(clients) <= 8 * places
@@ -52,7 +52,7 @@ def test_a_sweep_ends_at_saturation_and_finds_the_knee(places: int) -> None:
 
 
 def test_a_sweep_without_saturation_says_so() -> None:
-    records, notes = played(sweeps.to_saturation(BOUNDS, most=8), Server(places=1000).answer)
+    records, notes = played(plan.to_saturation(BOUNDS, most=8), Server(places=1000).answer)
     assert [record.step.value for record in records] == [1, 2, 4, 8]
     assert notes == ["saturation was not reached with 8 clients"]
 
@@ -65,7 +65,7 @@ def test_a_sweep_ends_when_nothing_is_answered() -> None:
         failed = [msgspec.structs.replace(request, error="http 503") for request in record.requests]
         return msgspec.structs.replace(record, requests=failed)
 
-    records, notes = played(sweeps.to_saturation(BOUNDS), refuse)
+    records, notes = played(plan.to_saturation(BOUNDS), refuse)
     assert [record.step.value for record in records] == [1, 2, 4]
     assert notes == ["no request was answered with 4 clients; the sweep ends there"]
 
@@ -77,14 +77,14 @@ def test_one_slow_step_is_no_saturation() -> None:
         slowed = 2.2 if step.value == 4 else 1.0
         return Server(places=32, slowed=slowed).answer(step)
 
-    records, _ = played(sweeps.to_saturation(BOUNDS, refine=0), answer)
+    records, _ = played(plan.to_saturation(BOUNDS, refine=0), answer)
     assert max(record.step.value for record in records) >= 64
 
 
 def test_the_knee_needs_latency_that_grows() -> None:
-    def points(places: int, clients: list[int]) -> list[sweeps.StepFigures]:
+    def points(places: int, clients: list[int]) -> list[StepMetrics]:
         server = Server(places=places)
-        steps = [sweeps.client_step(count, BOUNDS) for count in clients]
+        steps = [plan.client_step(count, BOUNDS) for count in clients]
         return [step_metrics(server.answer(step), intervals=False) for step in steps]
 
     assert find_knee(points(4, [1, 2, 4, 8, 16])) == 2
@@ -97,8 +97,8 @@ def test_the_knee_needs_latency_that_grows() -> None:
 def test_the_peak_rate_within_limits(places: int) -> None:
     server = Server(places=places, spread=0.2)
     slo = {"ttft": 400.0}
-    plan = sweeps.peak_rate(slo, StepBounds(requests=600, warmups=5))
-    records, notes = played(plan, server.answer)
+    found = plan.peak_rate(slo, StepBounds(requests=600, warmups=5))
+    records, notes = played(found, server.answer)
     assert [record.step.kind for record in records[:2]] == ["concurrency", "rate"]
     rates = {
         record.step.value: meets(step_metrics(record, slo, intervals=False))
@@ -114,7 +114,7 @@ def test_the_peak_rate_within_limits(places: int) -> None:
 
 
 def test_limits_that_one_client_misses_end_the_search() -> None:
-    records, notes = played(sweeps.peak_rate({"ttft": 10.0}, BOUNDS), Server().answer)
+    records, notes = played(plan.peak_rate({"ttft": 10.0}, BOUNDS), Server().answer)
     assert len(records) == 1
     assert notes[0].startswith("the limits are missed by one client alone, so by every rate: ttft ")
     assert notes[0].endswith("(p90; limit 10)")
@@ -122,8 +122,8 @@ def test_limits_that_one_client_misses_end_the_search() -> None:
 
 def test_a_search_that_begins_too_high_goes_down() -> None:
     server = Server(places=2)
-    plan = sweeps.peak_rate({"ttft": 300.0}, StepBounds(requests=300), first=server.capacity * 6)
-    records, notes = played(plan, server.answer)
+    found = plan.peak_rate({"ttft": 300.0}, StepBounds(requests=300), first=server.capacity * 6)
+    records, notes = played(found, server.answer)
     rates = [record.step.value for record in records[1:]]
     assert rates[1] == rates[0] / 2
     assert notes[0].startswith("peak rate within the limits")
@@ -131,7 +131,7 @@ def test_a_search_that_begins_too_high_goes_down() -> None:
 
 def test_a_search_has_an_end_even_without_a_limit() -> None:
     records, notes = played(
-        sweeps.peak_rate({"ttft": 1e9}, StepBounds(requests=10), most=6), Server().answer
+        plan.peak_rate({"ttft": 1e9}, StepBounds(requests=10), most=6), Server().answer
     )
     assert len(records) == 6
     assert notes[0].endswith("no higher rate was tried, and none was missed")

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from tgi_cli.bench.events import BenchRequest, BenchStep
-from tgi_cli.bench.options import (
+from tgi_cli.bench.plan import (
     BenchOptions,
     SharedPrefix,
-    described,
-    notes_of,
+    StepBounds,
+    client_step,
     plan_of,
-    requests_of,
+    rate_step,
 )
 from tgi_cli.bench.settings import BenchSampling, RequestSettings
-from tgi_cli.bench.sweeps import StepBounds, client_step, rate_step
+from tgi_cli.bench.workloads.build import described, notes_of, requests_of
 from tgi_cli.errors import ConfigError
 
 

@@ -1,14 +1,16 @@
-"""What msgspec says of a body that has the wrong types, in OpenAI's words.
+"""Errors of bodies that are not valid JSON or have the wrong types.
 
-msgspec appends the place, such as ``$.messages[0].content``; ``[...]`` is an entry of an object
-whose key it does not tell.
+msgspec's messages end with a path, such as ``$.messages[0].content``, where ``[...]`` stands for
+any key of an object; OpenAI's errors name the parameter apart from the message.
 """
 
 from __future__ import annotations
 
 import re
 
-_PLACE = re.compile(r"(?P<cause>.*) - at (?:`key` in )?`\$\.?(?P<place>[^`]*)`", re.DOTALL)
+from tgi_cli.router.http.errors import ApiError
+
+_PATH = re.compile(r"(?P<cause>.*) - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _NAMED = re.compile(r"`(?P<name>\w+)` must be ")
 _LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign>[<>]=?)")
@@ -31,22 +33,42 @@ _RANGES = {
 }
 
 
+def invalid_json(cause: str) -> ApiError:
+    """A body that is not valid JSON."""
+    message = f"Failed to parse the request body as JSON: {cause}"
+    return ApiError(400, message, "validation", plain=True)
+
+
+def wrong_types(cause: str) -> ApiError:
+    """Valid JSON that does not match the endpoint's type; ``cause`` is msgspec's message."""
+    message, param, code = describe(cause)
+    return ApiError(
+        422,
+        f"Failed to deserialize the JSON body into the target type: {cause}",
+        "validation",
+        param=param,
+        code=code,
+        openai_message=message,
+        plain=True,
+    )
+
+
 def describe(cause: str) -> tuple[str, str | None, str]:
-    """Message, parameter (None: the body itself) and code of OpenAI's error."""
-    found = _PLACE.fullmatch(cause)
-    place = found["place"].replace("[...]", "") if found else ""
+    """Message, parameter (None for the body itself) and code of OpenAI's error."""
+    found = _PATH.fullmatch(cause)
+    path = found["path"].replace("[...]", "") if found else ""
     cause = found["cause"] if found else cause
     missing = _MISSING.fullmatch(cause)
     if missing:
-        name = f"{place}.{missing['name']}" if place else missing["name"]
+        name = f"{path}.{missing['name']}" if path else missing["name"]
         return f"Missing required parameter: '{name}'.", name, "missing_required_parameter"
     named = _NAMED.match(cause)
     if named:
         return cause, named["name"], "invalid_type"
     code = _code(cause)
     what = "type" if code == "invalid_type" else "value"
-    where = f"'{place}'" if place else "the request's body"
-    return f"Invalid {what} for {where}: {cause[:1].lower()}{cause[1:]}", place or None, code
+    where = f"'{path}'" if path else "the request's body"
+    return f"Invalid {what} for {where}: {cause[:1].lower()}{cause[1:]}", path or None, code
 
 
 def _code(cause: str) -> str:

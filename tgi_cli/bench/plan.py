@@ -1,24 +1,100 @@
-"""Which steps a run has. Lists, and searches that choose the next step by what the last one showed.
+"""The options of a run, and the steps that follow from them.
 
-A search is a generator: it yields a Step, is sent that step's StepRecord, and returns what it
-found, in sentences for ``Run.notes``. It knows no clock and no server, so a model of one is all
-that a test needs.
+A plan is a list of steps, or a search that chooses the next step by the result of the last. A
+search is a generator: it yields a BenchStep, is sent the StepRecord of that step, and returns its
+findings as sentences for ``BenchRun.notes``. It uses neither a clock nor a server, so tests drive
+it with a model of a server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
 from tgi_cli.bench.statistics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.metrics import ENOUGH, find_knee, meets
+from tgi_cli.config.settings import BENCH, default
+from tgi_cli.errors import ConfigError
 
-Search = Generator[BenchStep, StepRecord, list[str]]
+DEFAULT_SIZES = (1, 2, 4, 8, 16, 32)
+"""Batch sizes and numbers of concurrent clients."""
+DEFAULT_RUNS = 10
+"""Runs of each batch size."""
+DEFAULT_SECONDS = 30.0
+"""Length of a step of clients or of a rate, unless it is bounded otherwise."""
+
+LoadKind = Literal["batch", "concurrency", "rate", "ramp", "sweep", "peak", "trace"]
+StepSearch = Generator[BenchStep, StepRecord, list[str]]
 RequestsOfStep = Callable[[BenchStep, int], Iterable[BenchRequest]]
 """Builds the requests of a step from the step and its position in the run."""
+
+
+class SharedPrefix(msgspec.Struct, frozen=True):
+    """Prefixes that prompts share: their length, the share of prompts, the number of prefixes."""
+
+    tokens: int
+    share: float = 1.0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> SharedPrefix:
+        """Parse ``512``, ``512:0.5`` or ``512:0.5:4``. Raises ConfigError."""
+        try:
+            parts = [
+                kind(part) for kind, part in zip((int, float, int), text.split(":"), strict=False)
+            ]
+            prefix = cls(*parts)  # type: ignore[arg-type]
+            if (
+                text.count(":") > 2
+                or prefix.tokens < 1
+                or not 0 < prefix.share <= 1
+                or prefix.count < 1
+            ):
+                raise ValueError
+        except ValueError:
+            raise ConfigError(
+                f"--prefix: {text!r} is not TOKENS, TOKENS:SHARE or TOKENS:SHARE:COUNT",
+                "for example 512:0.5:4",
+            ) from None
+        return prefix
+
+
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The load and the workload of a run.
+
+    Attributes:
+        load: What is varied.
+        values: Batch sizes, clients or rates; the first and the last rate of a ramp.
+        input_tokens, output_tokens: Lengths as ``LengthDistribution`` parses them; whole numbers
+            for batches. Empty: those of the file, or the default.
+        seconds, requests: Limits of each step; for batches, ``requests`` is the number of runs.
+        slo: Limits by metric, in ms.
+        enough: Share of requests that must meet the limits, in a search for the peak rate.
+    """
+
+    load: LoadKind
+    values: tuple[float, ...] = ()
+    input_tokens: str = "256"
+    output_tokens: str = ""
+    arrival: str = default("arrival", BENCH)
+    prefix: SharedPrefix | None = None
+    turns: str = ""
+    think: float = default("think", BENCH)
+    prompts: Path | None = None
+    trace: Path | None = None
+    speed: float = default("speed", BENCH)
+    requests: int | None = None
+    seconds: float | None = None
+    warmups: int = default("warmups", BENCH)
+    seed: int = default("seed", BENCH)
+    slo: dict[str, float] = {}
+    enough: float = ENOUGH
+    chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,21 +102,21 @@ class BenchPlan:
     """The steps of a run.
 
     Attributes:
-        name: of the workload, for titles.
-        total: how many steps; 0: only a search's end will tell.
-        search: begins it anew.
+        name: Name of the workload, for titles.
+        total: Number of steps, or 0 if only the search knows.
+        search: Starts the search.
     """
 
     name: str
     total: int
-    search: Callable[[], Search]
+    search: Callable[[], StepSearch]
 
 
 class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """When a step ends: after so many counted requests or seconds, whichever comes first.
+    """When a step ends: after ``requests`` or ``seconds``, whichever comes first.
 
     Attributes:
-        warmups: of a batch size, runs; of clients, requests for each; of a rate, requests.
+        warmups: Warm-ups: runs of a batch size, requests of each client, requests of a rate.
     """
 
     requests: int | None = None
@@ -48,34 +124,78 @@ class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
     warmups: int = 1
 
 
+def plan_of(options: BenchOptions) -> BenchPlan:
+    """The plan of a run. Raises ConfigError for values that no step can have."""
+    bounds, values = bounds_of(options), options.values
+    if any(not value > 0 for value in values):
+        raise ConfigError("a load of 0 or less cannot be measured", "give values above 0")
+    match options.load:
+        case "batch":
+            sizes = [int(value) for value in values or DEFAULT_SIZES]
+            return batches(sizes, options.requests or DEFAULT_RUNS, options.warmups)
+        case "concurrency":
+            return clients([int(value) for value in values or DEFAULT_SIZES], bounds)
+        case "rate":
+            return rates(values, bounds)
+        case "ramp":
+            first, last = values
+            label = f"{first:g} to {last:g}/s"
+            return listed("ramp", [rate_step((first + last) / 2, bounds, label)])
+        case "sweep":
+            return to_saturation(bounds)
+        case "peak":
+            return peak_rate(options.slo, bounds, enough=options.enough)
+        case "trace":
+            whole = StepBounds(requests=options.requests, seconds=options.seconds, warmups=0)
+            step = rate_step(options.speed, whole, f"trace x{options.speed:g}")
+            return listed("trace", [step])
+
+
+def bounds_of(options: BenchOptions) -> StepBounds:
+    """When each step of a run ends."""
+    seconds = options.seconds
+    if seconds is None and (options.requests is None or options.load == "ramp"):
+        seconds = DEFAULT_SECONDS
+    return StepBounds(requests=options.requests, seconds=seconds, warmups=options.warmups)
+
+
 def batch_step(size: int, runs: int, warmups: int) -> BenchStep:
-    """Closed batches of one size; the warm-ups come before the ``runs`` that count."""
+    """Closed batches of one size: first the warm-ups, then ``runs`` that count."""
     return BenchStep(
         kind="batch", value=size, label=str(size), warmup=warmups, requests=runs + warmups
     )
 
 
 def client_step(clients: int, bounds: StepBounds) -> BenchStep:
-    """So many clients that each send, wait for the answer, and send again."""
-    return _step("concurrency", clients, str(clients), bounds, bounds.warmups * clients)
+    """Concurrent clients that each send a request, wait for the response, and send the next."""
+    warmup = bounds.warmups * clients
+    return BenchStep(
+        kind="concurrency",
+        value=clients,
+        label=str(clients),
+        warmup=warmup,
+        requests=None if bounds.requests is None else bounds.requests + warmup,
+        seconds=bounds.seconds,
+    )
 
 
 def rate_step(rate: float, bounds: StepBounds, label: str = "") -> BenchStep:
-    """Requests per second, sent when they are due whatever the server does."""
-    return _step("rate", rate, label or f"{rate:.4g}/s", bounds, bounds.warmups)
-
-
-def _step(kind: str, value: float, label: str, bounds: StepBounds, warmup: int) -> BenchStep:
-    requests = None if bounds.requests is None else bounds.requests + warmup
-    fields = {"kind": kind, "value": value, "label": label, "warmup": warmup}
-    return BenchStep(**fields, requests=requests, seconds=bounds.seconds)  # type: ignore[arg-type]
+    """Requests at a rate per second, sent when they are due whatever the server does."""
+    return BenchStep(
+        kind="rate",
+        value=rate,
+        label=label or f"{rate:.4g}/s",
+        warmup=bounds.warmups,
+        requests=None if bounds.requests is None else bounds.requests + bounds.warmups,
+        seconds=bounds.seconds,
+    )
 
 
 def listed(name: str, steps: Sequence[BenchStep]) -> BenchPlan:
-    """Steps that are known before the first one runs."""
+    """Steps that are known in advance."""
 
-    def search() -> Search:
-        for step in steps:  # noqa: UP028 (a list's iterator takes no answers)
+    def search() -> StepSearch:
+        for step in steps:  # noqa: UP028 (the iterator of a list has no send)
             yield step
         return []
 
@@ -88,12 +208,12 @@ def batches(sizes: Sequence[int], runs: int, warmups: int) -> BenchPlan:
 
 
 def clients(counts: Sequence[int], bounds: StepBounds) -> BenchPlan:
-    """One step for each number of clients."""
+    """One step for each number of concurrent clients."""
     return listed("concurrency", [client_step(count, bounds) for count in counts])
 
 
 def rates(values: Sequence[float], bounds: StepBounds) -> BenchPlan:
-    """One step for each rate; how requests are spaced (constant, Poisson) is the workload's."""
+    """One step for each rate; the workload spaces the requests."""
     return listed("rates", [rate_step(value, bounds) for value in values])
 
 
@@ -105,7 +225,7 @@ def to_saturation(bounds: StepBounds, most: int = 1024, refine: int = 2) -> Benc
     steps halve (on a log scale) the distance between the knee and the next count below it.
     """
 
-    def search() -> Search:
+    def search() -> StepSearch:
         points: list[StepMetrics] = []
         count, end = 1, f"saturation was not reached with {most} clients"
         while count <= most:
@@ -170,7 +290,7 @@ def peak_rate(
         most: steps at most, the first one included.
     """
 
-    def search() -> Search:
+    def search() -> StepSearch:
         alone = _figures((yield client_step(1, bounds)), slo)
         if not meets(alone, enough):
             return [_unmet(alone, slo)]
