@@ -19,7 +19,7 @@ import time
 
 from tgi_cli.engine.admission import AdmissionPolicy
 from tgi_cli.engine.batch import Batch, Resources, compute
-from tgi_cli.engine.batching_policy import batching_policy_of
+from tgi_cli.engine.batching_policy import POLICIES
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.metrics import EngineLoad, StepStats
@@ -50,7 +50,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.batch = Batch(Resources(config, store), compiler)
-        self._policy = batching_policy_of(config)
+        self._policy = POLICIES[config.batching](config)
         self._admission = AdmissionPolicy(self.batch, self._policy)
         self._deadlines: list[tuple[int, int, Sequence]] = []
 
