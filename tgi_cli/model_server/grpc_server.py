@@ -36,7 +36,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.metrics import EngineMetrics
-from tgi_cli.engine.validation import check_request
+from tgi_cli.engine.validation import validate_request
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.model_server.adapter_service import AdapterServicer
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
@@ -245,7 +245,7 @@ class EngineServer(AdapterServicer):
         try:
             request = codec.decode_submit(message)
             adapter_id = self.adapters.id_of(message.adapter)
-            check_request(request, self._info)
+            validate_request(request, self._info)
             if adapter_id is None:
                 raise ValueError(unknown(message.adapter, self.adapters.now.names))
         except ValueError as error:
