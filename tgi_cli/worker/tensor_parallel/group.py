@@ -26,6 +26,7 @@ from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard, device_of
 from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.logging import LEVELS
+from tgi_cli.process.runtime_dir import SHARDS_PREFIX, VARIABLE
 from tgi_cli.worker.tensor_parallel import messages
 from tgi_cli.worker.tensor_parallel.shard_process import ShardProcess
 
@@ -60,10 +61,6 @@ _END_SECONDS = 5.0
 """Time limit for the shards to end before they are killed."""
 _SEE_LOG = "see its log above"
 
-FOLDER_VARIABLE = "TGI_RUNTIME_FOLDER"
-"""Environment variable: parent of the folder in which the shards connect. Default: the folder of
-temporary files."""
-
 
 class WorkerGroup:
     """The other shards. Use it from one thread, except for :meth:`watch` and :meth:`close`.
@@ -97,7 +94,7 @@ class WorkerGroup:
             for rank in range(1, config.num_shard):
                 self.processes.append(ShardProcess(rank))
             self._folder = Path(
-                tempfile.mkdtemp(prefix="tgi-shards-", dir=os.environ.get(FOLDER_VARIABLE))
+                tempfile.mkdtemp(prefix=SHARDS_PREFIX, dir=os.environ.get(VARIABLE))
             )
             for process in self.processes:
                 command = messages.ShardAssignment(

@@ -8,9 +8,9 @@ import subprocess
 from contextlib import suppress
 
 from tgi_cli.errors import ShardError
+from tgi_cli.process.framing import Channel
 from tgi_cli.process.spawn import child_environment, module_command
 from tgi_cli.worker.tensor_parallel import messages
-from tgi_cli.worker.tensor_parallel.channel import Channel
 
 COMMAND = module_command("tgi_cli.worker.tensor_parallel.main")
 
