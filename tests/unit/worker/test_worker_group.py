@@ -80,7 +80,7 @@ def test_a_shard_that_behaves_is_not_lost(start: Start) -> None:
     [
         ("refuses", CheckpointError, "shard 1: 3 missing: a, b, c"),
         ("dies at the start", ShardError, "shard 1 ended with status 3"),
-        ("babbles", ShardError, "shard 1 cannot be understood"),
+        ("babbles", ShardError, "invalid message from shard 1"),
     ],
 )
 def test_a_start_that_fails_says_why(
