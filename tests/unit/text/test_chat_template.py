@@ -172,7 +172,7 @@ def test_another_tokenizer_config(tmp_path: Path) -> None:
         chat = TextBundle.load(path, tokenizer_config_path=other).chat_template
         assert chat is not None
         assert chat.render(USER) == expected
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         TextBundle.load(path, tokenizer_config_path=tmp_path / "none.json")
 
 

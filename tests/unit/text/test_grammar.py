@@ -149,7 +149,7 @@ def test_response_formats_that_cannot_be(asked: Any, message: str) -> None:
         ({"choice": []}, "`choice`: it must be a list of texts"),
         ({"choice": [1]}, "`choice`: it must be a list of texts"),
         ({"xml": "a"}, "`xml`: this kind of structured output is not supported"),
-        ({"structural_tag": "{"}, "it is no JSON"),
+        ({"structural_tag": "{"}, "it is not valid JSON"),
     ],
 )
 def test_structured_outputs_that_cannot_be(asked: Any, message: str) -> None:

@@ -167,7 +167,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": []}, "properties must be an object (at #)"),
     (False, "a JSON schema must be an object"),
     ("[1]", "a JSON schema must be an object"),
-    ("{", "it is no JSON: Expecting property name enclosed in double quotes: "
+    ("{", "it is not valid JSON: Expecting property name enclosed in double quotes: "
      "line 1 column 2 (char 1)"),
 ]  # fmt: skip
 
