@@ -197,7 +197,7 @@ class Compiler:
         return f"{_explain(cause, json_schema.part(schema, path))} (at {json_schema.pointer(path)})"
 
     def _tags(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """See :func:`tgi_cli.text.grammar.grammar.structural_tag`."""
+        """See :func:`tgi_cli.text.grammar.grammar.parse_structural_tag`."""
         triggers, structures = request["triggers"], request["structures"]
         first, between, last = (request[name] for name in ("first", "between", "last"))
         literal = self._tokens.literal

@@ -62,7 +62,7 @@ class Grammar:
         return Grammar.of({**msgspec.json.decode(self.form), "before": before}, self.param)
 
 
-def native(data: Any, param: str = "grammar") -> Grammar:
+def parse_tgi(data: Any, param: str = "grammar") -> Grammar:
     """Parse TGI's ``{"type": "json" | "regex" | "json_schema", "value"}``. Raises GrammarError."""
     kind = _kind(data)
     if kind in ("json", "json_object"):
@@ -74,7 +74,7 @@ def native(data: Any, param: str = "grammar") -> Grammar:
     raise GrammarError(f"`type` must be json, regex or json_schema. Given: {kind}")
 
 
-def response_format(data: Any, param: str = "response_format") -> Grammar | None:
+def parse_response_format(data: Any, param: str = "response_format") -> Grammar | None:
     """Parse a ``response_format`` of OpenAI, TGI or other servers; None for plain text.
 
     https://platform.openai.com/docs/guides/structured-outputs. Raises GrammarError.
@@ -91,18 +91,18 @@ def response_format(data: Any, param: str = "response_format") -> Grammar | None
             {"json": _named(data if named is None else named, "`json_schema`")}, param
         )
     if kind == "structural_tag":
-        return structural_tag(data, param)
+        return parse_structural_tag(data, param)
     if kind == "grammar":
         return Grammar.of({"lark": _text(data.get("grammar"), "`grammar`")}, param)
     if kind in ("json", "regex"):
-        return native(data, param)
+        return parse_tgi(data, param)
     raise GrammarError(
         "`type` must be text, json_object, json_schema, json, regex, grammar or structural_tag. "
         f"Given: {kind}"
     )
 
 
-def guided(name: str, data: Any, whitespace: str | None = None) -> Grammar:
+def parse_guided(name: str, data: Any, whitespace: str | None = None) -> Grammar:
     """Parse vLLM's ``guided_*`` or a member of ``structured_outputs``. Raises GrammarError."""
     kind = name.removeprefix("guided_")
     if kind == "json":
@@ -124,7 +124,7 @@ def guided(name: str, data: Any, whitespace: str | None = None) -> Grammar:
     raise GrammarError("this kind of structured output is not supported")
 
 
-def structured_outputs(data: Mapping[str, Any]) -> Grammar | None:
+def parse_structured_outputs(data: Mapping[str, Any]) -> Grammar | None:
     """Parse vLLM's ``structured_outputs``. Raises GrammarError."""
     given = {name: value for name, value in data.items() if value not in (None, False)}
     whitespace = given.pop("whitespace_pattern", None)
@@ -136,16 +136,16 @@ def structured_outputs(data: Mapping[str, Any]) -> Grammar | None:
         raise GrammarError(f"it must have one member. Given: {', '.join(given)}")
     ((kind, value),) = given.items()
     if kind == "structural_tag":
-        grammar = structural_tag(_parsed(value) if isinstance(value, str) else value)
+        grammar = parse_structural_tag(_parsed(value) if isinstance(value, str) else value)
     else:
         try:
-            grammar = guided(kind, value, whitespace)
+            grammar = parse_guided(kind, value, whitespace)
         except GrammarError as error:
             raise GrammarError(f"`{kind}`: {error}") from error
     return Grammar(grammar.form, "structured_outputs")
 
 
-def structural_tag(data: Any, param: str = "response_format") -> Grammar:
+def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
     """Parse a structural tag: text with structured parts, such as tool calls.
 
     As in vLLM, it has ``structures``, each with a ``begin``, the JSON ``schema`` of what follows
