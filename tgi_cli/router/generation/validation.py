@@ -19,7 +19,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.stop import StopStrings
 
-PIECE = 1024
+VALIDATED_NEW_TOKENS = 1024
 """Most new tokens that TGI validates; it generates up to the end of the context."""
 
 UINT64 = (1 << 64) - 1
@@ -57,7 +57,7 @@ def fit_length(
     available = max(info.max_total_tokens - input_length, 0)
     requested = available if max_new_tokens is None else max_new_tokens
     try:
-        check_length(input_length, min(requested, PIECE), info)
+        check_length(input_length, min(requested, VALIDATED_NEW_TOKENS), info)
     except LengthError as error:
         if error.fault is LengthFault.EMPTY_PROMPT:
             empty = f"`{param}` cannot be empty"
