@@ -15,7 +15,7 @@ class RouterConfig:
 
     Attributes:
         model_path: the model's folder, for its tokenizer and chat template.
-        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.Endpoint.parse`.
+        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
         engine_tls: how it is spoken to on TCP; None: in the clear.
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
         parent_fd: a pipe that closes when the parent is gone; None: run alone.
