@@ -170,5 +170,5 @@ def refuse(body: RefusedParameters) -> None:
         error = errors.unsupported(
             name, what, "unsupported_value" if some else "unsupported_parameter"
         )
-        error.names_kept = True
+        error.keep_names = True
         raise error
