@@ -162,7 +162,7 @@ def test_env_says_where_each_setting_comes_from(
     assert found["payload_limit"] == {"value": 2_000_000, "source": "default", "name": None}
     assert found["model_id"] == {"value": "org/m", "source": "flag", "name": "MODEL"}
     assert found["api_key"]["value"] == found["ngrok_authtoken"]["value"] == "********"
-    visible = {s.name for s in SETTINGS if SERVE in s.of and not (s.hidden or s.argument)}
+    visible = {s.name for s in SETTINGS if SERVE in s.commands and not (s.hidden or s.argument)}
     assert set(found) == visible - {"config", "env"}
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tgi_cli.config import EngineConfig
+from tgi_cli.config.settings.engine import MAX_WAITING_TOKENS, WAITING_SERVED_RATIO
+from tgi_cli.config.settings.model import DEFAULT_CPU_LORAS
 
 
 class Batching(StrEnum):
@@ -58,12 +60,12 @@ class SchedulerConfig:
     window: int | None = None
     batching: Batching = Batching.FUSED
     capacity_policy: CapacityPolicy = CapacityPolicy.MAX_UTILIZATION
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
+    waiting_served_ratio: float = WAITING_SERVED_RATIO
+    max_waiting_tokens: int = MAX_WAITING_TOKENS
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     max_loras: int = 0
-    max_cpu_loras: int = 32
+    max_cpu_loras: int = DEFAULT_CPU_LORAS
 
     @property
     def max_input_tokens(self) -> int:

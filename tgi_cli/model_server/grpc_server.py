@@ -42,9 +42,9 @@ from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
-from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, metrics_codec, step_socket
+from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, step_socket
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.status_details import short
+from tgi_cli.rpc.status import shorten
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class EngineServer(AdapterServicer):
     def Metrics(
         self, request: pb.MetricsRequest, context: grpc.ServicerContext
     ) -> pb.MetricsResponse:
-        return metrics_codec.encode(self._engine.metrics)
+        return codec.encode_metrics(self._engine.metrics)
 
     def Session(
         self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext
@@ -189,7 +189,7 @@ class EngineServer(AdapterServicer):
             if not full and not closed:
                 self._sessions.add(session)
         if closed:
-            context.abort(grpc.StatusCode.UNAVAILABLE, short(closed))
+            context.abort(grpc.StatusCode.UNAVAILABLE, shorten(closed))
         if full:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_SESSIONS} clients are connected already"

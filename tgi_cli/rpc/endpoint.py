@@ -21,7 +21,7 @@ _FORMS = "give unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT for TLS"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EngineEndpoint:
     """A model server as its clients name it. Make it with :meth:`parse`.
 
     Attributes:
@@ -38,7 +38,7 @@ class Endpoint:
     tls: TlsFiles | None = None
 
     @classmethod
-    def parse(cls, url: str, tls: TlsFiles | None = None) -> Endpoint:
+    def parse(cls, url: str, tls: TlsFiles | None = None) -> EngineEndpoint:
         """Of ``unix:/PATH``, a path, ``tcp://HOST:PORT``, ``HOST:PORT`` or ``grpcs://HOST:PORT``.
 
         ``tls`` makes all but the first two speak it; the last does with the system's authorities

@@ -12,7 +12,7 @@ import pytest
 from tests.tools.authority import Authority
 from tgi_cli.errors import AddressInUseError, ConfigError
 from tgi_cli.model_server.tcp_listener import TcpListener, tcp_listener
-from tgi_cli.rpc.endpoint import Endpoint
+from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.tls import TlsFiles
 
 
@@ -31,12 +31,12 @@ from tgi_cli.rpc.tls import TlsFiles
     ],
 )
 def test_forms_of_an_address(url: str, target: str, path: Path | None) -> None:
-    endpoint = Endpoint.parse(url)
+    endpoint = EngineEndpoint.parse(url)
     assert endpoint.target == target
     if path is not None:
         assert endpoint.path == path
     assert (endpoint.tls is not None) == url.startswith("grpcs:")
-    assert Endpoint.parse(endpoint.url) == endpoint
+    assert EngineEndpoint.parse(endpoint.url) == endpoint
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_forms_of_an_address(url: str, target: str, path: Path | None) -> None:
 )
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigError, match=r"no address|names no socket"):
-        Endpoint.parse(url)
+        EngineEndpoint.parse(url)
 
 
 def test_files_make_tcp_speak_tls_and_have_no_place_on_a_unix_socket(tmp_path: Path) -> None:
     files = TlsFiles(authority=Authority(tmp_path).certificate)
-    endpoint = Endpoint.parse("tcp://gpu-7:1", files)
+    endpoint = EngineEndpoint.parse("tcp://gpu-7:1", files)
     assert endpoint.tls == files
     assert endpoint.url == "grpcs://gpu-7:1"
     with pytest.raises(ConfigError, match="needs no TLS"):
-        Endpoint.parse("unix:/run/x", files)
+        EngineEndpoint.parse("unix:/run/x", files)
 
 
 # --------------------------------------------------------------------------- listening
