@@ -1,4 +1,4 @@
-"""Endpoints: routes that decode their body, with what the API's document says about them."""
+"""Endpoints: routes that decode their body and describe themselves for the API's document."""
 
 from __future__ import annotations
 

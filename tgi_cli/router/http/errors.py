@@ -267,7 +267,7 @@ def openai_body(error: ApiError) -> bytes:
 
 
 def openai_status(status: int) -> int:
-    """The status on OpenAI's routes of what is ``status`` on TGI's."""
+    """Translate a status of TGI's routes for OpenAI's."""
     return _OPENAI_STATUSES.get(status, status)
 
 
