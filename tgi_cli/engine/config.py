@@ -86,12 +86,11 @@ class SchedulerConfig:
         cls, config: EngineConfig, num_blocks: int, window: int | None = None
     ) -> SchedulerConfig:
         """The scheduler's part of a resolved configuration, with the blocks that warm-up found."""
-        found = {"num_blocks": num_blocks, "window": window}
         values: dict[str, Any] = {
             field.name: getattr(config, field.name)
             for field in fields(cls)
-            if field.name not in found
+            if field.name not in ("num_blocks", "window")
         }
         values["batching"] = Batching(config.batching)
         values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
-        return cls(**values, **found)
+        return cls(num_blocks=num_blocks, window=window, **values)
