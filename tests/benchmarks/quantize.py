@@ -169,15 +169,15 @@ def _evaluated(model: Path, out: Path) -> dict[str, Any]:
 def _samples(model: Path, options: argparse.Namespace, work: Path) -> Path:
     """The token ids that ``tgi quantize`` with these flags is calibrated with."""
     from tgi_cli.quantize.calibration import load_calibration
+    from tgi_cli.quantize.options import QuantizeOptions
 
-    found = load_calibration(
-        model,
-        options.calibration,
+    settings = QuantizeOptions(
+        model_id=str(model),
+        calibration=options.calibration,
         samples=options.samples,
         seq_len=options.seq_len,
-        seed=0,
-        context=1 << 20,
     )
+    found = load_calibration(model, settings, context=1 << 20)
     path = work / "samples.json"
     path.write_text(json.dumps(found.ids.tolist()))
     return path

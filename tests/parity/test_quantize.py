@@ -263,7 +263,7 @@ def test_an_evaluation_is_what_the_models_say(demo_outcomes: dict[str, QuantizeR
 def test_a_quantized_model_is_not_quantized_again(
     demo_outcomes: dict[str, QuantizeResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="quantized already, with awq"):
+    with pytest.raises(ConfigError, match="already quantized with awq"):
         quantize(job(demo_outcomes["awq"].path, tmp_path / "again", GPTQ))
 
 

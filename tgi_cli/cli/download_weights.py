@@ -37,7 +37,7 @@ def download_weights(given: ParsedSettings) -> None:
             extension=given["extension"],
             auto_convert=given["auto_convert"],
             merge_lora=given["merge_lora"],
-            progress=hub.pick_progress(quiet=quiet, json_output=json_output),
+            progress=hub.download_progress(quiet=quiet, json_output=json_output),
         )
     except KeyboardInterrupt:
         print("interrupted: run the same again and it goes on where it stopped", file=sys.stderr)

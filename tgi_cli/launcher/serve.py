@@ -127,7 +127,7 @@ def _resolve(config: ServeConfig) -> LocalModel:
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         weights=config.load_format != "dummy",
-        progress=hub.pick_progress(json_output=config.json_output),
+        progress=hub.download_progress(json_output=config.json_output),
     )
 
 
@@ -155,7 +155,7 @@ def with_adapters(config: ServeConfig) -> ServeConfig:
         return config
     from tgi_cli import hub
 
-    progress = hub.pick_progress(json_output=config.json_output)
+    progress = hub.download_progress(json_output=config.json_output)
     adapters = hub.resolve_adapters(config.lora_adapters, config.model_id, progress)
     return replace(config, lora_adapters=tuple(map(str, adapters)))
 

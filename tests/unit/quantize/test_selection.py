@@ -68,7 +68,7 @@ def test_layers_of_blocks_are_chosen_and_the_head_is_not(llama: OffloadedModel) 
     found = select_layers(llama, RECIPE)
     assert [len(block) for block in found.blocks] == [7, 7, 7]
     assert found.ignored == ("lm_head",)
-    assert {slot.name for slot in found.blocks[1]} == {
+    assert {layer.name for layer in found.blocks[1]} == {
         f"model.layers.1.{name}"
         for name in (
             *(f"self_attn.{each}_proj" for each in "qkvo"),
@@ -80,7 +80,7 @@ def test_layers_of_blocks_are_chosen_and_the_head_is_not(llama: OffloadedModel) 
 
 def test_patterns(llama: OffloadedModel) -> None:
     found = select_layers(llama, RECIPE, ["*.mlp.*", "*.q_proj"], ["*.2.*"])
-    names = [slot.name for block in found.blocks for slot in block]
+    names = [layer.name for block in found.blocks for layer in block]
     assert len(names) == 8
     assert all("mlp" in name or "q_proj" in name for name in names)
     assert "model.layers.2.mlp.up_proj" in found.ignored
@@ -93,7 +93,7 @@ def test_patterns(llama: OffloadedModel) -> None:
 def test_layers_that_the_format_cannot_keep_stay_as_they_are(tmp_path: Path) -> None:
     model = OffloadedModel(make_llama(tmp_path, intermediate_size=100), CPU)
     found = select_layers(model, RECIPE)
-    names = {slot.name.rpartition(".")[2] for block in found.blocks for slot in block}
+    names = {layer.name.rpartition(".")[2] for block in found.blocks for layer in block}
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert "multiple of 8" in found.unfit["model.layers.0.mlp.down_proj"]
     assert "model.layers.0.mlp.down_proj" in found.ignored
@@ -107,7 +107,7 @@ def _stages(path: Path, tmp_path: Path, block: int = 0) -> list[list[set[str]]]:
         assert hidden is not None
         at = model.block_paths[block]
         model.materialize(at)
-        sites = target_modules(at, model.blocks[block], model.slots(block))
+        sites = target_modules(at, model.blocks[block], model.layers(block))
         traced = trace_block(
             model.blocks[block], sites, lambda: stream.run(block, 0, hidden.read(0, 1))
         )
