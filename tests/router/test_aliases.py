@@ -12,7 +12,8 @@ import pytest
 import tgi_cli
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
-from tgi_cli.router.api.operations import OPERATIONS
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
 from tgi_cli.router.bounds import DETOKENIZED_IDS
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.workers import INLINE_CHARACTERS
@@ -81,10 +82,10 @@ class TestWithoutV1:
         assert routes == ["/chat/completions", "/models/{model:path}", "/detokenize"]
 
     def test_all_are_in_the_document(self) -> None:
-        versioned = {(method, path) for method, path in OPERATIONS if path.startswith("/v1/")}
-        for method, path in versioned:
-            if "lora" not in path:
-                assert OPERATIONS[method, path.removeprefix("/v1")] == OPERATIONS[method, path]
+        operations = {at: found.operation for at, found in endpoints_of(ROUTES).items()}
+        for (method, path), operation in operations.items():
+            if path.startswith("/v1/") and "lora" not in path:
+                assert operations[method, path.removeprefix("/v1")] == operation
 
 
 async def test_version(client: httpx.AsyncClient) -> None:

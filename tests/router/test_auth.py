@@ -11,8 +11,10 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.api.operations import OPERATIONS
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
 
+ENDPOINTS = endpoints_of(ROUTES)
 KEY = "s3cret"
 BODY: dict[str, Any] = {
     "inputs": "hello",
@@ -126,10 +128,10 @@ async def test_two_keys_are_none_on_the_wire(url: str, given: list[tuple[str, st
 
 
 def test_what_is_open() -> None:
-    assert {where for where, operation in OPERATIONS.items() if operation.open} == OPEN
+    assert {at for at, endpoint in ENDPOINTS.items() if endpoint.operation.public} == OPEN
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(OPERATIONS), ids=" ".join)
+@pytest.mark.parametrize(("method", "path"), sorted(ENDPOINTS), ids=" ".join)
 async def test_every_route_is_guarded_or_open(
     client: httpx.AsyncClient, engine: FakeEngine, method: str, path: str
 ) -> None:

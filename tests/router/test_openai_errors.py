@@ -18,7 +18,7 @@ from tests.router import contracts
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.http.type_errors import describe
+from tgi_cli.router.http.body_errors import describe
 from tgi_cli.router.state import RouterState
 
 USER: Any = [{"role": "user", "content": "hi"}]

@@ -12,7 +12,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from tgi_cli.router.api.docs import kind
-from tgi_cli.router.api.operations import OPERATIONS
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
 from tgi_cli.router.http.errors import is_openai
 
 
@@ -33,7 +34,7 @@ async def test_every_route_is_in_it(app: Starlette, document: dict[str, Any]) ->
     told = {
         (method.upper(), path) for path, methods in document["paths"].items() for method in methods
     }
-    assert told == served == set(OPERATIONS)
+    assert told == served == set(endpoints_of(ROUTES))
 
 
 async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tgi_cli.errors import ShardError
-from tgi_cli.router import adapter_restore as module
 from tgi_cli.router import engine_restart
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
@@ -31,10 +30,9 @@ async def status(client: httpx.AsyncClient, body: dict[str, Any]) -> int:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Of what is under test."""
-    names = (module.__name__, engine_restart.__name__)
+    """Those of the module under test."""
     records = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    return [one.message for one in records if one.name in names]
+    return [one.message for one in records if one.name == engine_restart.__name__]
 
 
 def restart_meanwhile(
@@ -93,7 +91,7 @@ class TestLimits:
     ) -> None:
         engine.restart(load_seconds=7.0, step_seconds=3.0)
         assert not warnings(caplog)
-        assert state.metrics.info.load_seconds == 7.0
+        assert state.generator.info.load_seconds == 7.0
 
     async def test_another_model_is_an_error_in_the_log(
         self, engine: FakeEngine, state: RouterState, caplog: pytest.LogCaptureFixture
@@ -158,7 +156,7 @@ class TestAdapters:
     ) -> None:
         client.headers["authorization"] = "Bearer secret"
         engine.adapters = engine.there = Adapters(4)
-        monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(engine_restart, "_RETRY_SECONDS", 0.0)
 
     async def load(self, client: httpx.AsyncClient, *names: str, in_place: bool = False) -> None:
         for name in names:
@@ -220,7 +218,7 @@ class TestAdapters:
         self, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await self.load(client, "one")
-        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr(engine_restart, "_WAIT_SECONDS", 0.01)
         engine.opened.clear()
         engine.restart()
         answer = await client.post("/v1/completions", json={"model": "one", "prompt": "hello"})
@@ -357,5 +355,5 @@ class TestAdapters:
                 await asked.wait()
             engine.restart(another=False)
         async with asyncio.timeout(MAX_SECONDS):
-            await state.adapters.kept.settled("one")
+            await state.adapters.dynamic.settled("one")
         assert await status(client, native("one")) == 422

@@ -31,8 +31,8 @@ from schemathesis.specs.openapi.checks import (
 from tests.router.contracts import own
 from tests.router.fakes import FakeEngine, FakeStream
 from tgi_cli.engine.messages import GenerationRequest
-from tgi_cli.router.api.operations import OPERATIONS
-from tgi_cli.router.app import create_app
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES, create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.rpc import codec
 from tgi_cli.text.bundle import TextBundle
@@ -43,9 +43,9 @@ CASES = int(os.environ.get("TGI_FUZZ_CASES", "2000"))
 ALLOWED, FORBIDDEN = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 DRAWN = [
     (method, path, mode)
-    for (method, path), operation in OPERATIONS.items()
-    if operation.body or "{" in path
-    for mode in ([ALLOWED, FORBIDDEN] if operation.body else [ALLOWED])
+    for (method, path), endpoint in endpoints_of(ROUTES).items()
+    if endpoint.operation.body or "{" in path
+    for mode in ([ALLOWED, FORBIDDEN] if endpoint.operation.body else [ALLOWED])
 ]
 """What there is more than one request to; test_contract calls the others. No path is forbidden."""
 

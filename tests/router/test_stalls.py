@@ -16,7 +16,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.tools.loop_gap import loop_gap
-from tgi_cli.router.api import kserve, prompt_echo, vertex
+from tgi_cli.router.api import kserve, tgi, vertex
 from tgi_cli.router.state import RouterState
 from tgi_cli.text import windowed_encoding
 from tgi_cli.text.tokenizer import Tokenizer
@@ -135,7 +135,7 @@ class TestPrompts:
             return surface(self, token_id)
 
         monkeypatch.setattr(Tokenizer, "_surface", watched)
-        monkeypatch.setattr(prompt_echo, "_INLINE_TOKENS", 5)
+        monkeypatch.setattr(tgi, "_INLINE_TOKENS", 5)
         words = "the quick brown fox jumps over the lazy dog"
         body = {
             "inputs": words,

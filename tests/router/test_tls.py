@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from tests.tools.certificates import Files
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.server import _uvicorn_config
+from tgi_cli.router.server import uvicorn_config
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 async def port(app: Starlette, config: RouterConfig, files: Files) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     with_tls = replace(config, ssl_certfile=files.cert, ssl_keyfile=files.key)
-    server = uvicorn.Server(_uvicorn_config(app, with_tls))
+    server = uvicorn.Server(uvicorn_config(app, with_tls))
     serving = asyncio.ensure_future(server._serve([listener]))
     yield listener.getsockname()[1]
     server.should_exit = True

@@ -7,6 +7,7 @@ name says otherwise.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -54,6 +55,15 @@ class BenchStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     warmup: int = 0
     requests: int | None = None
     seconds: float | None = None
+
+    @property
+    def title(self) -> str:
+        """``batch size 8``, ``8 clients``, ``2.5 requests/s``."""
+        if self.kind == "batch":
+            return f"batch size {self.label}"
+        if self.kind == "concurrency":
+            return f"{self.label} client{'' if self.value == 1 else 's'}"
+        return re.sub("/s$", " requests/s", self.label)
 
 
 class BenchRequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli import errors
-from tgi_cli.bench.generators import command as module_command
-from tgi_cli.bench.generators import environment
 from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.process.spawn import child_environment, module_command
 
 _GRACE_SECONDS = 5
 _STOP_SECONDS = 40.0
@@ -76,11 +74,11 @@ async def start_server(
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
                 *module_command("tgi_cli.bench.child_guard"),
-                *[sys.executable, "-P", "-m", "tgi_cli", *told],
+                *module_command("tgi_cli", *told),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=environment(),
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C on the terminal is the run's to handle
             )
         url = await _ready(process, log, say)

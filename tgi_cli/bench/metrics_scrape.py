@@ -22,14 +22,14 @@ _TIMEOUT = 2.0
 _ALSO = {
     "vllm:num_requests_waiting": "tgi_queue_size",
     "vllm:num_requests_running": "tgi_batch_current_size",
-    "vllm:kv_cache_usage_perc": "tgi_kv_cache_usage",
+    "vllm:kv_cache_usage_perc": "tgi_kv_cache_usage_ratio",
     "sglang:num_queue_reqs": "tgi_queue_size",
     "sglang:num_running_reqs": "tgi_batch_current_size",
-    "sglang:token_usage": "tgi_kv_cache_usage",
-    "vllm:prefix_cache_queries_total": "tgi_prefix_cache_query_tokens",
-    "vllm:prefix_cache_hits_total": "tgi_prefix_cache_hit_tokens",
-    "vllm:num_preemptions_total": "tgi_preemption_count",
-    "vllm:prompt_tokens_total": "tgi_engine_prompt_tokens",
+    "sglang:token_usage": "tgi_kv_cache_usage_ratio",
+    "vllm:prefix_cache_queries_total": "tgi_prefix_cache_query_tokens_total",
+    "vllm:prefix_cache_hits_total": "tgi_prefix_cache_hit_tokens_total",
+    "vllm:num_preemptions_total": "tgi_preemptions_total",
+    "vllm:prompt_tokens_total": "tgi_engine_prompt_tokens_total",
 }
 
 

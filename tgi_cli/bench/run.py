@@ -28,12 +28,12 @@ from tgi_cli.bench.events import (
     StepRecord,
 )
 from tgi_cli.bench.managed_server import start_server
-from tgi_cli.bench.options import BenchOptions, described, notes_of, plan_of, requests_of
+from tgi_cli.bench.plan import BenchOptions, BenchPlan, RequestsOfStep, plan_of
 from tgi_cli.bench.saved_runs import EventLog, RunStarted, cut_short
 from tgi_cli.bench.settings import RequestSettings
 from tgi_cli.bench.step_driver import LoadDriver
-from tgi_cli.bench.sweeps import BenchPlan, RequestsOfStep
 from tgi_cli.bench.targets import ResolvedTarget, resolve_target
+from tgi_cli.bench.workloads.build import described, notes_of, requests_of
 
 INTERRUPTED = "interrupted"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TextIO
 
 from tgi_cli.bench.events import (
-    BenchStep,
     Event,
     RunEnded,
     StepEnded,
@@ -35,7 +34,7 @@ class TextReporter:
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepStarted):
             place = f"{event.index + 1}/{event.total}" if event.total else f"{event.index + 1}"
-            self._place = f"[{place}] {title(event.step)}"
+            self._place = f"[{place}] {event.step.title}"
             self._told = 0.0
         elif isinstance(event, StepProgress):
             if event.elapsed - self._told >= PATIENCE:
@@ -55,15 +54,6 @@ class TextReporter:
 
     def _say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
-
-
-def title(step: BenchStep) -> str:
-    """``batch size 8``, ``8 clients``, ``2.5 requests/s``."""
-    if step.kind == "batch":
-        return f"batch size {step.label}"
-    if step.kind == "concurrency":
-        return f"{step.label} client{'' if step.value == 1 else 's'}"
-    return step.label.replace("/s", " requests/s") if step.label.endswith("/s") else step.label
 
 
 def line(figures: StepMetrics) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from tgi_cli.cli import setup
@@ -16,9 +18,10 @@ def serve(given: ParsedSettings) -> None:
 
     Downloads the model if it is not here yet. Without one, a bundled miniature is served.
     """
+    from tgi_cli.cli.local_model import locate
     from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher.commands import RouterOptions
     from tgi_cli.launcher.serve import serve as run
+    from tgi_cli.router.config import RouterConfig
 
     setup.prepare(given, "launcher")
     if given["env"]:
@@ -27,5 +30,7 @@ def serve(given: ParsedSettings) -> None:
         log_machine()
     own = {"model_id": given["model_id"] or "", "hostname": setup.listen_address(given)}
     config = ServeConfig(**given.fields_of(ServeConfig) | own)
-    router = RouterOptions(**given.fields_of(RouterOptions) | setup.front(given))
-    raise typer.Exit(run(config, router))
+    # The launcher fills in the model, the engine's address and the socket.
+    own |= {"revision": config.revision or "", "model_path": Path(), "engine_url": ""}
+    router = RouterConfig(**given.fields_of(RouterConfig) | setup.front(given) | own)
+    raise typer.Exit(run(config, router, locate))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from tgi_cli.engine.batching_policy import BatchingRule
+from tgi_cli.engine.batching_policy import BatchingPolicy
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.kv_cache import KVCache
-from tgi_cli.engine.lora_slots import Adapters
+from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.messages import Started
 from tgi_cli.engine.optional_outputs import extras_of
 from tgi_cli.engine.sequence import Sequence, Status
@@ -23,7 +23,7 @@ MAX_PASSED = 1024
 """The same for those whose adapter, grammar or parent is not there yet: that is seen at once."""
 
 
-class Admission:
+class AdmissionPolicy:
     """Takes sequences from the queue as batching rule, budget, rows, blocks and adapters allow.
 
     Attributes:
@@ -35,10 +35,10 @@ class Admission:
         self,
         limits: SchedulerConfig,
         cache: KVCache,
-        adapters: Adapters,
+        adapters: LoraSlots,
         waiting: WaitingQueue,
         live: Mapping[int, Sequence],
-        rule: BatchingRule,
+        rule: BatchingPolicy,
     ) -> None:
         self.free_rows = list(range(limits.max_batch_size - 1, -1, -1))
         self.reused_tokens = 0

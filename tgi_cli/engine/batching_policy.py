@@ -12,7 +12,7 @@ from tgi_cli.engine.config import Batching, SchedulerConfig
 Window = tuple[int, int]
 
 
-class BatchingRule(Protocol):
+class BatchingPolicy(Protocol):
     """Attributes:
 
     mixes: prefills share a step with decodes.
@@ -103,7 +103,7 @@ class Static:
     def decoded(self) -> None: ...
 
 
-def batching_rule(limits: SchedulerConfig) -> BatchingRule:
+def batching_policy_of(limits: SchedulerConfig) -> BatchingPolicy:
     """The rule that the limits name."""
     rules: dict[Batching, type[Fused] | type[Inflight] | type[Static]]
     rules = {Batching.FUSED: Fused, Batching.INFLIGHT: Inflight, Batching.STATIC: Static}

@@ -65,6 +65,11 @@ class SchedulerConfig:
     max_loras: int = 0
     max_cpu_loras: int = 32
 
+    @property
+    def max_input_tokens(self) -> int:
+        """Prompt tokens of one request, which leave at least one token to be generated."""
+        return self.max_total_tokens - 1
+
     @classmethod
     def of(
         cls, config: EngineConfig, num_blocks: int, window: int | None = None

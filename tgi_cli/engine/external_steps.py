@@ -36,7 +36,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.reserved_sequences import ReservedSequences
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.sequence import Entry, Sequence, Status
+from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
 
 
@@ -231,9 +231,9 @@ class ExternalStepScheduler(ReservedSequences):
             targets.append((sequence, min(upto, sequence.num_tokens)))
         return targets
 
-    def _fill(self, step: Step, call: _Call) -> list[Entry]:
+    def _fill(self, step: Step, call: _Call) -> list[ScheduledSequence]:
         """What the step computes: tokens that follow others first, prompts within its budget."""
-        entries: list[Entry] = []
+        entries: list[ScheduledSequence] = []
         left = [(s, target) for s, target in call.targets if self._lacks(s, target)]
         for sequence, _ in left:
             if sequence.num_tokens - sequence.num_computed == 1:

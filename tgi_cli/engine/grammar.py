@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest, StepOutputs
-from tgi_cli.engine.sequence import Entry, Sequence
+from tgi_cli.engine.sequence import ScheduledSequence, Sequence
 from tgi_cli.engine.step import GrammarCompiler, GrammarMatcher
 
 
@@ -31,7 +31,7 @@ class Grammars:
         self.live = 0
         self._compiler = compiler
         self._compiling: dict[int, tuple[Sequence, Future[GrammarMatcher]]] = {}
-        self._choosing: list[tuple[int, Entry]] = []
+        self._choosing: list[tuple[int, ScheduledSequence]] = []
 
     def refusal(self, request: GenerationRequest) -> str:
         """Why a request's grammar cannot be used, or nothing."""
@@ -78,7 +78,7 @@ class Grammars:
         """Whether a sequence need not wait for its grammar."""
         return sequence.matcher is not None or sequence.request.grammar is None
 
-    def begin(self, entries: Many[Entry]) -> None:
+    def begin(self, entries: Many[ScheduledSequence]) -> None:
         """A step was scheduled."""
         self._choosing = []
         if self.live:

@@ -63,7 +63,7 @@ class _Adapter:
         return self.slot < 0 and self.live > self.running
 
 
-class Adapters:
+class LoraSlots:
     """Gives slots of the device to adapters whose requests run, and room on the host to others.
 
     Args:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, Protocol
 
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.seeds import sample_seed
 
 
 class FinishReason(IntEnum):
@@ -99,6 +100,19 @@ class GenerationRequest:
     client_id: int | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
+
+    def fork(self, request_id: int, sample: int) -> GenerationRequest:
+        """The request of another sample of the prompt, number ``sample`` (at least 1)."""
+        sampling = self.sampling
+        return replace(
+            self,
+            request_id=request_id,
+            sampling=replace(sampling, seed=sample_seed(sampling.seed, sample)),
+            fork_of=self.request_id,
+            # A fork's prompt is not computed; the first sample reports on it.
+            prompt_logprobs=None,
+            return_context_logits=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)

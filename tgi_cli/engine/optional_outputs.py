@@ -40,7 +40,7 @@ def report_context(
     ``first`` is the first position that the step computed, at ``place`` of its entries.
     """
     request_id = sequence.request.request_id
-    scores = result.prompt_scores.get(place)
+    scores = result.prompt_logprobs.get(place)
     if scores is not None:
         known = max(0, sequence.scored - scores.start)
         if known < len(scores.logprobs):

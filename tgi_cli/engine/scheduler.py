@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
 
-from tgi_cli.engine.admission import Admission
-from tgi_cli.engine.batching_policy import batching_rule
+from tgi_cli.engine.admission import AdmissionPolicy
+from tgi_cli.engine.batching_policy import batching_policy_of
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.grammar import Grammars, failure
 from tgi_cli.engine.kv_cache import KVCache
-from tgi_cli.engine.lora_slots import Adapters
+from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
@@ -35,7 +35,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.metrics import EngineLoad, StepStats
 from tgi_cli.engine.optional_outputs import report_context
-from tgi_cli.engine.sequence import Entry, Sequence, Status
+from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
 from tgi_cli.engine.step import (
     AdapterStore,
     BlockAppend,
@@ -72,20 +72,20 @@ class Scheduler:
         self.limits = limits
         self.cache: KVCache = KVCache(limits) if beside is None else beside.cache
         self.pool = self.cache.pool
-        self.adapters: Adapters = Adapters(limits, store) if beside is None else beside.adapters
+        self.adapters: LoraSlots = LoraSlots(limits, store) if beside is None else beside.adapters
         self.grammars = Grammars(grammars)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by rank
         self.preemptions = 0
         self._live: dict[int, Sequence] = {}
-        self._rule = batching_rule(limits)
-        self._admission = Admission(
+        self._rule = batching_policy_of(limits)
+        self._admission = AdmissionPolicy(
             limits, self.cache, self.adapters, self.waiting, self._live, self._rule
         )
         self._freed: list[int] = []
         if beside is not None:
             self._admission, self._freed = beside._admission, beside._freed
-        self._in_flight: deque[list[Entry]] = deque()
+        self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._context_tokens = 0
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -165,7 +165,7 @@ class Scheduler:
         2025 server core.
         """
         step = Step(self._step_id)
-        entries: list[Entry] = []
+        entries: list[ScheduledSequence] = []
         if self._rule.mixes:
             self._schedule_decodes(step, entries)
             step.num_decodes = len(entries)
@@ -205,7 +205,7 @@ class Scheduler:
                 continue
             self.cache.index_computed(sequence, entry.end)
             self.cache.free_out_of_window(sequence, entry.end)
-            if result.prompt_scores or result.context_logits:
+            if result.prompt_logprobs or result.context_logits:
                 report_context(sequence, place, entry.start, result, outputs)
             if chosen:
                 if index in result.generation_logits:
@@ -229,7 +229,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one step, in its order
 
-    def _schedule_decodes(self, step: Step, entries: list[Entry]) -> None:
+    def _schedule_decodes(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Every running sequence that has one token to go."""
         block_size = self.limits.block_size
         for sequence in list(self.running):
@@ -244,7 +244,7 @@ class Scheduler:
                 self._compute(step, entries, sequence, 1)
         self._rule.decoded()
 
-    def _schedule_prefills(self, step: Step, entries: list[Entry]) -> None:
+    def _schedule_prefills(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Chunks of prompts under way, then of those that are let in."""
         most = self.limits.max_batch_prefill_tokens
         # Many decodes must not starve prefills: a quarter of the budget is always theirs.
@@ -262,7 +262,9 @@ class Scheduler:
                 if count:
                     self._compute(step, entries, sequence, count)
 
-    def _compute(self, step: Step, entries: list[Entry], sequence: Sequence, count: int) -> None:
+    def _compute(
+        self, step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int
+    ) -> None:
         start = sequence.num_computed
         end = start + count
         if sequence.first_unsent >= 0:
@@ -276,13 +278,13 @@ class Scheduler:
         step.starts.append(start)
         step.counts.append(count)
         step.samples.append(sampled)
-        entries.append(Entry(sequence, sequence.attempt, start, end, sampled))
+        entries.append(ScheduledSequence(sequence, sequence.attempt, start, end, sampled))
         sequence.num_computed = end
         sequence.placeholders += sampled
 
     # ------------------------------------------------------------------ blocks and preemption
 
-    def _has_blocks(self, step: Step, entries: list[Entry], sequence: Sequence) -> bool:
+    def _has_blocks(self, step: Step, entries: list[ScheduledSequence], sequence: Sequence) -> bool:
         """Whether a running sequence holds the blocks of its known tokens, or gets them now.
 
         Those of a prompt were taken when it was admitted; tokens that a grammar gave come later.
@@ -292,7 +294,7 @@ class Scheduler:
         held = len(sequence.block_ids) * self.limits.block_size
         return held >= sequence.num_tokens or self._grow(step, entries, sequence)
 
-    def _grow(self, step: Step, entries: list[Entry], sequence: Sequence) -> bool:
+    def _grow(self, step: Step, entries: list[ScheduledSequence], sequence: Sequence) -> bool:
         """Take the blocks that its known tokens lack, preempting the last in rank if need be.
 
         False when that was the sequence itself. Decodes ask in order of rank, so that all that

@@ -134,7 +134,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Entry:
+class ScheduledSequence:
     """One scheduled sequence of a step in flight."""
 
     sequence: Sequence

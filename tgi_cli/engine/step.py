@@ -110,7 +110,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
+class ChunkLogprobs:
     """Log-probabilities of the prompt tokens that follow a chunk's positions.
 
     The first entry is of the token at ``start``, one more than the chunk's first position.
@@ -128,7 +128,7 @@ class StepResult:
 
     ``errors`` maps an index of these entries to the cause why that row alone failed (its token
     is then meaningless). ``generation_logits`` maps such an index to the raw logits (float32
-    numpy [V]). ``prompt_scores`` and ``context_logits`` (float32 numpy [count, V]) map an index
+    numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
     of ``Step.rows``, sampled or not.
     """
 
@@ -137,7 +137,7 @@ class StepResult:
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
     errors: dict[int, str] = field(default_factory=dict)
-    prompt_scores: dict[int, PromptScores] = field(default_factory=dict)
+    prompt_logprobs: dict[int, ChunkLogprobs] = field(default_factory=dict)
     context_logits: dict[int, Any] = field(default_factory=dict)
     generation_logits: dict[int, Any] = field(default_factory=dict)
 

@@ -15,11 +15,11 @@ from typing import Literal
 
 from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest
 from tgi_cli.errors import TgiError
+from tgi_cli.llm.collector import Throughput
 from tgi_cli.llm.engine import InProcessEngine, RequestGroup
-from tgi_cli.llm.options import Prompt
-from tgi_cli.llm.progress import RequestProgress
+from tgi_cli.llm.options import Prompt, new_tokens_of
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.sequence_text import SequenceText
 from tgi_cli.text.tokenizer import Tokenizer
 
 MAX_WIDTH = 8
@@ -168,96 +168,95 @@ def search(
         EngineDeadError: the engine's loop has ended.
     """
     for prompt in prompts:
-        # The last token is chosen and never computed, so this is the longest request.
-        if len(prompt.ids) + options.max_new_tokens > info.max_total_tokens:
-            raise ValueError(
-                f"prompt {prompt.index} has {len(prompt.ids)} tokens: with "
-                f"{options.max_new_tokens} new ones it is longer than max_total_tokens "
-                f"({info.max_total_tokens})"
-            )
+        new_tokens_of(prompt, options.max_new_tokens, info)
     hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]
     ids = [prompt.ids for prompt in prompts]
-    with RequestGroup(engine) as call, RequestProgress(len(prompts), progress) as bar:
-        searches = run_searches(call, engine.request_ids, ids, options, info.vocab_size, adapter_id)
-        for place, found in searches:
-            hypotheses[place] = hypotheses_of(found, ids[place], tokenizer)
-            bar.add(len(ids[place]), len(hypotheses[place][0].token_ids), 1)
+    with RequestGroup(engine) as group, Throughput(len(prompts), progress) as throughput:
+        searches = run_searches(
+            group, engine.request_ids, ids, options, info.vocab_size, adapter_id
+        )
+        for index, found in searches:
+            hypotheses[index] = hypotheses_of(found, ids[index], tokenizer)
+            throughput.add(len(ids[index]), len(hypotheses[index][0].token_ids), 1)
     return hypotheses
 
 
 def run_searches(
-    call: RequestGroup,
+    group: RequestGroup,
     ids: Iterator[int],
     prompts: Sequence[tuple[int, ...]],
     options: BeamOptions,
     vocab_size: int,
     adapter_id: int = 0,
 ) -> Iterator[tuple[int, BeamSearch]]:
-    """Search over several prompts at once; each goes on as soon as its own beams are answered.
+    """Search over several prompts at once; each advances as soon as its own beams are answered.
 
     Yields:
-        The place of a prompt and its search, when that is over.
+        The index of a prompt and its search, when it is over.
 
     Raises:
-        EngineDeadError: the engine's loop has ended.
-        TgiError: a beam failed.
+        EngineDeadError: The engine's loop has ended.
+        TgiError: A beam failed.
     """
     sampling = SamplingParams(temperature=0.0, top_logprobs=min(options.candidates, vocab_size))
     searches = [BeamSearch(options) for _ in prompts]
-    asked: dict[int, tuple[int, int]] = {}
-    """Request id -> place of the prompt and of the beam."""
+    submitted: dict[int, tuple[int, int]] = {}
+    """Request id -> index of the prompt and of the beam."""
     answers: list[dict[int, tuple[list[int], list[float]]]] = [{} for _ in prompts]
 
-    def ask(place: int) -> None:
-        for index, beam in enumerate(searches[place].beams):
+    def submit(prompt: int) -> None:
+        for index, beam in enumerate(searches[prompt].beams):
             request = GenerationRequest(
                 request_id=next(ids),
-                prompt_ids=prompts[place] + beam.token_ids,
+                prompt_ids=prompts[prompt] + beam.token_ids,
                 sampling=sampling,
                 max_new_tokens=1,
                 adapter_id=adapter_id,
             )
-            asked[request.request_id] = place, index
-            call.submit(request)
+            submitted[request.request_id] = prompt, index
+            group.submit(request)
 
-    for place in range(len(prompts)):
-        ask(place)
-    while call.live:
-        for update in call.receive():
-            if update.finished is None:
+    for prompt in range(len(prompts)):
+        submit(prompt)
+    while group.live:
+        for request_id, _, batch in group.receive():
+            if batch.finished is None:
                 continue
-            place, index = asked.pop(update.request_id)
-            if update.finished.reason is not FinishReason.LENGTH:
-                cause = update.finished.error or "cancelled"
-                raise TgiError(f"a beam of prompt {place} failed: {cause}")
+            prompt, index = submitted.pop(request_id)
+            if batch.finished.reason is not FinishReason.LENGTH:
+                cause = batch.finished.error or "cancelled"
+                raise TgiError(f"a beam of prompt {prompt} failed: {cause}")
             # Its one token and its end come together.
-            search, answered = searches[place], answers[place]
-            answered[index] = update.top_ids[0], update.top_logprobs[0]
+            search, answered = searches[prompt], answers[prompt]
+            answered[index] = batch.top_ids[0], batch.top_logprobs[0]
             if len(answered) == len(search.beams):
                 search.advance([answered[i] for i in range(len(search.beams))])
                 answered.clear()
-                ask(place)
+                submit(prompt)
                 if not search.beams:
-                    yield place, search
+                    yield prompt, search
 
 
 def hypotheses_of(
     search: BeamSearch, prompt_ids: Sequence[int], tokenizer: Tokenizer
 ) -> list[BeamHypothesis]:
-    """What a search that is over has found, with its text."""
+    """The hypotheses of a search that is over, with their texts."""
     stops = search.options.stop_token_ids
     hypotheses = []
     for found in search.found:
-        token_ids = list(found.beam.token_ids)
-        detokenizer = Detokenizer(tokenizer, prompt_ids)
-        text = "".join(detokenizer.push(i) for i in token_ids if i not in stops)
+        text = SequenceText(tokenizer, prompt_ids, hidden_ids=tokenizer.special_ids | stops)
+        for token_id in found.beam.token_ids:
+            text.push(token_id)
+        stopped = found.beam.token_ids[-1] in stops
+        reason = FinishReason.EOS_TOKEN if stopped else FinishReason.LENGTH
+        text.finish(reason)
         hypotheses.append(
             BeamHypothesis(
-                token_ids=token_ids,
-                text=text + detokenizer.flush(),
+                token_ids=list(found.beam.token_ids),
+                text=text.text,
                 cumulative_logprob=found.beam.logprob,
                 score=found.score,
-                finish_reason="eos_token" if token_ids[-1] in stops else "length",
+                finish_reason=reason.name.lower(),
             )
         )
     return hypotheses

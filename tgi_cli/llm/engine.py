@@ -12,23 +12,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
+from typing import NamedTuple
 
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import (
     Cancel,
     Fail,
-    Finished,
     FinishReason,
     GenerationRequest,
-    Logits,
-    PromptLogprobs,
     Shutdown,
-    Started,
     StepOutputs,
 )
 from tgi_cli.engine.metrics import StepStats
@@ -36,27 +32,32 @@ from tgi_cli.engine.step import GrammarCompiler, Worker
 from tgi_cli.errors import TgiError
 from tgi_cli.llm.errors import EngineDeadError
 from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError, unknown
+from tgi_cli.rpc.interface import TokenBatch
+from tgi_cli.rpc.streams import OutputBuffer, split_by_request
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Update:
-    """What one step said of one request; ``at`` is the ``time.monotonic()`` of its arrival."""
+class RequestUpdate(NamedTuple):
+    """New outputs of one request, and the ``time.monotonic()`` at which they arrived."""
 
     request_id: int
-    at: float
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_ids: list[list[int]] = field(default_factory=list)
-    top_logprobs: list[list[float]] = field(default_factory=list)
-    started: Started | None = None
-    finished: Finished | None = None
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    logits: tuple[Logits, ...] = ()
+    arrived: float
+    batch: TokenBatch
 
 
-Mailbox = SimpleQueue[list[Update] | EngineDeadError]
+Mailbox = SimpleQueue[list[RequestUpdate] | EngineDeadError]
+
+
+class _Receiver(OutputBuffer):
+    """Collects the outputs of one request for its caller's mailbox."""
+
+    __slots__ = ("mailbox", "request_id")
+
+    def __init__(self, request_id: int, mailbox: Mailbox) -> None:
+        super().__init__()
+        self.request_id = request_id
+        self.mailbox = mailbox
 
 
 class InProcessEngine:
@@ -93,7 +94,7 @@ class InProcessEngine:
         self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()
         """Guards the fields below; reentrant, for a stream may be collected at any time."""
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._receivers: dict[int, _Receiver] = {}
         self._cancelled: set[int] = set()
         self._ended: str | None = None
         """Why nothing can be submitted any more."""
@@ -115,13 +116,13 @@ class InProcessEngine:
         with self._lock:
             if self._ended is not None:
                 raise self._error()
-            self._mailboxes[request.request_id] = mailbox
+            self._receivers[request.request_id] = _Receiver(request.request_id, mailbox)
             self._inbox.put(request)
 
     def cancel(self, request_id: int) -> None:
         """End a request at the next step; its caller is told. One that is not live is ignored."""
         with self._lock:
-            if request_id in self._mailboxes:
+            if request_id in self._receivers:
                 self._cancelled.add(request_id)
                 self._inbox.put(Cancel(request_id))
 
@@ -129,7 +130,7 @@ class InProcessEngine:
         """End a request at the next step; nobody is told."""
         with self._lock:
             self._cancelled.discard(request_id)
-            if self._mailboxes.pop(request_id, None) is not None:
+            if self._receivers.pop(request_id, None) is not None:
                 self._inbox.put(Cancel(request_id))
 
     def load_adapter(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
@@ -190,30 +191,33 @@ class InProcessEngine:
                 _forget_frames(self._failure)
             elif self._ended is None:
                 self._ended = "the engine has ended"
-            waiting = set(self._mailboxes.values())
-            self._mailboxes.clear()
+            waiting = {receiver.mailbox for receiver in self._receivers.values()}
+            self._receivers.clear()
             for mailbox in waiting:
                 mailbox.put(self._error())
         self.adapters.end()
 
     def _deliver(self, outputs: StepOutputs) -> None:
-        updates = _by_request(outputs)
-        letters: dict[Mailbox, list[Update]] = {}
+        now = time.monotonic()
+        updates: dict[Mailbox, list[RequestUpdate]] = {}
         with self._lock:
-            for request_id, update in updates.items():
-                mailbox = self._mailboxes.get(request_id)
-                if mailbox is None:
-                    continue  # nobody is interested any more
-                finished = update.finished
-                if finished is not None:
-                    cancelled = finished.reason is FinishReason.CANCELLED
-                    if cancelled and request_id not in self._cancelled:
-                        continue  # the loop is ending: its caller gets the error that says why
-                    self._mailboxes.pop(request_id, None)
-                    self._cancelled.discard(request_id)
-                letters.setdefault(mailbox, []).append(update)
-        for mailbox, letter in letters.items():
-            mailbox.put(letter)
+            changed = split_by_request(outputs, self._receivers)
+            for finished in outputs.finished:
+                request_id = finished.request_id
+                receiver = self._receivers.get(request_id)
+                if receiver is None:
+                    continue
+                if finished.reason is FinishReason.CANCELLED and request_id not in self._cancelled:
+                    changed.discard(receiver)  # the loop ends: an error will say why
+                    continue
+                del self._receivers[request_id]
+                self._cancelled.discard(request_id)
+            for receiver in changed:
+                batch, receiver.batch = receiver.pending(), None
+                update = RequestUpdate(receiver.request_id, now, batch)
+                updates.setdefault(receiver.mailbox, []).append(update)
+        for mailbox, update_list in updates.items():
+            mailbox.put(update_list)
 
 
 class RequestGroup:
@@ -229,15 +233,17 @@ class RequestGroup:
         self._engine.submit(request, self._mailbox)
         self.live.add(request.request_id)
 
-    def receive(self) -> list[Update]:
+    def receive(self) -> list[RequestUpdate]:
         """Wait for news of live requests. Raises EngineDeadError."""
-        letter = self._mailbox.get()
-        if isinstance(letter, EngineDeadError):
+        received = self._mailbox.get()
+        if isinstance(received, EngineDeadError):
             self.live.clear()
-            raise letter
-        news = [update for update in letter if update.request_id in self.live]
-        self.live.difference_update(u.request_id for u in news if u.finished is not None)
-        return news
+            raise received
+        updates = [update for update in received if update.request_id in self.live]
+        self.live.difference_update(
+            update.request_id for update in updates if update.batch.finished is not None
+        )
+        return updates
 
     def drop(self, request_id: int) -> None:
         """End a request at the next step and hear no more of it."""
@@ -260,33 +266,6 @@ class RequestGroup:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _by_request(outputs: StepOutputs) -> dict[int, Update]:
-    now = time.monotonic()
-    updates: dict[int, Update] = {}
-
-    def of(request_id: int) -> Update:
-        update = updates.get(request_id)
-        if update is None:
-            update = updates[request_id] = Update(request_id, now)
-        return update
-
-    for started in outputs.started:
-        of(started.request_id).started = started
-    for i, request_id in enumerate(outputs.request_ids):
-        update = of(request_id)
-        update.token_ids.append(outputs.token_ids[i])
-        update.logprobs.append(outputs.logprobs[i])
-        update.top_ids.append(outputs.top_ids[i])
-        update.top_logprobs.append(outputs.top_logprobs[i])
-    for scores in outputs.prompt_logprobs:
-        of(scores.request_id).prompt_logprobs += (scores,)
-    for logits in outputs.logits:
-        of(logits.request_id).logits += (logits,)
-    for finished in outputs.finished:
-        of(finished.request_id).finished = finished
-    return updates
 
 
 def _forget_frames(error: BaseException | None) -> None:

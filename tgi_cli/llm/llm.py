@@ -10,12 +10,10 @@ from typing import Any, Unpack
 
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError
-from tgi_cli.llm.batch import completions_of, run
 from tgi_cli.llm.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
-from tgi_cli.llm.collector import Collector
+from tgi_cli.llm.collector import Collector, completions_of, run
 from tgi_cli.llm.engine import RequestGroup
 from tgi_cli.llm.errors import GenerationError
-from tgi_cli.llm.grammar import read_grammar
 from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine
 from tgi_cli.llm.options import (
     GenerationKeywords,
@@ -23,6 +21,7 @@ from tgi_cli.llm.options import (
     Prompts,
     adapter_names,
     per_prompt,
+    read_grammar,
     read_prompts,
     requests_of,
 )

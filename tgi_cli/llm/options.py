@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, LogitsProcessor
-from tgi_cli.llm.grammar import Grammar
+from tgi_cli.engine.validation import LengthError, check_length
 from tgi_cli.sampling.params import MAX_TOKEN_IDS, SamplingParams
-from tgi_cli.sampling.seeds import sample_seed
+from tgi_cli.text.grammar.checker import token_setup
+from tgi_cli.text.grammar.compile import Compiler
+from tgi_cli.text.grammar.grammar import GrammarError, response_format
+from tgi_cli.text.grammar.tokens import SpecialTokens
 from tgi_cli.text.tokenizer import Tokenizer
 
+Grammar = str | Mapping[str, Any]
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -167,23 +171,32 @@ def read_prompts(
                 raise TypeError(f"prompt {index} must be a text or a list of token ids") from None
             read.append(Prompt(index, None, ids))
     for prompt_read in read:
-        _check(prompt_read, info)
+        _check_ids(prompt_read, info)
     return read
 
 
-def _check(prompt: Prompt, info: EngineInfo) -> None:
-    where = f"prompt {prompt.index}"
-    if not prompt.ids:
-        raise ValueError(f"{where} has no tokens")
-    low, high = min(prompt.ids), max(prompt.ids)
+def _check_ids(prompt: Prompt, info: EngineInfo) -> None:
+    low, high = min(prompt.ids, default=0), max(prompt.ids, default=0)
     if low < 0 or high >= info.vocab_size:
         wrong = low if low < 0 else high
-        raise ValueError(f"{where}: the model has no token {wrong} (0 to {info.vocab_size - 1})")
-    if len(prompt.ids) > info.max_input_tokens:
         raise ValueError(
-            f"{where} has {len(prompt.ids)} tokens, more than max_input_tokens "
-            f"({info.max_input_tokens})"
+            f"prompt {prompt.index}: the model has no token {wrong} (0 to {info.vocab_size - 1})"
         )
+
+
+def new_tokens_of(prompt: Prompt, max_new_tokens: int | None, info: EngineInfo) -> int:
+    """``max_new_tokens``, or as many tokens as fit behind the prompt if None.
+
+    Raises:
+        ValueError: The prompt, or the prompt and its output, have too many or too few tokens.
+    """
+    if max_new_tokens is None:
+        max_new_tokens = max(info.max_total_tokens - len(prompt.ids), 1)
+    try:
+        check_length(len(prompt.ids), max_new_tokens, info)
+    except LengthError as error:
+        raise ValueError(f"prompt {prompt.index}: {error}") from None
+    return max_new_tokens
 
 
 def per_prompt(
@@ -233,19 +246,12 @@ def requests_of(
     Raises:
         ValueError: prompt and output together are longer than a request may be.
     """
-    room = info.max_total_tokens - len(prompt.ids)
-    new_tokens = room if options.max_new_tokens is None else options.max_new_tokens
-    if new_tokens > room:
-        raise ValueError(
-            f"prompt {prompt.index} has {len(prompt.ids)} tokens: with {new_tokens} new ones it is "
-            f"longer than max_total_tokens ({info.max_total_tokens})"
-        )
     own_stops = () if options.ignore_eos else info.eos_token_ids
     first = GenerationRequest(
         request_id=next(ids),
         prompt_ids=prompt.ids,
         sampling=sampling,
-        max_new_tokens=new_tokens,
+        max_new_tokens=new_tokens_of(prompt, options.max_new_tokens, info),
         stop_token_ids=frozenset((*own_stops, *options.stop_token_ids)),
         priority=options.priority,
         timeout_seconds=options.timeout_seconds,
@@ -257,16 +263,26 @@ def requests_of(
         adapter_id=adapter_id,
         grammar=grammar,
     )
-    others = [
-        replace(
-            first,
-            request_id=next(ids),
-            sampling=replace(sampling, seed=sample_seed(sampling.seed, sample)),
-            fork_of=first.request_id,
-            # What is said of the prompt is said once.
-            prompt_logprobs=None,
-            return_context_logits=False,
-        )
-        for sample in range(1, options.samples)
-    ]
-    return [first, *others]
+    return [first, *(first.fork(next(ids), sample) for sample in range(1, options.samples))]
+
+
+def read_grammar(
+    grammar: Grammar | None, tokenizer: Tokenizer, eos_token_ids: Sequence[int]
+) -> str | None:
+    """A grammar in the engine's form; one in JSON text is in that form already.
+
+    Compiled in the caller's thread, however long that takes: the grammar is the caller's own.
+
+    Raises:
+        ValueError: The grammar is invalid or has an unsupported part, which is named.
+    """
+    if grammar is None or isinstance(grammar, str):
+        return grammar
+    try:
+        parsed = response_format(grammar, "grammar")
+        if parsed is None:
+            return None
+        tokens = SpecialTokens(**token_setup(tokenizer, eos_token_ids))
+        return Compiler(tokens).compile(parsed.form)
+    except GrammarError as error:
+        raise ValueError(f"grammar: {error}") from error

@@ -25,12 +25,12 @@ class Stream:
             ends with the finish reason ``cancelled``.
     """
 
-    def __init__(self, call: RequestGroup, collector: Collector, owner: object) -> None:
-        self._call = call
+    def __init__(self, group: RequestGroup, collector: Collector, owner: object) -> None:
+        self._group = group
         self._owner = owner  # an LLM that nobody refers to any more closes its engine
         self._collector = collector
         self.request_id = collector.request.request_id
-        call.submit(collector.request)
+        group.submit(collector.request)
 
     @property
     def completion(self) -> Completion:
@@ -42,8 +42,8 @@ class Stream:
 
     def __next__(self) -> Piece:
         collector = self._collector
-        while self._call.live:
-            for update in self._call.receive():
+        while self._group.live:
+            for update in self._group.receive():
                 piece = collector.take(update)
                 if collector.finish_reason == "error":
                     raise GenerationError.of([collector.completion()])
@@ -55,7 +55,7 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the request if it is live. May be called twice."""
-        self._call.close()
+        self._group.close()
 
     def __enter__(self) -> Stream:
         return self

@@ -1,5 +1,7 @@
-"""No child outlives its parent: each holds the reading end of a pipe that only the parent can
-write to, and that the system closes when the parent is gone, however it went.
+"""Ends a child with its parent, however the parent ends.
+
+The child inherits the reading end of a pipe. Only the parent can write to it, so that the system
+closes it when the parent is gone.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tgi_cli.errors import ConfigError, ExitCode
@@ -18,43 +21,46 @@ from tgi_cli.process.runtime_dir import VARIABLE, remove_folder
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""For what is in flight to finish."""
+"""Time for requests in flight to finish."""
 LAST_SECONDS = 1.0
-"""For those who wait to be told that it will not."""
+"""Time for clients to receive the error of requests that do not finish."""
 
 
-def exit_with_parent(fd: int, cleanup: Callable[[], None] | None = None) -> None:
-    """Watch the inherited lifeline ``fd`` in a thread; when it breaks, end this process.
+@contextmanager
+def parent_pipe() -> Iterator[int]:
+    """Open the pipe in the parent and yield the descriptor that children inherit."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
 
-    The process gets SIGTERM, ``GRACE_SECONDS`` later again, and is then ended the hard way.
 
-    Args:
-        fd: the reading end of the parent's pipe.
-        cleanup: what the parent would have cleared away, beside the runtime folder.
+def exit_with_parent(parent_fd: int) -> None:
+    """Watch the inherited pipe in a thread; when it closes, end this process.
+
+    The runtime folder is removed, as the parent would have done. The process gets SIGTERM, and
+    SIGTERM again ``GRACE_SECONDS`` later; ``LAST_SECONDS`` after that it exits at once.
 
     Raises:
-        ConfigError: ``fd`` is not an open file descriptor.
+        ConfigError: ``parent_fd`` is not an open file descriptor.
     """
     try:
-        os.fstat(fd)
+        os.fstat(parent_fd)
     except OSError as error:
-        raise ConfigError(
-            f"--lifeline-fd {fd} is not an open file descriptor",
-            "leave it off: it is for the process that starts this one",
-        ) from error
-    os.set_inheritable(fd, False)
-    threading.Thread(target=_watch, args=(fd, cleanup), name="lifeline", daemon=True).start()
+        raise ConfigError(f"the parent's pipe {parent_fd} is not an open descriptor") from error
+    os.set_inheritable(parent_fd, False)
+    threading.Thread(target=_watch, args=(parent_fd,), name="parent death", daemon=True).start()
 
 
-def _watch(fd: int, cleanup: Callable[[], None] | None) -> None:
-    while os.read(fd, 1):
+def _watch(parent_fd: int) -> None:
+    while os.read(parent_fd, 1):
         pass
     log.error("the launcher is gone; ending")
     folder = os.environ.get(VARIABLE)
     if folder:
         remove_folder(Path(folder))
-    if cleanup is not None:
-        cleanup()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -121,7 +121,6 @@ def trace_block(
     uncalled = []
     for target in sorted(targets, key=lambda target: order.get(target.path, len(order))):
         path = _without_expert_number(target.path)
-        path = _without_expert_number(target.path)
         if target.path not in order and path not in stages:
             uncalled.append(target)
             continue

@@ -112,7 +112,7 @@ class _Router:
             # What lives by now lives for good; the collector need not look at it again.
             gc.collect()
             gc.freeze()
-            self._server = _Server(_uvicorn_config(app, config))
+            self._server = _Server(uvicorn_config(app, config))
             host, port = self._listener.getsockname()[:2]
             scheme = "https" if config.ssl_certfile else "http"
             logger.info("listening on %s port %d (%s)", host, port, scheme)
@@ -165,7 +165,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
+def uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
     """How uvicorn serves the app. Raises ConfigError for files that TLS cannot use."""
     server = uvicorn.Config(
         app,

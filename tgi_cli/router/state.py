@@ -1,4 +1,4 @@
-"""What all routes share, and how a route gets at it."""
+"""The state that all routes of a router share."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ from tgi_cli.text.workers import TextWorkers
 
 
 def leads(generations: Sequence[Generation]) -> list[Generation]:
-    """One for each of their prompts: samples of one prompt count its tokens once."""
+    """The first sample of each prompt."""
     return list({generation.lead.index: generation.lead for generation in generations}.values())
+
+
+def prompt_characters(generations: Sequence[Generation]) -> int:
+    """The total length of the prompts that were given as text."""
+    prompts = [lead.spec.prompt for lead in leads(generations)]
+    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
 
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """One router's parts. Built once, in :func:`tgi_cli.router.app.create_app`."""
+    """One router's parts, created by :func:`tgi_cli.router.app.create_app`."""
 
     config: RouterConfig
     client: EngineClient
@@ -49,22 +55,22 @@ class RouterState:
 
     @property
     def compute_type(self) -> str:
-        """The ``x-compute-type`` header: what answered, for gateways that bill by it."""
+        """The ``x-compute-type`` header, which gateways use for billing."""
         return os.environ.get("COMPUTE_TYPE") or f"1-{self.client.info.device}"
 
     def stream_headers(self, characters: int) -> dict[str, str]:
-        """TGI's headers of a stream."""
+        """TGI's headers of a stream whose prompts have this length."""
         return {"x-compute-type": self.compute_type, "x-compute-characters": str(characters)}
 
-    def timing_headers(self, generations: Sequence[Generation], characters: int) -> dict[str, str]:
-        """TGI's headers of a whole answer: milliseconds but for the compute time, summed up."""
+    def timing_headers(self, generations: Sequence[Generation]) -> dict[str, str]:
+        """TGI's headers of a complete answer: sums in milliseconds, the compute time in seconds."""
 
         def total(values: Sequence[float]) -> str:
             return str(int(sum(values) * 1e3))
 
         timings = [generation.timings for generation in generations]
         tokens = [generation.generated_tokens for generation in generations]
-        headers = self.stream_headers(characters)
+        headers = self.stream_headers(prompt_characters(generations))
         if len(generations) == 1:
             headers["x-compute-time"] = repr(timings[0].total)
         return headers | {

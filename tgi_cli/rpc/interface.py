@@ -15,6 +15,7 @@ from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
     GenerationRequest,
+    Logits,
     PromptLogprobs,
     Started,
 )
@@ -86,6 +87,8 @@ class TokenBatch:
     finished: Finished | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Runs of the prompt's, in order, before the first token; empty unless asked for."""
+    logits: tuple[Logits, ...] = ()
+    """Raw logits, if requested; in the engine's own process only."""
 
 
 class TokenStream(Protocol):

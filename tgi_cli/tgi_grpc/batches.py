@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tgi_cli.engine.messages import (
     Advanced,
@@ -13,7 +13,9 @@ from tgi_cli.engine.messages import (
     GenerationRequest,
     PromptLogprobs,
 )
-from tgi_cli.tgi_grpc.text_interface import Texts
+
+if TYPE_CHECKING:
+    from tgi_cli.tgi_grpc.model_text import ModelText
 
 
 class BatchRequest:
@@ -30,7 +32,7 @@ class BatchRequest:
         self,
         request_id: int,
         request: GenerationRequest,
-        texts: Texts,
+        model_text: ModelText,
         stop_sequences: Iterable[str],
         block_size: int,
     ) -> None:
@@ -39,9 +41,11 @@ class BatchRequest:
         self.pending = 0
         self.ended = False
         self._request = request
-        self._texts = texts
-        self._output = texts.output(request.prompt_ids, list(stop_sequences))
-        self._generated = 0
+        self._surface = model_text.surface
+        self._special_ids = model_text.special_ids
+        self._text = model_text.output(
+            request.prompt_ids, list(stop_sequences), request.max_new_tokens
+        )
         self._prompt_logprobs: list[float] = []
         most = len(request.prompt_ids) + request.max_new_tokens - 1
         self.max_tokens = -(-most // block_size) * block_size
@@ -63,27 +67,24 @@ class BatchRequest:
 
         Whether the engine ended it is for the caller to add.
         """
-        if self._request.prompt_logprobs is not None and not self._generated:
+        if self._request.prompt_logprobs is not None and not self._text.num_tokens:
             self._write_prompt(generation.prefill_tokens)
-        self._generated += 1
-        special = token_id in self._texts.special_ids
-        text, stopped = self._texts.surface(token_id), False
-        if not special:
-            text, stopped = self._output.push(token_id)
+        text = self._text.push(token_id)
         self._write(generation.tokens, [token_id], [logprob], [text])
         if top_ids:
-            texts = [self._texts.surface(top) for top in top_ids]
+            texts = [self._surface(top) for top in top_ids]
             self._write(generation.top_tokens.add(), top_ids, top_logprobs, texts)
-        if self._generated >= self._request.max_new_tokens:
+        if self._text.num_tokens >= self._request.max_new_tokens:
             return FinishReason.LENGTH
-        return FinishReason.STOP_SEQUENCE if stopped else None
+        return self._text.finish_reason
 
     def finish(self, generation: Any, reason: FinishReason) -> None:
         """Write its end."""
         self.ended = True
         end = generation.generated_text
-        end.text = self._output.text()
-        end.generated_tokens = self._generated
+        self._text.finish(reason)
+        end.text = self._text.text
+        end.generated_tokens = self._text.num_tokens
         end.finish_reason = reason.value
         if not self._request.sampling.greedy:
             end.seed = self._request.sampling.seed
@@ -92,7 +93,7 @@ class BatchRequest:
         ids = self._request.prompt_ids
         # Nothing precedes the first: TGI says so with a NaN.
         logprobs = [math.nan, *self._prompt_logprobs]
-        self._write(tokens, ids, logprobs, [self._texts.surface(i) for i in ids])
+        self._write(tokens, ids, logprobs, [self._surface(i) for i in ids])
 
     def _write(
         self, tokens: Any, ids: Iterable[int], logprobs: Iterable[float], texts: Iterable[str]
@@ -100,7 +101,7 @@ class BatchRequest:
         tokens.ids.extend(ids)
         tokens.logprobs.extend(logprobs)
         tokens.texts.extend(texts)
-        tokens.is_special.extend(i in self._texts.special_ids for i in ids)
+        tokens.is_special.extend(i in self._special_ids for i in ids)
 
 
 class StepFailure(Exception):

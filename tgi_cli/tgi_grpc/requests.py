@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.validation import check_length
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.tgi_grpc.text_interface import Texts
+
+if TYPE_CHECKING:
+    from tgi_cli.tgi_grpc.model_text import ModelText
 
 _GRAMMARS = {1: "json", 2: "regex"}
 """By GrammarType."""
@@ -50,7 +53,7 @@ class RequestReader:
 
     Args:
         info: of the engine.
-        texts: gives those of its model.
+        model_text: Gives the text side of its model.
         adapters: that requests may name.
         watermark: of requests that ask for one.
     """
@@ -58,11 +61,11 @@ class RequestReader:
     def __init__(
         self,
         info: EngineInfo,
-        texts: Callable[[], Texts],
+        model_text: Callable[[], ModelText],
         adapters: AdapterRegistry,
         watermark: Watermark,
     ) -> None:
-        self.texts = texts
+        self.model_text = model_text
         self._info = info
         self._adapters = adapters
         self._watermark = watermark
@@ -78,8 +81,8 @@ class RequestReader:
         text = _text(request) if "input_chunks" in fields else request.inputs
         special = request.add_special_tokens if "add_special_tokens" in fields else True
         stopping = request.stopping_parameters
-        prompt = self.texts().encode(text, special, request.truncate)
-        self._check_lengths(len(prompt), stopping.max_new_tokens, bounds)
+        prompt = self.model_text().encode(text, special, request.truncate)
+        check_length(len(prompt), stopping.max_new_tokens, bounds)
         if max(prompt) >= self._info.vocab_size:
             raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({max(prompt)})")
         if request.top_n_tokens > self._info.vocab_size:
@@ -101,22 +104,6 @@ class RequestReader:
             grammar=self._grammar(request.parameters),
             prompt_logprobs=0 if request.prefill_logprobs else None,
         )
-
-    def _check_lengths(self, prompt: int, new: int, bounds: Bounds) -> None:
-        if not prompt:
-            raise ValueError("the prompt has no tokens")
-        if new < 1:
-            raise ValueError("`max_new_tokens` must be at least 1")
-        if prompt > bounds.max_input_tokens:
-            raise ValueError(
-                f"its prompt of {prompt} tokens is longer than max_input_tokens "
-                f"({bounds.max_input_tokens})"
-            )
-        if prompt + new > bounds.max_total_tokens:
-            raise ValueError(
-                f"its prompt of {prompt} tokens and {new} new ones are more than "
-                f"max_total_tokens ({bounds.max_total_tokens})"
-            )
 
     def _sampling(self, said: Any, top_n_tokens: int) -> SamplingParams:
         temperature = said.temperature or 1.0
@@ -152,7 +139,7 @@ class RequestReader:
         if not self._info.grammar:
             raise ValueError("grammars are not supported")
         try:
-            return self.texts().grammar(kind, said.grammar)
+            return self.model_text().grammar(kind, said.grammar)
         except ValueError as error:
             raise ValueError(f"its grammar is not valid: {error}") from error
 

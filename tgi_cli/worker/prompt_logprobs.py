@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.engine.step import PromptScores, Step
+from tgi_cli.engine.step import ChunkLogprobs, Step
 from tgi_cli.sampling.top_tokens import likeliest
 from tgi_cli.worker.input_batch import RowOptions
 from tgi_cli.worker.upload import to_host
@@ -111,11 +111,11 @@ class ScoredChunk:
             self._kept = torch.empty(shape, pin_memory=logits.device.type == "cuda")
         self._kept[begin : begin + len(logits)].copy_(logits, non_blocking=True)
 
-    def scores(self) -> PromptScores | None:
+    def scores(self) -> ChunkLogprobs | None:
         """Of the scored tokens, once they are here; None: none were."""
         if not self._scores:
             return None
-        result = PromptScores(self._chunk.start + 1, [], [], [])
+        result = ChunkLogprobs(self._chunk.start + 1, [], [], [])
         for logprobs, ids, values in self._scores:
             result.logprobs.extend(logprobs.tolist())
             result.top_ids.extend(ids.tolist())

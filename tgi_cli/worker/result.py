@@ -87,7 +87,7 @@ class DeviceResult:
         for chunk in self._produced.prompts:
             scores, kept = chunk.scores(), chunk.logits()
             if scores is not None:
-                result.prompt_scores[chunk.place] = scores
+                result.prompt_logprobs[chunk.place] = scores
             if kept is not None:
                 result.context_logits[chunk.place] = kept
         return result

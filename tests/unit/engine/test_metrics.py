@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StepStats, StepTimer
 from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc import metrics_codec
 from tgi_cli.sampling.params import SamplingParams
 
 NEW_ROW = NewRow(0, 1, [1], 1, [0], SamplingParams())
@@ -74,8 +74,8 @@ def test_metrics_survive_the_wire(load: EngineLoad, waiting: bool) -> None:
     oldest_ns = time.monotonic_ns() - 3_000_000_000 if waiting else 0
     sent.step_launched(PREFILL, "backpressure", oldest_ns)
     sent.histograms["forward", "prefill"].observe(0.5)
-    data = metrics_codec.encode(sent).SerializeToString()
-    got = metrics_codec.decode(pb.MetricsResponse.FromString(data))
+    data = codec.encode_metrics(sent).SerializeToString()
+    got = codec.decode_metrics(pb.MetricsResponse.FromString(data))
     assert got.load == load
     assert got.counts == sent.counts
     assert got.queue_seconds == pytest.approx(sent.queue_seconds, abs=2)

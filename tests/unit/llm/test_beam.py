@@ -117,6 +117,6 @@ def test_hypotheses_carry_their_text(llm: LLM) -> None:
         whole = llm.tokenizer.decode(prompt + hypothesis.token_ids)
         assert whole == "def read_json(path):" + hypothesis.text
         assert hypothesis.finish_reason == "length"
-    with pytest.raises(ValueError, match="longer than max_total_tokens"):
+    with pytest.raises(ValueError, match="more than max_total_tokens"):
         llm.beam_search([[5] * 120], 2, 20)
     assert llm.beam_search([], 2) == []

@@ -311,12 +311,12 @@ def test_a_prefix_is_computed_once(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ("", {}, "prompt 0 has no tokens"),
-        (["ok", []], {}, "prompt 1 has no tokens"),
+        ("", {}, "prompt 0: the prompt has no tokens"),
+        (["ok", []], {}, "prompt 1: the prompt has no tokens"),
         ([[5], [4096]], {}, r"prompt 1: the model has no token 4096 \(0 to 4095\)"),
         ([[-1]], {}, "no token -1"),
-        ([[5] * 128], {}, "128 tokens, more than max_input_tokens"),
-        ([[5] * 120], {}, "longer than max_total_tokens"),
+        ([[5] * 128], {}, "128 prompt tokens .* more than max_total_tokens"),
+        ([[5] * 120], {}, "more than max_total_tokens"),
         ("x", {"max_new_tokens": 0}, "max_new_tokens"),
         ("x", {"n": 0}, "n must be"),
         ("x", {"n": 3, "best_of": 2}, "best_of"),

@@ -28,7 +28,7 @@ def read_all(call: RequestGroup) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {i: [] for i in call.live}
     while call.live:
         for update in call.receive():
-            tokens[update.request_id] += update.token_ids
+            tokens[update.request_id] += update.batch.token_ids
     return tokens
 
 
@@ -79,8 +79,8 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
             try:
                 while call.live:
                     for update in call.receive():
-                        if update.finished is not None:
-                            causes.append(update.finished.error)
+                        if update.batch.finished is not None:
+                            causes.append(update.batch.finished.error)
             except EngineDeadError as error:
                 causes.append(f"{error.cause} ({type(error.__cause__).__name__})")
 
@@ -127,8 +127,8 @@ def test_what_is_cancelled_is_told_and_what_is_dropped_is_not() -> None:
         while call.live:
             for update in call.receive():
                 assert update.request_id != 3
-                if update.finished is not None:
-                    ends[update.request_id] = update.finished.reason
+                if update.batch.finished is not None:
+                    ends[update.request_id] = update.batch.finished.reason
     assert ends == {1: FinishReason.LENGTH, 2: FinishReason.CANCELLED}
 
 

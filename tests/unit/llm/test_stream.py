@@ -153,7 +153,7 @@ def test_a_stream_that_fails_says_so(llm: LLM) -> None:
 def test_a_stream_is_one_continuation(llm: LLM) -> None:
     with pytest.raises(ValueError, match="n and best_of must be 1"):
         llm.stream(PROMPT, n=2)
-    with pytest.raises(ValueError, match="prompt 0 has no tokens"):
+    with pytest.raises(ValueError, match="prompt 0: the prompt has no tokens"):
         llm.stream("")
 
 

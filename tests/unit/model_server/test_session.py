@@ -167,8 +167,8 @@ async def test_a_live_id_is_refused_and_its_first_owner_goes_on(
     [
         ({"prompt_ids": ()}, "no tokens"),
         ({"prompt_ids": (3, 100)}, "vocabulary"),
-        ({"prompt_ids": (3,) * 21, "max_new_tokens": 1}, "max_input_tokens 20"),
-        ({"prompt_ids": (3,) * 20, "max_new_tokens": 13}, "max_total_tokens 32"),
+        ({"prompt_ids": (3,) * 21, "max_new_tokens": 1}, "max_input_tokens (20)"),
+        ({"prompt_ids": (3,) * 20, "max_new_tokens": 13}, "max_total_tokens (32)"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"sampling": SamplingParams(logit_bias=((100, 1.0),))}, "vocabulary"),
         ({"sampling": SamplingParams(bad_words=((3,), (4, 100)))}, "vocabulary"),

@@ -21,7 +21,7 @@ from tests.parity.cases import SMALL
 from tgi_cli.models.checkpoint import StoredTensor, read_headers, read_tensor
 from tgi_cli.quantize import checkpoint_map
 from tgi_cli.quantize.checkpoint_map import unstack_experts
-from tgi_cli.quantize.checkpoint_writer import tensors_in, write_file
+from tgi_cli.quantize.checkpoint_writer import take_part, tensors_in, write_file
 
 GATE, UP = "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"
 STACK = "model.layers.0.mlp.experts.gate_up_proj"

@@ -10,6 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+
 from tests.tools.reflected import Reflected
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits
@@ -17,6 +21,9 @@ from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import EngineInfo, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
+from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.tgi_grpc.model_text import ModelText
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
 
 V2, V3 = "generate.v2.TextGenerationService", "generate.v3.TextGenerationService"
@@ -24,38 +31,22 @@ VOCAB = 1000
 BOS, EOS = 1, 2
 
 
-class FakeOutput:
-    def __init__(self, stop_sequences: Sequence[str]) -> None:
-        self._stops = stop_sequences
-        self._text = ""
-
-    def push(self, token_id: int) -> tuple[str, bool]:
-        piece = FakeTexts.surface(token_id)
-        self._text += piece
-        return piece, any(stop in self._text for stop in self._stops)
-
-    def text(self) -> str:
-        return self._text
+def _numbers() -> Tokenizer:
+    backend = Backend(WordLevel({f"<{i}>": i for i in range(VOCAB)}, unk_token="<0>"))
+    backend.decoder = Fuse()
+    return Tokenizer(backend)
 
 
-class FakeTexts:
-    """A word is a number, the number is the id, and ``<id>`` is what it looks like."""
+class FakeModelText(ModelText):
+    """A word is a number, the number is the id, and ``<id>`` is its text."""
 
-    special_ids = frozenset({BOS, EOS})
-    closed = False
+    def __init__(self) -> None:
+        super().__init__(_numbers(), (BOS, EOS))
+        self.closed = False
 
     def encode(self, text: str, add_special_tokens: bool, truncate: int) -> list[int]:
         ids = [BOS] * add_special_tokens + [int(word) for word in text.split()]
         return ids[-truncate:] if truncate else ids
-
-    @staticmethod
-    def surface(token_id: int) -> str:
-        return f"<{token_id}>"
-
-    def output(self, prompt_ids: Sequence[int], stop_sequences: Sequence[str]) -> FakeOutput:
-        if any(len(stop) > 1000 for stop in stop_sequences):
-            raise ValueError("a `stop` sequence is too long")
-        return FakeOutput(stop_sequences)
 
     def grammar(self, kind: str, source: str) -> str:
         if kind != "regex":
@@ -70,7 +61,7 @@ class Served:
     """A server, and what stands behind it."""
 
     worker: FakeWorker
-    texts: FakeTexts
+    text: FakeModelText
 
     def __init__(
         self, core: EngineCore, server: EngineServer, front: GenerateServices, path: Path
@@ -112,17 +103,17 @@ def served(
         grammar=grammars is not None,
     )
     loop = threading.Thread(target=core.run, daemon=True)
-    texts = FakeTexts()
+    text = FakeModelText()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         path = Path(folder) / "engine.sock"
         server = EngineServer(core, told, max_loras=engine_limits.max_loras)
-        options = GenerateOptions(texts=lambda _info: texts)
-        front = GenerateServices(core.inbox, told, server.adapters, options, path)
-        server.fronts.append(front)
+        options = GenerateOptions(load_text=lambda _info: text)
+        front = GenerateServices(ServedEngine(core.inbox, told, server.adapters, path), options)
+        server.services.append(front)
         server.start(path)
         loop.start()
         found = Served(core, server, front, path)
-        found.worker, found.texts = worker, texts
+        found.worker, found.text = worker, text
         try:
             yield found
         finally:

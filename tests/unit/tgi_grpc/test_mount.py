@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,12 +20,13 @@ import pytest
 
 from tests.tools.reflected import Reflected
 from tests.unit.model_server.fakes import INFO, ScriptedEngine
-from tests.unit.model_server.test_main import CPU, MODEL, _Worker
-from tests.unit.tgi_grpc.fakes import V3, FakeTexts, Heard, a_request, answer
+from tests.unit.model_server.test_main import CPU, MODEL, _Worker, model_server_config
+from tests.unit.tgi_grpc.fakes import V3, FakeModelText, Heard, a_request, answer
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.errors import AddressInUseError, ConfigError, ModelError
 from tgi_cli.model_server.adapters import AdapterRegistry
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
 from tgi_cli.worker import worker as worker_module
@@ -41,7 +43,8 @@ def start(folder: Path, options: GenerateOptions) -> EngineServer:
     engine = ScriptedEngine()
     server = EngineServer(engine, INFO)
     path = folder / "engine.sock"
-    server.fronts.append(GenerateServices(engine.inbox, INFO, server.adapters, options, path))
+    served = ServedEngine(engine.inbox, INFO, server.adapters, path)
+    server.services.append(GenerateServices(served, options))
     try:
         server.start(path)
     finally:
@@ -51,7 +54,7 @@ def start(folder: Path, options: GenerateOptions) -> EngineServer:
 
 def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None:
     tgi = folder / "text-generation-server"
-    server = start(folder, GenerateOptions(lambda _info: FakeTexts(), uds_path=tgi))
+    server = start(folder, GenerateOptions(lambda _info: FakeModelText(), uds_path=tgi))
     try:
         mode = (folder / "text-generation-server-0").stat().st_mode
         assert stat.S_ISSOCK(mode)
@@ -68,7 +71,7 @@ def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None
 def test_a_folder_that_all_may_use_is_taken_if_nobody_can_replace_the_socket(
     folder: Path,
 ) -> None:
-    options = GenerateOptions(lambda _info: FakeTexts(), uds_path=folder / "open" / "tgi")
+    options = GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "open" / "tgi")
     with pytest.raises(ConfigError, match="cannot be used"):
         start(folder, options)
     (folder / "open").mkdir()
@@ -88,13 +91,13 @@ def test_a_folder_that_all_may_use_is_taken_if_nobody_can_replace_the_socket(
         with pytest.raises(AddressInUseError, match="listens on"):
             start(folder, options)
     with pytest.raises(ConfigError, match="longer than"):
-        start(folder, GenerateOptions(options.texts, uds_path=folder / "open" / ("x" * 100)))
+        start(folder, GenerateOptions(options.load_text, uds_path=folder / "open" / ("x" * 100)))
 
 
 def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: Path) -> None:
     read: list[str] = []
 
-    def texts(info: Any) -> FakeTexts:
+    def texts(info: Any) -> FakeModelText:
         read.append(info.model_id)
         raise ModelError("there is no tokenizer")
 
@@ -118,15 +121,16 @@ def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: P
 def test_a_call_that_comes_after_the_loop_is_not_kept_waiting(folder: Path) -> None:
     nobody_reads: SimpleQueue[Any] = SimpleQueue()
     registry = AdapterRegistry(nobody_reads.put)
-    options = GenerateOptions(lambda _info: FakeTexts())
-    front = GenerateServices(nobody_reads, INFO, registry, options, folder / "engine.sock")
+    options = GenerateOptions(lambda _info: FakeModelText())
+    served = ServedEngine(nobody_reads, INFO, registry, folder / "engine.sock")
+    services = GenerateServices(served, options)
     engine = ScriptedEngine()
     server = EngineServer(engine, INFO)
-    server.fronts.append(front)
+    server.services.append(services)
     server.start(folder / "engine.sock")
     try:
         with Reflected(f"unix:{folder}/engine.sock", V3) as client:
-            ended = threading.Timer(0.2, front.end, ["the engine broke"])
+            ended = threading.Timer(0.2, services.end, ["the engine broke"])
             ended.start()
             with pytest.raises(grpc.RpcError) as caught:
                 client.Prefill(
@@ -185,11 +189,10 @@ def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
     talker = threading.Thread(target=talk)
     talker.start()
     try:
+        options = GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "tgi")
         run_model_server(
-            ServeConfig(model_id="m"),
-            Path("/m"),
-            folder / "engine.sock",
-            GenerateOptions(lambda _info: FakeTexts(), uds_path=folder / "tgi"),
+            model_server_config(folder / "engine.sock"),
+            [partial(GenerateServices, options=options)],
         )
     finally:
         talker.join(timeout=60)

@@ -29,7 +29,7 @@ from tests.unit.tgi_grpc.fakes import (
     served,
 )
 from tgi_cli.engine import reserved_sequences
-from tgi_cli.engine.step import PromptScores
+from tgi_cli.engine.step import ChunkLogprobs
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.tgi_grpc.step_client import MAX_CALLERS
 
@@ -372,7 +372,7 @@ def test_prompts_are_scored_and_likeliest_tokens_told() -> None:
                     scored = min(count, 10 - start)
                     values = [-float(start + i + 1) for i in range(scored)]
                     empty: list[list[Any]] = [[] for _ in values]
-                    result.prompt_scores[place] = PromptScores(start + 1, values, empty, empty)
+                    result.prompt_logprobs[place] = ChunkLogprobs(start + 1, values, empty, empty)
             return pending
 
     worker = Scoring(4, VOCAB)
@@ -450,14 +450,13 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
         invalid = Code.INVALID_ARGUMENT
         assert refused(prompt=[3] * 255, new=1) == (
             invalid,
-            "request 11: its prompt of 256 tokens is longer than max_input_tokens (255)",
+            "request 11: 256 prompt tokens and 1 new tokens are more than max_total_tokens (256)",
         )
         assert refused(prompt=[3] * 200, new=60) == (
             invalid,
-            "request 11: its prompt of 201 tokens and 60 new ones are more than "
-            "max_total_tokens (256)",
+            "request 11: 201 prompt tokens and 60 new tokens are more than max_total_tokens (256)",
         )
-        assert refused(new=0) == (invalid, "request 11: `max_new_tokens` must be at least 1")
+        assert refused(new=0) == (invalid, "request 11: max_new_tokens must be at least 1")
         assert refused(parameters={"top_p": 1.5})[1] == (
             "request 11: `top_p` must be > 0.0 and <= 1.0"
         )
@@ -466,9 +465,9 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
         assert "`repetition_penalty`" in refused(parameters={"repetition_penalty": -2.0})[1]
         assert "no grammar type 9" in refused(parameters={"grammar_type": 9})[1]
         assert "grammars are not" in refused(parameters={"grammar_type": 2, "grammar": "a"})[1]
-        assert refused(stops=["a", "b" * 1001]) == (
+        assert refused(stops=["a", "b" * 1025]) == (
             invalid,
-            "request 11: a `stop` sequence is too long",
+            "request 11: a `stop` sequence may have up to 1024 characters. Given: 1025",
         )
         assert refused(top_n_tokens=1001)[0] is invalid
         assert refused(id=10) == (invalid, "request 10 is in the batch already")
@@ -655,12 +654,12 @@ def test_the_end_of_the_engine_is_told() -> None:
         response = heard(client.Decode(batches=[batch]))  # what is here may be driven to its end
         server.front.end("the engine broke")
         assert status(client.Health) == (Code.UNAVAILABLE, "the engine broke")
-        assert server.texts.closed
+        assert server.text.closed
         heard.run_out(client, response.batch)
 
 
 @DEPTHS
-def test_both_fronts_at_once_say_what_each_says_alone(depth: int) -> None:
+def test_both_services_at_once_say_what_each_says_alone(depth: int) -> None:
     """Sessions and steps over a pool that cannot hold all of them."""
     prompts = [tuple([7] * (i % 5 * 4) + [i + 20]) for i in range(24)]
 

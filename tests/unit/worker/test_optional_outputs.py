@@ -78,10 +78,10 @@ def test_a_prompt_is_scored_chunk_by_chunk_as_by_transformers(
         result = run(worker, step_of((0, 0, 1, True), (2, start, chunk, ends), new=new))
         last = min(start + chunk, len(prompt) - 1)
         if last == start:
-            assert not result.prompt_scores
+            assert not result.prompt_logprobs
         else:
-            assert list(result.prompt_scores) == [1]
-            scores = result.prompt_scores[1]
+            assert list(result.prompt_logprobs) == [1]
+            scores = result.prompt_logprobs[1]
             assert scores.start == start + 1 == len(logprobs) + 1
             assert len(scores.logprobs) == last - start
             logprobs += scores.logprobs
@@ -97,14 +97,14 @@ def test_a_prompt_is_scored_chunk_by_chunk_as_by_transformers(
             torch.tensor(top_logprobs), likeliest.values, rtol=1e-4, atol=1e-4
         )
     decode = run(worker, step_of((2, 20, 1, True)))
-    assert not decode.prompt_scores, "generated tokens are no prompt"
+    assert not decode.prompt_logprobs, "generated tokens are no prompt"
 
 
 def test_the_prompt_of_a_resumed_sequence_ends_where_it_did(worker):
     tokens = list(range(30, 42))
     new = asking(1, tokens, [8], prompt=9, prompt_logprobs=1, return_context_logits=True)
     result = run(worker, step_of((1, 0, 12, True), new=[new]))
-    assert len(result.prompt_scores[0].logprobs) == 8
+    assert len(result.prompt_logprobs[0].logprobs) == 8
     assert result.context_logits[0].shape == (9, 256)
 
 
@@ -221,7 +221,7 @@ def test_a_row_gives_its_wishes_up_with_its_sequence():
     model.hidden_rows.clear()
     step = step_of((0, 0, 2, True), freed=[0, 1], new=[new_row(0, [5, 6], [0])])
     result = run(runner, step)
-    assert [result.errors, result.prompt_scores, result.generation_logits] == [{}, {}, {}]
+    assert [result.errors, result.prompt_logprobs, result.generation_logits] == [{}, {}, {}]
     assert model.hidden_rows == [1]
     assert not runner.rows.asking
     replaced = step_of((1, 0, 2, True), new=[asking(1, [5, 6], [1], logits_processors=(raises,))])

@@ -23,19 +23,23 @@ _LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)")
 _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "queued": (("tgi_queue_size",), ("vllm:num_requests_waiting",)),
     "running": (("tgi_batch_current_size",), ("vllm:num_requests_running",)),
-    "kv": (("tgi_kv_cache_usage",), ("vllm:kv_cache_usage_perc",), ("vllm:gpu_cache_usage_perc",)),
-    "hits": (("tgi_prefix_cache_hit_tokens",), ("vllm:prefix_cache_hits_total",)),
-    "looked_up": (("tgi_prefix_cache_query_tokens",), ("vllm:prefix_cache_queries_total",)),
+    "kv": (
+        ("tgi_kv_cache_usage_ratio",),
+        ("vllm:kv_cache_usage_perc",),
+        ("vllm:gpu_cache_usage_perc",),
+    ),
+    "hits": (("tgi_prefix_cache_hit_tokens_total",), ("vllm:prefix_cache_hits_total",)),
+    "looked_up": (("tgi_prefix_cache_query_tokens_total",), ("vllm:prefix_cache_queries_total",)),
     "output": (
         (
-            "tgi_request_inter_token_duration_count",
-            "tgi_request_time_to_first_token_duration_count",
+            "tgi_request_inter_token_seconds_count",
+            "tgi_request_time_to_first_token_seconds_count",
         ),
         ("tgi_request_generated_tokens_sum",),
         ("vllm:generation_tokens_total",),
     ),
     "input": (
-        ("tgi_engine_prompt_tokens",),
+        ("tgi_engine_prompt_tokens_total",),
         ("tgi_request_input_length_sum",),
         ("vllm:prompt_tokens_total",),
     ),

@@ -21,8 +21,7 @@ from tgi_cli.bench.events import (
     StepProgress,
 )
 from tgi_cli.bench.settings import RequestSettings, Route
-
-_HEAD = 4
+from tgi_cli.process.framing import FrameDecoder, encode_frame, read_frame
 
 
 class GeneratorJob(msgspec.Struct, frozen=True, tag=True):
@@ -107,36 +106,22 @@ _from_generator = msgspec.msgpack.Decoder(FromGenerator)
 
 
 def pack(message: ToGenerator | FromGenerator) -> bytes:
-    """One frame."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(_HEAD, "big") + body
+    """Return the message as a frame."""
+    return encode_frame(_encoder.encode(message))
 
 
 class FrameReader:
-    """Cuts what a generator wrote into its frames."""
+    """Decodes what a generator wrote."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._decoder = FrameDecoder()
 
     def feed(self, data: bytes) -> list[FromGenerator]:
-        """The frames that are whole by now. Raises msgspec.DecodeError."""
-        self._rest += data
-        found = []
-        begin = 0
-        while (end := begin + _HEAD) <= len(self._rest):
-            end += int.from_bytes(self._rest[begin:end], "big")
-            if end > len(self._rest):
-                break
-            found.append(_from_generator.decode(self._rest[begin + _HEAD : end]))
-            begin = end
-        del self._rest[:begin]
-        return found
+        """Return the messages that are complete by now. Raises msgspec.DecodeError."""
+        return [_from_generator.decode(body) for body in self._decoder.feed(data)]
 
 
 def read(stream: BinaryIO) -> ToGenerator | None:
-    """The next frame to the generator, waiting for it; None: the pipe is closed."""
-    head = stream.read(_HEAD)
-    if len(head) < _HEAD:
-        return None
-    body = stream.read(size := int.from_bytes(head, "big"))
-    return _to_generator.decode(body) if len(body) == size else None
+    """Read the next message to the generator, or None if the pipe is closed. Blocks."""
+    body = read_frame(stream)
+    return None if body is None else _to_generator.decode(body)

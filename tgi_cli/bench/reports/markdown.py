@@ -9,6 +9,7 @@ import numpy as np
 
 from tgi_cli.bench.compare import ANSWERED, ComparedMetric, Comparison
 from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.plan import explain_knee
 from tgi_cli.bench.statistics import (
     METRICS,
     StepMetrics,
@@ -17,8 +18,6 @@ from tgi_cli.bench.statistics import (
     step_metrics,
     summarize,
 )
-from tgi_cli.bench.sweeps import explain_knee
-from tgi_cli.bench.text_output import title
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:
@@ -123,34 +122,31 @@ def _six(summary: Summary | None) -> list[str]:
 
 
 def markdown(run: BenchRun) -> str:
-    """The whole run: TGI's tables if there were batches, a table of requests if there were any."""
+    """The whole run: TGI's tables of batches, tables of requests, and notes."""
+    steps = [step_metrics(record, run.slo) for record in run.steps]
     parts = []
-    if any(record.batches for record in run.steps):
+    if any(step.batches for step in steps):
         parts.append(tgi_tables(run))
-    figures = [step_metrics(record, run.slo) for record in run.steps if record.requests]
-    if figures:
-        parts.append(load_table(figures))
-        parts.append(percentile_table(figures))
-        knee = "" if run.slo else explain_knee(_by_clients(figures))
-        notes = [note for note in (*run.notes, knee) if note]
-    else:
-        notes = list(run.notes)
-    for step in figures:
-        notes += [f"{title(step.step)}: {warning}" for warning in step.warnings]
-    if notes:
-        parts.append("\n".join(f"- {note}" for note in dict.fromkeys(notes)))
-    return "\n\n".join(parts) + "\n" if parts else "no step of the run left any figures\n"
+    if loads := [step for step in steps if step.requests]:
+        parts += [load_table(loads), percentile_table(loads)]
+    if notes := notes_of(run, steps):
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts) + "\n" if parts else "no step of the run has any metrics\n"
 
 
-def _by_clients(figures: Sequence[StepMetrics]) -> list[StepMetrics]:
-    steps = [step for step in figures if step.step.kind == "concurrency"]
-    return sorted(steps, key=lambda step: step.step.value)
+def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
+    """The run's notes, its knee, and the warnings of its steps, without repeats."""
+    clients = [step for step in steps if step.step.kind == "concurrency"]
+    knee = explain_knee(sorted(clients, key=lambda step: step.step.value))
+    notes = [*run.notes, knee if not run.slo else ""]
+    notes += [f"{step.step.title}: {warning}" for step in steps for warning in step.warnings]
+    return list(dict.fromkeys(note for note in notes if note))
 
 
 def load_table(figures: Sequence[StepMetrics]) -> str:
     """A row for each step: how much was done, and what one typically waited."""
     columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
-        ("Load", lambda step: title(step.step)),
+        ("Load", lambda step: step.step.title),
         ("Requests", lambda step: str(step.succeeded)),
         ("Errors", lambda step: _errors(step)),
         ("Requests/s", lambda step: _rate(step, "requests_per_second", 2)),
@@ -173,10 +169,10 @@ def percentile_table(figures: Sequence[StepMetrics]) -> str:
     """A row for each step and latency: the mean with its interval, and the percentiles, in ms."""
     rows = []
     for step in figures:
-        for name, summary in told(step).items():
+        for name, summary in distinct_latencies(step).items():
             rows.append(
                 [
-                    *(title(step.step), METRICS[name].label, str(summary.count)),
+                    *(step.step.title, METRICS[name].label, str(summary.count)),
                     _with_interval(summary, "mean"),
                     *(f"{getattr(summary, p):.1f}" for p in ("p50", "p90", "p95")),
                     _with_interval(summary, "p99"),
@@ -187,7 +183,7 @@ def percentile_table(figures: Sequence[StepMetrics]) -> str:
     return table(header, rows, merge=False)
 
 
-def told(step: StepMetrics) -> dict[str, Summary]:
+def distinct_latencies(step: StepMetrics) -> dict[str, Summary]:
     """The step's latencies, less those that only repeat another: where nothing was due."""
     late = step.latencies.get("late")
     if late is not None and late.maximum > 0:

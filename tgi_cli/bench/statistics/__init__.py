@@ -24,6 +24,7 @@ from tgi_cli.bench.statistics.summary import (
     Summary,
     ValueHistogram,
     histogram,
+    round_up,
     summarize,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "latencies_of",
     "meets_slo",
     "parse_slo",
+    "round_up",
     "step_metrics",
     "summarize",
     "windows",

@@ -198,7 +198,7 @@ def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> 
     if high - low <= 1e-9 * max(1.0, abs(high)):  # all alike, but for rounding
         spread = abs(low) * 0.05 or 0.5
         low, high = low - spread, high + spread
-    width = _round_up((high - low) / bins)
+    width = round_up((high - low) / bins)
     start = math.floor(low / width) * width
     count = max(math.ceil((high - start) / width), 1)
     edges = start + width * np.arange(count + 1)
@@ -207,7 +207,7 @@ def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> 
     return ValueHistogram([float(edge) for edge in edges], [int(count) for count in counts])
 
 
-def _round_up(width: float) -> float:
-    """The next of 1, 2, 2.5 and 5 times a power of ten."""
-    unit = 10.0 ** math.floor(math.log10(width))
-    return next((unit * step for step in (1, 2, 2.5, 5) if unit * step >= width), unit * 10)
+def round_up(value: float, factors: Sequence[float] = (1, 2, 2.5, 5)) -> float:
+    """The smallest of ``factors`` times a power of ten that is at least ``value``, above 0."""
+    unit = 10.0 ** math.floor(math.log10(value))
+    return next((unit * factor for factor in factors if unit * factor >= value), unit * 10)

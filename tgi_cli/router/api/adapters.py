@@ -6,68 +6,49 @@ Bodies, texts and codes are vLLM's: https://docs.vllm.ai/en/latest/features/lora
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
-import msgspec
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from tgi_cli.errors import ShardError
 from tgi_cli.router.api.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import read_json
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.http.bodies import parse
+from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
+from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import AdapterError, AdapterFault
 
 logger = logging.getLogger(__name__)
 
-_LOAD = msgspec.json.Decoder(LoadAdapterRequest)
-_UNLOAD = msgspec.json.Decoder(UnloadAdapterRequest)
 
-_STATUS = {
-    AdapterFault.UNUSABLE: 400,
-    AdapterFault.TAKEN: 400,
-    AdapterFault.UNKNOWN: 404,
-    AdapterFault.OFF: 403,
-    AdapterFault.BUSY: 429,
-}
-
-
-async def load_lora_adapter(request: Request) -> Response:
+async def load_lora_adapter(context: RequestContext[bytes]) -> Response:
     """Load an adapter; answers when requests may name it."""
-    state = _allowed(request)
-    body = await read_json(request, _LOAD, state.config.payload_limit)
+    _require_allowed(context.state)
+    body = parse(context.body, LoadAdapterRequest)
     if not body.lora_name or not body.lora_path:
         raise errors.bad_request("Both 'lora_name' and 'lora_path' must be provided.")
-    try:
-        await state.adapters.kept.load(body.lora_name, body.lora_path, body.load_inplace)
-    except AdapterError as error:
-        raise _refused(error) from error
-    except ShardError as error:
-        raise errors.engine_gone(error.cause) from error
+    with _adapter_errors():
+        await context.state.adapters.dynamic.load(body.lora_name, body.lora_path, body.load_inplace)
     logger.info("adapter %s: loaded from %s", body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-async def unload_lora_adapter(request: Request) -> Response:
+async def unload_lora_adapter(context: RequestContext[bytes]) -> Response:
     """Refuse new requests for an adapter; those in flight run to their end."""
-    state = _allowed(request)
-    body = await read_json(request, _UNLOAD, state.config.payload_limit)
+    _require_allowed(context.state)
+    body = parse(context.body, UnloadAdapterRequest)
     if not body.lora_name:
         raise errors.bad_request("'lora_name' needs to be provided to unload a LoRA adapter.")
-    try:
-        await state.adapters.kept.unload(body.lora_name)
-    except AdapterError as error:
-        raise _refused(error) from error
-    except ShardError as error:
-        raise errors.engine_gone(error.cause) from error
+    with _adapter_errors():
+        await context.state.adapters.dynamic.unload(body.lora_name)
     logger.info("adapter %s: unloaded", body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _allowed(request: Request) -> RouterState:
-    """The state, if adapters may be changed at all: whoever does makes the server read files."""
-    state = state_of(request)
+def _require_allowed(state: RouterState) -> None:
+    """Raise ApiError, 403, unless clients may have the server read files."""
     if state.config.api_key is None:
         raise errors.forbidden(
             "adapters are loaded and unloaded only with an API key, and this server has none: "
@@ -77,21 +58,38 @@ def _allowed(request: Request) -> RouterState:
         raise errors.forbidden(
             "adapters are off on this server: start it with --max-loras or --lora-adapters"
         )
-    return state
 
 
-def _refused(error: AdapterError) -> errors.ApiError:
-    status = _STATUS[error.fault]
-    if status == 404:
-        return errors.ApiError(404, error.cause, "not_found", param="lora_name", code="not_found")
-    if status == 403:
-        return errors.forbidden(error.cause)
-    if status == 429:
-        return errors.ApiError(429, error.cause, "overloaded", headers={"retry-after": "1"})
-    return errors.bad_request(error.cause)
+@contextmanager
+def _adapter_errors() -> Iterator[None]:
+    """Raise ApiError for the errors of an engine that loads or unloads."""
+    try:
+        yield
+    except ShardError as error:
+        raise errors.engine_gone(error.cause) from error
+    except AdapterError as error:
+        cause = error.cause
+        if error.fault is AdapterFault.UNKNOWN:
+            found = errors.ApiError(404, cause, "not_found", param="lora_name", code="not_found")
+        elif error.fault is AdapterFault.OFF:
+            found = errors.forbidden(cause)
+        elif error.fault is AdapterFault.BUSY:
+            found = errors.ApiError(429, cause, "overloaded", headers={"retry-after": "1"})
+        else:
+            found = errors.bad_request(cause)
+        raise found from error
 
+
+_LOAD = Operation(
+    tag="Adapters",
+    body=(LoadAdapterRequest,),
+    answer=(str,),
+    media_type="text/plain",
+    errors=(403, 404, 429, 503),
+)
+_UNLOAD = replace(_LOAD, body=(UnloadAdapterRequest,))
 
 ROUTES = [
-    Route("/v1/load_lora_adapter", load_lora_adapter, methods=["POST"]),
-    Route("/v1/unload_lora_adapter", unload_lora_adapter, methods=["POST"]),
+    Endpoint("/v1/load_lora_adapter", load_lora_adapter, _LOAD, decode=bytes),
+    Endpoint("/v1/unload_lora_adapter", unload_lora_adapter, _UNLOAD, decode=bytes),
 ]

@@ -2,83 +2,74 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tgi_cli.router.api.openai_common import (
     DONE,
     FINISH_REASONS,
+    GENERATION,
     Identity,
     StreamUsage,
     chat_logprobs,
     chat_report,
     fail_stream,
+    openai_endpoints,
     usage_of,
 )
-from tgi_cli.router.api.schemas.openai import (
+from tgi_cli.router.api.schemas.openai import ChatRequest
+from tgi_cli.router.api.schemas.openai_answers import (
     AssistantMessage,
     CalledFunction,
     ChatChoice,
     ChatCompletion,
+    ChatCompletionChunk,
     ChatLogprobs,
-    ChatRequest,
+    OpenAIErrorResponse,
     ToolCall,
 )
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
-from tgi_cli.router.generation.merge import Whole, collect, merge
-from tgi_cli.router.generation.validation import request_timeout
+from tgi_cli.router.generation.merge import Whole, merge
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import json_response, read_json
+from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.state import RouterState
 from tgi_cli.text.response_parser import Content, ParsedResponse, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
-_DECODER = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
 
 TOOL_CALLS = "tool_calls"
-"""The finish reason of an answer that calls; TGI said ``stop``, which OpenAI's clients take for
-the end of the conversation."""
+"""The finish reason of an answer with tool calls. TGI used ``stop``, which OpenAI's clients take
+for the end of the conversation."""
 
 
-async def chat_completions(request: Request) -> Response | EventStream:
-    """The assistant's next message, whole or as a stream of chunks."""
-    arrived = time.perf_counter()
-    state = state_of(request)
-    body = await read_json(request, _DECODER, state.config.payload_limit)
-    try:
-        adapter = await state.adapters.openai(body.model, body.adapter_id)
-        conversation = await converse(body, state)
-        timeout = request_timeout(request)
-    except errors.ApiError as error:
-        raise state.generator.refuse(error) from None
+async def chat_completions(context: RequestContext[ChatRequest]) -> Response | EventStream:
+    """The assistant's next message, complete or as a stream of chunks."""
+    body, state = context.body, context.state
+    with context.preparing():
+        adapter = await state.adapters.for_openai(body.model, body.adapter_id)
+        conversation = await render_chat(body, state)
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
-    generations = await state.generator.open([spec], arrived, timeout)
+    generations = await context.open([spec])
     identity = Identity.new("chatcmpl", body, state)
-    characters = len(spec.prompt)
-    readers = [conversation.reader() for _ in generations]
+    readers = [conversation.parser() for _ in generations]
     if body.stream:
-        echoed, tokenizer = conversation.echoed, state.text.tokenizer
-        encoder = ChatEvents(body, identity, generations, readers, tokenizer, echoed)
-        return EventStream(merge(generations), encoder, state.stream_headers(characters))
-    wholes = await collect(request, generations)
+        encoder = ChatEvents(
+            body, identity, generations, readers, state.text.tokenizer, conversation.echoed
+        )
+        return context.stream(merge(generations), encoder, len(spec.prompt))
+    wholes = await context.collect(generations)
     answer = ChatCompletion(
-        id=identity.id,
-        created=identity.created,
-        model=identity.model,
-        system_fingerprint=identity.system_fingerprint,
+        **identity.fields(),
         choices=[
             _choice(body, whole, reader, await _report(body, whole, state), conversation.echoed)
             for whole, reader in zip(wholes, readers, strict=True)
@@ -87,11 +78,11 @@ async def chat_completions(request: Request) -> Response | EventStream:
     )
     if body.return_token_ids:
         answer.prompt_token_ids = generations[0].prompt_ids
-    return json_response(answer, state.timing_headers(generations, characters))
+    return context.answer(answer, generations)
 
 
 def _reports(body: ChatRequest) -> bool:
-    """Whether log-probabilities are asked for, by OpenAI's parameter or TGI's."""
+    """Whether the request wants log-probabilities, by OpenAI's parameter or TGI's."""
     return bool(body.logprobs or body.top_n_tokens)
 
 
@@ -142,14 +133,14 @@ def _choice(
 
 
 def _with_calls(reason: str) -> str:
-    """The finish reason of an answer with calls: one that was cut off says so."""
+    """The finish reason of an answer with tool calls, unless it was cut off."""
     return reason if reason == "length" else TOOL_CALLS
 
 
 class ChatEvents:
-    """OpenAI's chunks: a choice's role first, then what comes, the reason with the last.
+    """OpenAI's chunks: a choice's first has the role, its last the finish reason.
 
-    Only the first has the role: OpenAI's clients add the strings of deltas up.
+    Only the first has the role because OpenAI's clients concatenate the strings of deltas.
     """
 
     def __init__(
@@ -171,8 +162,7 @@ class ChatEvents:
         self._usage = StreamUsage.of(body.stream_options)
         head = identity.head("chat.completion.chunk")
         self._empty = head + b'[],"usage":'
-        places = range(len(generations))
-        self._heads = [head + b'[{"index":%d,"delta":{' % index for index in places]
+        self._heads = [head + b'[{"index":%d,"delta":{' % i for i in range(len(generations))]
         self._texts = [head + b'"content":' for head in self._heads]
         self._open = b'},"logprobs":null,"finish_reason":null'
         self._end = b'}],"usage":null}\n\n'
@@ -224,12 +214,12 @@ class ChatEvents:
         )
 
     def _prompt_ids(self, index: int, end: bytes) -> bytes:
-        """The end of a choice's first chunk, with its prompt."""
+        """The end of a choice's first chunk, with the ids of its prompt."""
         ids = _encode(self._generations[index].prompt_ids)
         return b'}],"prompt_token_ids":' + ids + end[2:]
 
     def _fields(self, pieces: Sequence[ResponsePart]) -> dict[str, Any]:
-        """What the pieces add to a message; one entry for each call that they concern."""
+        """The delta that the pieces make, with one entry for each tool call."""
         fields: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
         for piece in pieces:
@@ -264,7 +254,12 @@ class ChatEvents:
         return self._empty + _encode(usage_of(self._generations)) + b"}\n\n" + DONE
 
 
-ROUTES = [
-    Route(path, chat_completions, methods=["POST"])
-    for path in ("/v1/chat/completions", "/chat/completions")
-]
+CHAT = replace(
+    GENERATION,
+    body=(ChatRequest,),
+    answer=(ChatCompletion,),
+    events=(ChatCompletionChunk, OpenAIErrorResponse),
+    example={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20},
+)
+
+ROUTES = openai_endpoints("/chat/completions", chat_completions, CHAT)

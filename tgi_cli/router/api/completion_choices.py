@@ -1,37 +1,43 @@
-"""The choices of text completions, whole or piece by piece, with the prompts that they echo."""
+"""The choices of text completions, complete or as chunks, with the prompts that they echo."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
 from msgspec import UNSET
 
 from tgi_cli.router.api.openai_common import FINISH_REASONS, spelled
-from tgi_cli.router.api.prompt_echo import EchoReport, echo_report, scores_are_complete
-from tgi_cli.router.api.schemas.openai import (
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
+from tgi_cli.router.api.schemas.openai import CompletionRequest
+from tgi_cli.router.api.schemas.openai_answers import CompletionChoice, CompletionLogprobs
 from tgi_cli.router.generation.deltas import Delta, DeltaSource, Token
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole
-from tgi_cli.router.generation.prompt_logprobs import INLINE_SCORES, encoded_rows
+from tgi_cli.router.generation.prompt_logprobs import INLINE_SCORES, encoded_rows, shortest
+from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.workers import TextWorkers
 
 Tops = list[dict[str, float] | None]
 
 
+@dataclass(slots=True)
+class EchoReport:
+    """``logprobs`` of an echoed prompt: parallel lists, ``tops`` as the items of a JSON array."""
+
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    tops: bytes = b""
+
+
 class Choice:
-    """One continuation, as a whole or piece by piece; offsets and the echo go on from piece to
-    piece.
+    """Writes one continuation, complete or as chunks.
 
     Attributes:
-        generation: what it is of.
-        awaits_report: its prompt's log-probabilities are wanted, and not there yet.
+        awaits_report: the prompt's log-probabilities are requested but not known yet.
     """
 
     def __init__(
@@ -50,16 +56,16 @@ class Choice:
         self._held: list[Delta] = []
 
     def report(self) -> EchoReport:
-        """On its prompt, which must be complete: see :func:`echo_report`."""
+        """Report the prompt, whose log-probabilities must be complete."""
         return echo_report(self.generation, self._tokenizer, self._echoed, self._as_ids)
 
     def take(self, report: EchoReport) -> None:
-        """Begin with this report on its prompt."""
+        """Start with this report of the prompt."""
         self._report = report
         self.awaits_report = False
 
     async def whole(self, whole: Whole, index: int, workers: TextWorkers) -> CompletionChoice:
-        """The finished choice, at ``index`` of the answer; a long report is made by a worker."""
+        """The complete choice; a worker thread renders long reports."""
         tokens, tops = whole.tokens, whole.top_tokens
         if self._logprobs and len(tokens) * (1 + len(tops[0] if tops else ())) > INLINE_SCORES:
             logprobs = await workers.run(self._log_probabilities, tokens, tops)
@@ -75,16 +81,15 @@ class Choice:
         return choice
 
     def parts(self, delta: Delta) -> list[CompletionChoice]:
-        """The pieces of a stream that a delta makes; none when it shows nothing.
+        """The chunks that a delta makes.
 
-        Another sample may be faster than the first, which reports on their prompt: its pieces
-        wait.
+        Chunks wait for the report of the prompt, as another sample may be faster than the first.
         """
         self._held.append(delta)
         return [] if self.awaits_report else self.rest()
 
     def rest(self) -> list[CompletionChoice]:
-        """The pieces that waited."""
+        """The chunks that waited."""
         held, self._held = self._held, []
         return [part for part in map(self._part, held) if part is not None]
 
@@ -104,7 +109,7 @@ class Choice:
         return part
 
     def _add_ids(self, choice: CompletionChoice, tokens: Sequence[Token]) -> None:
-        """vLLM's ``return_token_ids``: those of the piece, and with the first the prompt's."""
+        """vLLM's ``return_token_ids``: those of the chunk, and in the first the prompt's."""
         if not self._token_ids:
             return
         choice.token_ids = [token.id for token in tokens]
@@ -130,16 +135,16 @@ class Choice:
             found.token_logprobs.append(token.logprob)
             found.text_offset.append(self._offset)
             self._offset += len(token.text)
-        # Encoded already: there may be many.
+        # Already encoded, as there may be many.
         found.top_logprobs = cast("Tops", msgspec.Raw(b"[%b]" % tops))
         return found
 
     def _tops(
         self, tokens: Sequence[Token], top_tokens: Sequence[Sequence[Token]]
     ) -> Iterator[dict[str, float]]:
-        """The likeliest in place of each token; that one is among them, and counts once."""
-        for place, token in enumerate(tokens):
-            others = top_tokens[place] if top_tokens else ()
+        """The likeliest tokens at each position; the actual one is among them, and counts once."""
+        for position, token in enumerate(tokens):
+            others = top_tokens[position] if top_tokens else ()
             yield {
                 spelled(
                     other.id, token.text if other.id == token.id else other.text, self._as_ids
@@ -149,7 +154,7 @@ class Choice:
 
 
 class EchoedSource:
-    """Deltas of a stream, the reports on whose echoed prompts are made before they are shown."""
+    """Deltas of a stream that waits for the reports of its echoed prompts."""
 
     def __init__(
         self, source: DeltaSource, choices: Sequence[Choice], workers: TextWorkers
@@ -170,16 +175,20 @@ class EchoedSource:
         return delta
 
     def close(self) -> None:
-        """Stop, and free everything. Idempotent."""
+        """Close the source. Idempotent."""
         self._source.close()
 
 
 async def prepare_echoes(choices: Sequence[Choice], workers: TextWorkers) -> None:
-    """Make the reports that can be made: one for the samples of a prompt, long ones by a worker."""
+    """Report the prompts that are complete, each once; worker threads render long reports."""
     made: dict[int, EchoReport] = {}
     for choice in choices:
         generation = choice.generation
-        if not choice.awaits_report or not scores_are_complete(generation):
+        complete = (
+            generation.spec.prompt_logprobs is None
+            or len(generation.prompt_scores.logprobs) >= generation.prompt_tokens - 1
+        )
+        if not choice.awaits_report or not complete:
             continue
         lead = generation.lead.index
         if lead not in made:
@@ -187,3 +196,44 @@ async def prepare_echoes(choices: Sequence[Choice], workers: TextWorkers) -> Non
             long = size > INLINE_SCORES
             made[lead] = await workers.run(choice.report) if long else choice.report()
         choice.take(made[lead])
+
+
+def echo_report(
+    generation: Generation, tokenizer: Tokenizer, text: str, as_ids: bool
+) -> EchoReport:
+    """Report a prompt within its echoed ``text``.
+
+    Tokens that the tokenizer adds precede the text and have no extent in it. Costs 2 us for each
+    log-probability, so that long prompts belong in a worker thread.
+    """
+    detokenizer = Detokenizer(tokenizer)
+    report = EchoReport()
+    offset = 0
+    for token_id in generation.prompt_ids:
+        special = token_id in tokenizer.special_ids
+        token = tokenizer.surface(token_id) if special else detokenizer.push(token_id)
+        report.tokens.append(token)
+        report.offsets.append(offset)
+        if not special or text.startswith(token, offset):
+            offset += len(token)
+    report.logprobs = [None, *map(shortest, generation.prompt_scores.logprobs)]
+    report.tops = encoded_rows(_prompt_tops(generation, tokenizer, report, as_ids))
+    if as_ids:
+        report.tokens = [spelled(token_id, "", True) for token_id in generation.prompt_ids]
+    return report
+
+
+def _prompt_tops(
+    generation: Generation, tokenizer: Tokenizer, report: EchoReport, as_ids: bool
+) -> Iterator[dict[str, float | None] | None]:
+    """The likeliest tokens at each position; the actual one is among them, and counts once."""
+    yield None
+    for position, (ids, values) in enumerate(generation.prompt_scores.tops, 1):
+        token_id = generation.prompt_ids[position]
+        row: dict[str, float | None] = {
+            spelled(other, tokenizer.surface(other), as_ids): shortest(value)
+            for other, value in zip(ids, values, strict=True)
+            if other != token_id
+        }
+        row[spelled(token_id, report.tokens[position], as_ids)] = report.logprobs[position]
+        yield row

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tgi_cli.router.api.completion_choices import Choice, EchoedSource, prepare_echoes
-from tgi_cli.router.api.openai_common import DONE, Identity, StreamUsage, fail_stream, usage_of
+from tgi_cli.router.api.openai_common import (
+    DONE,
+    GENERATION,
+    Identity,
+    StreamUsage,
+    fail_stream,
+    openai_endpoints,
+    usage_of,
+)
 from tgi_cli.router.api.openai_parameters import (
     asked_length,
     asked_logprobs,
@@ -21,72 +26,67 @@ from tgi_cli.router.api.openai_parameters import (
     check_stream_options,
     openai_specs,
 )
-from tgi_cli.router.api.schemas.openai import CompletionChoice, CompletionRequest, TextCompletion
+from tgi_cli.router.api.schemas.openai import CompletionRequest
+from tgi_cli.router.api.schemas.openai_answers import (
+    CompletionChoice,
+    CompletionChunk,
+    OpenAIErrorResponse,
+    TextCompletion,
+)
 from tgi_cli.router.api.schemas.refused import refuse
 from tgi_cli.router.generation.deltas import Delta, DeltaSource
-from tgi_cli.router.generation.merge import Whole, best, collect, merge
+from tgi_cli.router.generation.merge import Whole, best, merge
 from tgi_cli.router.generation.spec import GenerationSpec
-from tgi_cli.router.generation.validation import check_ids, fit_length, request_timeout
+from tgi_cli.router.generation.validation import check_ids, fit_length
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import json_response, read_json, wrong_types
+from tgi_cli.router.http.body_errors import wrong_types
+from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.state import RouterState, leads, prompt_characters
 
-_DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 
 Prompt = str | tuple[int, ...]
 
 
-async def completions(request: Request) -> Response | EventStream:
-    """Continuations of one prompt or several, whole or as a stream of chunks."""
-    arrived = time.perf_counter()
-    state = state_of(request)
-    body = await read_json(request, _DECODER, state.config.payload_limit)
-    try:
-        _settle(body)
-        adapter = await state.adapters.openai(body.model, body.adapter_id)
-        prompts = _prompts(body, state)
-        specs = [replace(spec, adapter=adapter) for spec in _specs(body, prompts, state)]
-        timeout = request_timeout(request)
-    except errors.ApiError as error:
-        raise state.generator.refuse(error) from None
-    generations = await state.generator.open(specs, arrived, timeout)
+async def completions(context: RequestContext[CompletionRequest]) -> Response | EventStream:
+    """Continuations of one prompt or several, complete or as a stream of chunks."""
+    body, state = context.body, context.state
+    with context.preparing():
+        _validate(body)
+        adapter = await state.adapters.for_openai(body.model, body.adapter_id)
+        specs = [replace(spec, adapter=adapter) for spec in _specs(body, state)]
+    generations = await context.open(specs)
     identity = Identity.new("cmpl", body, state)
-    characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    tokenizer = state.text.tokenizer
     echoed = {
-        generation: _echoed(generation.spec, generation.prompt_ids, state) if body.echo else ""
-        for generation in generations
-        if generation.lead is generation
+        lead: _echoed(lead.spec, lead.prompt_ids, state) if body.echo else ""
+        for lead in leads(generations)
     }
     choices = [
-        Choice(body, generation, echoed[generation.lead], tokenizer) for generation in generations
+        Choice(body, generation, echoed[generation.lead], state.text.tokenizer)
+        for generation in generations
     ]
     if body.stream:
         source: DeltaSource = merge(generations)
         if any(choice.awaits_report for choice in choices):
             source = EchoedSource(source, choices, state.workers)
         encoder = CompletionEvents(body, identity, choices)
-        return EventStream(source, encoder, state.stream_headers(characters))
-    wholes = await collect(request, generations)
+        return context.stream(source, encoder, prompt_characters(generations))
+    wholes = await context.collect(generations)
     await prepare_echoes(choices, state.workers)
     answer = TextCompletion(
-        id=identity.id,
-        created=identity.created,
-        model=identity.model,
-        system_fingerprint=identity.system_fingerprint,
+        **identity.fields(),
         choices=[
             await choices[whole.generation.index].whole(whole, index, state.workers)
-            for index, whole in enumerate(_chosen(body, wholes, specs))
+            for index, whole in enumerate(_selected(body, wholes, specs))
         ],
         usage=usage_of(generations),
     )
-    return json_response(answer, state.timing_headers(generations, characters))
+    return context.answer(answer, generations)
 
 
-def _settle(body: CompletionRequest) -> None:
-    """Refuse what no prompt needs to be looked at for; OpenAI's names for what has others."""
+def _validate(body: CompletionRequest) -> None:
+    """Check all but the prompts, and replace other names of parameters by OpenAI's."""
     refuse(body)
     check_stream_options(body.stream, body.stream_options)
     if body.suffix:
@@ -107,33 +107,33 @@ def _settle(body: CompletionRequest) -> None:
         body.logprobs = asked_logprobs(body.top_n_tokens, "top_n_tokens")
 
 
-def _chosen(
+def _selected(
     body: CompletionRequest, wholes: Sequence[Whole], specs: Sequence[GenerationSpec]
 ) -> list[Whole]:
     """The n best of each prompt's samples, or all of them as they are."""
     count = body.n or 1
-    chosen: list[Whole] = []
+    selected: list[Whole] = []
     start = 0
     for spec in specs:
         samples = wholes[start : start + spec.samples]
-        chosen += best(samples, count) if len(samples) > count else samples
+        selected += best(samples, count) if len(samples) > count else samples
         start += spec.samples
-    return chosen
+    return selected
 
 
 def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
     """Text, token ids, or a list of either, as a list. Raises ApiError.
 
-    Their number and lengths are looked at before their items.
+    Checks their number and lengths before their items.
     """
-    asked = body.prompt
-    if isinstance(asked, str):
-        prompts: list[Prompt] = [asked]
-    elif asked and type(asked[0]) is int:
-        prompts = [_ids(asked, body, state)]
+    given = body.prompt
+    if isinstance(given, str):
+        prompts: list[Prompt] = [given]
+    elif given and type(given[0]) is int:
+        prompts = [_ids(given, body, state)]
     else:
         limit = state.config.max_client_batch_size
-        if len(asked) > limit:
+        if len(given) > limit:
             raise errors.ApiError(
                 422,
                 f"Number of prompts exceeds the maximum allowed batch size of {limit}",
@@ -141,21 +141,21 @@ def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
                 param="prompt",
                 code="array_above_max_length",
             )
-        prompts = [item if isinstance(item, str) else _ids(item, body, state) for item in asked]
+        prompts = [item if isinstance(item, str) else _ids(item, body, state) for item in given]
     if not prompts or not all(prompts):
         raise errors.validation("`prompt` cannot be empty", "prompt")
     return prompts
 
 
 def _ids(item: object, body: CompletionRequest, state: RouterState) -> tuple[int, ...]:
-    """The token ids that ``item`` is. Raises ApiError."""
+    """Check ``item`` to be token ids. Raises ApiError."""
     if not isinstance(item, list):
         raise wrong_types("`prompt` must be text, token ids, or a list of either")
     info = state.client.info
     length = asked_length(body)[1]
-    kept = asked_truncation(body, length, info)
-    if kept is not None:
-        item = item[-kept:]
+    last = asked_truncation(body, length, info)
+    if last is not None:
+        item = item[-last:]
     elif len(item) > info.max_input_tokens:
         fit_length(len(item), length or None, info)
     if not all(type(index) is int for index in item):
@@ -164,16 +164,15 @@ def _ids(item: object, body: CompletionRequest, state: RouterState) -> tuple[int
 
 
 def _echoed(spec: GenerationSpec, ids: Sequence[int], state: RouterState) -> str:
-    """The prompt's text, or what is left of it."""
+    """The prompt's text, truncated as the prompt was."""
     if isinstance(spec.prompt, str) and spec.truncate is None:
         return spec.prompt
     given = not isinstance(spec.prompt, str)
     return state.text.tokenizer.decode(ids, skip_special_tokens=not given)
 
 
-def _specs(
-    body: CompletionRequest, prompts: Sequence[Prompt], state: RouterState
-) -> list[GenerationSpec]:
+def _specs(body: CompletionRequest, state: RouterState) -> list[GenerationSpec]:
+    prompts = _prompts(body, state)
     count = 1 if body.n is None else body.n
     samples = count if body.best_of is None else body.best_of
     if samples < count:
@@ -198,7 +197,7 @@ def _specs(
 
 
 class CompletionEvents:
-    """OpenAI's chunks; see :class:`StreamUsage` for which of them count tokens."""
+    """OpenAI's chunks; see :class:`StreamUsage` for which have the usage."""
 
     def __init__(
         self, body: CompletionRequest, identity: Identity, choices: Sequence[Choice]
@@ -215,7 +214,7 @@ class CompletionEvents:
     def _event(self, choice: Choice, part: CompletionChoice) -> bytes:
         usage = b"null"
         ends = part.finish_reason is not None
-        if self._usage is StreamUsage.EACH or (ends and self._usage is StreamUsage.OPEN):
+        if self._usage is StreamUsage.EACH or (ends and self._usage is StreamUsage.DEFAULT):
             usage = _encode(usage_of([choice.generation]))
         return b'%b[%b],"usage":%b}\n\n' % (self._head, _encode(part), usage)
 
@@ -224,7 +223,7 @@ class CompletionEvents:
         return fail_stream(error)
 
     def end(self) -> bytes:
-        """The pieces that still wait, the usage, and the end."""
+        """Chunks held back, the usage, and the end marker."""
         rest = [self._event(choice, part) for choice in self._choices for part in choice.rest()]
         if self._usage.at_end:
             usage = _encode(usage_of([choice.generation for choice in self._choices]))
@@ -232,6 +231,12 @@ class CompletionEvents:
         return b"".join(rest) + DONE
 
 
-ROUTES = [
-    Route(path, completions, methods=["POST"]) for path in ("/v1/completions", "/completions")
-]
+COMPLETIONS = replace(
+    GENERATION,
+    body=(CompletionRequest,),
+    answer=(TextCompletion,),
+    events=(CompletionChunk, OpenAIErrorResponse),
+    example={"prompt": "Once upon a time", "max_tokens": 20},
+)
+
+ROUTES = openai_endpoints("/completions", completions, COMPLETIONS)

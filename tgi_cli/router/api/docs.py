@@ -1,51 +1,52 @@
-"""The API about itself: ``GET /docs`` for people, ``GET /api-doc/openapi.json`` for programs."""
+"""The API's documentation: ``GET /docs`` to read, ``GET /api-doc/openapi.json`` for programs."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 
 from tgi_cli.router.api.openapi import document
 from tgi_cli.router.http.bodies import json_response
+from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page holds all it needs, and speaks to this server alone."""
+"""The page is self-contained and sends requests to this server alone."""
 
 
-async def openapi(request: Request) -> Response:
+async def openapi(context: RequestContext[None]) -> Response:
     """This API as an OpenAPI 3.1 document."""
-    return json_response(_document(request.app))
+    return json_response(_document(context.request.app))
 
 
-async def docs(request: Request) -> Response:
+async def docs(context: RequestContext[None]) -> Response:
     """This page: every route with its bodies, to read and to try."""
-    told = _document(request.app)
+    found = _document(context.request.app)
     groups: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
-    for path, methods in told["paths"].items():
+    for path, methods in found["paths"].items():
         for method, operation in methods.items():
             groups.setdefault(operation["tags"][0], []).append((method.upper(), path, operation))
-    page = _template().render(document=told, groups=groups, base=request.scope.get("root_path", ""))
+    base = context.request.scope.get("root_path", "")
+    page = _template().render(document=found, groups=groups, base=base)
     return HTMLResponse(page, headers={"content-security-policy": _POLICY})
 
 
 def _document(app: Starlette) -> dict[str, Any]:
-    """Built when somebody asks, and once."""
+    """Built at the first request for it."""
     if not hasattr(app.state, "openapi"):
         guarded = app.state.router.config.api_key is not None
         app.state.openapi = document(app.routes, guarded)
-    told: dict[str, Any] = app.state.openapi
-    return told
+    found: dict[str, Any] = app.state.openapi
+    return found
 
 
 @cache
@@ -72,7 +73,10 @@ def kind(schema: dict[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
+_JSON = Operation(tag="Service", answer=(dict[str, Any],))
+_PAGE = replace(_JSON, answer=(str,), media_type="text/html")
+
 ROUTES = [
-    Route("/docs", docs, methods=["GET"]),
-    Route("/api-doc/openapi.json", openapi, methods=["GET"]),
+    Endpoint("/docs", docs, _PAGE, method="GET"),
+    Endpoint("/api-doc/openapi.json", openapi, _JSON, method="GET"),
 ]

@@ -6,17 +6,14 @@ One model is served, under whatever name: KServe calls it as the InferenceServic
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 import tgi_cli
-from tgi_cli.router.api.health import check
 from tgi_cli.router.api.schemas.platforms import (
     Byte,
     InferInput,
@@ -28,15 +25,16 @@ from tgi_cli.router.api.schemas.platforms import (
     ServerMetadata,
     TensorMetadata,
 )
-from tgi_cli.router.api.tgi import answer_all, tgi_spec
+from tgi_cli.router.api.service import check_health
+from tgi_cli.router.api.tgi import GENERATE, best_answers, tgi_spec
 from tgi_cli.router.bounds import Text
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import json_response, read_json
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.http.bodies import json_response
+from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
+from tgi_cli.router.state import RouterState
 
 _SLICE = 64 * 1024
-"""Of bytes as numbers, read and written in one go: 2 ms."""
-_INFER = msgspec.json.Decoder(InferRequest)
+"""Bytes, written as numbers, that are decoded or encoded at once: 2 ms."""
 _LIST_OF_BYTES = msgspec.json.Decoder(Annotated[list[Byte], Meta(max_length=_SLICE)])
 _LIST_OF_TEXTS = msgspec.json.Decoder(Annotated[list[Text], Meta(extra={"bound": "values"})])
 _encode = msgspec.json.Encoder().encode
@@ -46,19 +44,19 @@ _TEXTS = "BYTES"
 """The protocol's name for tensors of texts."""
 
 
-async def live(request: Request) -> Response:
+async def live(context: RequestContext[None]) -> Response:
     """Whether the server's process answers."""
     return json_response(Liveness(live=True))
 
 
-async def ready(request: Request) -> Response:
-    """Whether requests would be answered; else 503."""
-    await check(request)
+async def ready(context: RequestContext[None]) -> Response:
+    """Whether the server can answer requests; otherwise 503."""
+    await check_health(context.state)
     return json_response(Liveness(live=True, ready=True))
 
 
-async def server_metadata(request: Request) -> Response:
-    """What serves, and by which extensions of the protocol."""
+async def server_metadata(context: RequestContext[None]) -> Response:
+    """The server's name, version and extensions of the protocol."""
     return json_response(
         ServerMetadata(
             name=_NAME, version=tgi_cli.__version__, extensions=["health", "models", "metrics"]
@@ -66,12 +64,12 @@ async def server_metadata(request: Request) -> Response:
     )
 
 
-async def model_metadata(request: Request) -> Response:
-    """What an inference takes and gives."""
-    version = _version(request)
+async def model_metadata(context: RequestContext[None]) -> Response:
+    """The inputs and outputs of an inference."""
+    version = _version(context)
     return json_response(
         ModelMetadata(
-            name=request.path_params["model"],
+            name=context.request.path_params["model"],
             version=version,
             extensions=["infer", "ready"],
             versions=[version],
@@ -82,12 +80,10 @@ async def model_metadata(request: Request) -> Response:
     )
 
 
-async def infer(request: Request) -> Response:
+async def infer(context: RequestContext[InferRequest]) -> Response:
     """The text that follows each prompt of each input; all run together."""
-    arrived = time.perf_counter()
-    state = state_of(request)
-    body = await read_json(request, _INFER, state.config.payload_limit)
-    try:
+    body, state = context.body, context.state
+    with context.preparing():
         state.generator.fit(len(body.inputs))
         prompts = [await _prompts(tensor, state) for tensor in body.inputs]
         if body.outputs is not None and len(body.outputs) != len(body.inputs):
@@ -97,29 +93,27 @@ async def infer(request: Request) -> Response:
             raise errors.validation("`inputs` cannot be empty", "inputs")
         state.generator.fit(len(flat))
         specs = [await tgi_spec(one, state) for one in body.requests(flat)]
-    except errors.ApiError as error:
-        raise state.generator.refuse(error) from None
-    answers, headers = await answer_all(request, specs, arrived)
-    front = body.parameters.return_full_text
+    answers = await best_answers(context, specs)
+    full_text = body.parameters.return_full_text
     texts = iter(
-        prompt + answer.finish.text if front else answer.finish.text
+        prompt + answer.finish.text if full_text else answer.finish.text
         for prompt, answer in zip(flat, answers, strict=True)
     )
-    answer = InferResponse(
-        model_name=request.path_params["model"],
-        model_version=_version(request),
+    response = InferResponse(
+        model_name=context.request.path_params["model"],
+        model_version=_version(context),
         outputs=[
             await _output(tensor, name, [next(texts) for _ in found], state)
             for tensor, name, found in zip(body.inputs, _names(body), prompts, strict=True)
         ],
     )
     if body.id is not None:
-        answer.id = body.id
-    return json_response(answer, headers)
+        response.id = body.id
+    return context.answer(response, [answer.generation for answer in answers])
 
 
-def _version(request: Request) -> str:
-    version: str = request.path_params.get("version", "1")
+def _version(context: RequestContext[object]) -> str:
+    version: str = context.request.path_params.get("version", "1")
     return version
 
 
@@ -145,20 +139,20 @@ def _is_bytes(tensor: InferInput) -> bool:
 
 
 def _read(data: bytes) -> bytes:
-    """The bytes of a JSON array of numbers, a slice at a time: decoding keeps other threads out."""
+    """Decode a JSON array of bytes in slices, as decoding holds the interpreter lock."""
     items = data.strip()[1:-1]
-    found = bytearray()
+    read = bytearray()
     start = 0
     while start < len(items):
         stop = items.find(b",", start + _SLICE)
         stop = len(items) if stop < 0 else stop
-        found += bytes(_LIST_OF_BYTES.decode(b"[" + items[start:stop] + b"]"))
+        read += bytes(_LIST_OF_BYTES.decode(b"[" + items[start:stop] + b"]"))
         start = stop + 1
-    return bytes(found)
+    return bytes(read)
 
 
 def _written(data: bytes) -> Raw:
-    """The bytes as a JSON array of numbers."""
+    """Encode bytes as a JSON array of numbers."""
     slices = [data[start : start + _SLICE] for start in range(0, len(data), _SLICE)]
     return Raw(b"[" + b",".join(_encode(list(piece))[1:-1] for piece in slices) + b"]")
 
@@ -182,19 +176,36 @@ def _names(body: InferRequest) -> list[str]:
         return [output.name for output in body.outputs]
     if len(body.inputs) == 1:
         return ["text_output"]
-    return [f"text_output_{place}" for place in range(len(body.inputs))]
+    return [f"text_output_{index}" for index in range(len(body.inputs))]
 
+
+_KSERVE = Operation(tag="KServe")
+_LIVE = replace(_KSERVE, answer=(Liveness,), public=True)
+_READY = replace(_LIVE, errors=(503,))
+_MODEL_READY = replace(_LIVE, errors=(404, 503))
+_SERVER = replace(_KSERVE, answer=(ServerMetadata,))
+_METADATA = replace(_KSERVE, answer=(ModelMetadata,), errors=(404,))
+_TENSOR = {"name": "text_input", "shape": [1], "datatype": _TEXTS, "data": ["Once upon a time"]}
+_INFER = replace(
+    GENERATE,
+    tag="KServe",
+    body=(InferRequest,),
+    answer=(InferResponse,),
+    errors=(404,),
+    example={"id": "1", "inputs": [_TENSOR]},
+)
 
 _MODEL = "/v2/models/{model:path}"
+_VERSION = f"{_MODEL}/versions/{{version}}"
 
 ROUTES = [
-    Route("/v2", server_metadata, methods=["GET"]),
-    Route("/v2/health/live", live, methods=["GET"]),
-    Route("/v2/health/ready", ready, methods=["GET"]),
-    Route(f"{_MODEL}/versions/{{version}}/infer", infer, methods=["POST"]),
-    Route(f"{_MODEL}/versions/{{version}}/ready", ready, methods=["GET"]),
-    Route(f"{_MODEL}/versions/{{version}}", model_metadata, methods=["GET"]),
-    Route(f"{_MODEL}/infer", infer, methods=["POST"]),
-    Route(f"{_MODEL}/ready", ready, methods=["GET"]),
-    Route(_MODEL, model_metadata, methods=["GET"]),
+    Endpoint("/v2", server_metadata, _SERVER, method="GET"),
+    Endpoint("/v2/health/live", live, _LIVE, method="GET"),
+    Endpoint("/v2/health/ready", ready, _READY, method="GET"),
+    Endpoint(f"{_VERSION}/infer", infer, _INFER),
+    Endpoint(f"{_VERSION}/ready", ready, _MODEL_READY, method="GET"),
+    Endpoint(_VERSION, model_metadata, _METADATA, method="GET"),
+    Endpoint(f"{_MODEL}/infer", infer, _INFER),
+    Endpoint(f"{_MODEL}/ready", ready, _MODEL_READY, method="GET"),
+    Endpoint(_MODEL, model_metadata, _METADATA, method="GET"),
 ]

@@ -1,52 +1,64 @@
-"""OpenAI's list of models: ``GET /v1/models`` and ``GET /v1/models/{id}``."""
+"""OpenAI's list of models, ``GET /v1/models``, and ``POST /v1/embeddings``, which no model has."""
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tgi_cli.hub.lora_files import BASE_NAME
+from tgi_cli.router.api.openai_common import openai_endpoints
+from tgi_cli.router.api.schemas.openai_answers import ModelCard, ModelList
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.http.endpoint import Operation, RequestContext
+from tgi_cli.router.state import RouterState
 
 
-def _model(model_id: str, **more: str) -> dict[str, object]:
-    return {"id": model_id, "object": "model", "created": 0, "owned_by": model_id, **more}
-
-
-async def _models(state: RouterState) -> dict[str, dict[str, object]]:
-    """The served model, then its adapters, as vLLM lists them: by name, with files and base."""
+async def _models(state: RouterState) -> dict[str, ModelCard]:
+    """The served model, then its adapters by name, as in vLLM with their files and base."""
     await state.adapters.refresh()
     served = state.config.model_id
-    found = {served: _model(served)}
+    found = {served: ModelCard(id=served, created=0, owned_by=served)}
     for adapter in state.adapters.loaded.loaded:
-        found[adapter.name] = _model(adapter.name, root=adapter.path, parent=served)
+        found[adapter.name] = ModelCard(
+            id=adapter.name,
+            created=0,
+            owned_by=adapter.name,
+            root=adapter.path,
+            parent=served,
+        )
     return found
 
 
-async def list_models(request: Request) -> Response:
-    """All that requests may name."""
-    data = list((await _models(state_of(request))).values())
-    return json_response({"object": "list", "data": data})
+async def list_models(context: RequestContext[None]) -> Response:
+    """The models and adapters that requests may name."""
+    return json_response(ModelList(data=list((await _models(context.state)).values())))
 
 
-async def get_model(request: Request) -> Response:
+async def get_model(context: RequestContext[None]) -> Response:
     """One of them by its id; the served model also by TGI's name for it."""
-    state = state_of(request)
-    asked = request.path_params["model"]
-    models = await _models(state)
-    found = models.get(state.config.model_id if asked == BASE_NAME else asked)
+    name = context.request.path_params["model"]
+    models = await _models(context.state)
+    found = models.get(context.state.config.model_id if name == BASE_NAME else name)
     if found is None:
-        raise errors.no_model(f"The model `{asked}` does not exist")
+        raise errors.no_model(f"The model `{name}` does not exist")
     return json_response(found)
 
 
+async def embeddings(context: RequestContext[None]) -> Response:
+    """Always refused: the served model generates text."""
+    raise errors.validation(
+        f"The model `{context.state.config.model_id}` generates text: "
+        "this server makes no embeddings",
+        "model",
+        "unsupported_value",
+    )
+
+
+_LIST = Operation(tag="OpenAI", answer=(ModelList,))
+_GET = Operation(tag="OpenAI", answer=(ModelCard,), errors=(404,))
+
 ROUTES = [
-    *(Route(path, list_models, methods=["GET"]) for path in ("/v1/models", "/models")),
-    *(
-        Route(f"{path}/{{model:path}}", get_model, methods=["GET"])
-        for path in ("/v1/models", "/models")
-    ),
+    *openai_endpoints("/models", list_models, _LIST, method="GET"),
+    *openai_endpoints("/models/{model:path}", get_model, _GET, method="GET"),
+    *openai_endpoints("/embeddings", embeddings, Operation(tag="OpenAI", errors=(400,))),
 ]

@@ -1,22 +1,21 @@
-"""What the /v1 routes have in common: ids, usage, finish reasons, log probabilities."""
+"""What OpenAI's routes share: paths, ids, usage, finish reasons, log-probabilities."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.api.schemas.openai import (
-    CompletionParameters,
+from tgi_cli.router.api.schemas.openai import CompletionParameters, StreamOptions
+from tgi_cli.router.api.schemas.openai_answers import (
     PromptDetails,
-    StreamOptions,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -25,9 +24,12 @@ from tgi_cli.router.generation.deltas import Token
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.prompt_logprobs import INLINE_SCORES, encoded_rows
 from tgi_cli.router.http import errors
+from tgi_cli.router.http.endpoint import Endpoint, Handler, Operation
 from tgi_cli.router.state import RouterState, leads
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.workers import TextWorkers
+
+GENERATION = Operation(tag="OpenAI", errors=(404,), generates=True)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -38,14 +40,21 @@ FINISH_REASONS = {
 }
 
 _TOKENS = 128
-"""Whose log-probabilities are spelled at once."""
+"""Tokens whose log-probabilities are rendered at once."""
 
 _encode = msgspec.json.Encoder().encode
 
 
+def openai_endpoints(
+    path: str, handler: Handler, operation: Operation, method: str = "POST"
+) -> list[Endpoint]:
+    """The endpoint under /v1, and without it for clients whose base URL lacks it."""
+    return [Endpoint(prefix + path, handler, operation, method=method) for prefix in ("/v1", "")]
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What every object of one answer repeats."""
+    """The fields that every object of one answer repeats."""
 
     id: str
     created: int
@@ -54,7 +63,7 @@ class Identity:
 
     @classmethod
     def new(cls, prefix: str, request: CompletionParameters, state: RouterState) -> Identity:
-        """A fresh id. TGI's clients send the model name "tgi" for whatever is served."""
+        """Generate an id. TGI's clients send "tgi" as the name of any served model."""
         model = request.model if request.model and request.model != "tgi" else None
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
@@ -63,8 +72,12 @@ class Identity:
             state.fingerprint,
         )
 
+    def fields(self) -> dict[str, Any]:
+        """Keyword arguments for the complete answer."""
+        return asdict(self)
+
     def head(self, kind: str) -> bytes:
-        """The start of a stream's event, up to and including the key ``choices``."""
+        """The start of a chunk, up to and including the key ``choices``."""
         return (
             b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":'
             % (
@@ -78,33 +91,34 @@ class Identity:
 
 
 class StreamUsage(Enum):
-    """Which chunks of a stream count tokens; one without choices at the end does but in two."""
+    """Which chunks of a stream have the usage."""
 
-    SILENT = auto()
-    """``include_usage: false``: none."""
-    OPEN = auto()
-    """Nothing was asked: none in chats; of a text completion, TGI's, the last of each choice."""
+    NONE = auto()
+    """``include_usage: false``."""
+    DEFAULT = auto()
+    """Without options: none in chats; in text completions the last of each choice, as in TGI."""
     LAST = auto()
+    """``include_usage: true``: a chunk without choices at the end."""
     EACH = auto()
-    """``continuous_usage_stats``: all, each those of its choice."""
+    """``continuous_usage_stats``: every chunk that of its choice, and the one at the end."""
 
     @classmethod
     def of(cls, options: StreamOptions | None) -> StreamUsage:
-        """As asked."""
+        """Read the request's options."""
         if options is None or options.include_usage is None:
-            return cls.OPEN
+            return cls.DEFAULT
         if not options.include_usage:
-            return cls.SILENT
+            return cls.NONE
         return cls.EACH if options.continuous_usage_stats else cls.LAST
 
     @property
     def at_end(self) -> bool:
-        """Whether the stream ends with a chunk of token counts."""
+        """Whether the stream ends with a chunk that has the usage alone."""
         return self in (StreamUsage.LAST, StreamUsage.EACH)
 
 
 def usage_of(generations: Sequence[Generation]) -> Usage:
-    """Token counts of all prompts together; each counts once, and every token of its samples."""
+    """Token counts of all prompts and samples; a prompt counts once for all of its samples."""
     prompts = leads(generations)
     prompt = sum(lead.prompt_tokens for lead in prompts)
     completion = sum(generation.generated_tokens for generation in generations)
@@ -119,8 +133,7 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
 
 
 def spelled(token_id: int, text: str, as_ids: bool) -> str:
-    """A token in a report of log-probabilities: its text, or what vLLM says to tell texts apart
-    that are alike (``return_tokens_as_token_ids``)."""
+    """A token's text, or ``token_id:N`` for vLLM's ``return_tokens_as_token_ids``."""
     return f"token_id:{token_id}" if as_ids else text
 
 
@@ -130,10 +143,10 @@ def chat_logprobs(
     top_tokens: Sequence[Sequence[Token]],
     as_ids: bool = False,
 ) -> list[TokenLogprob]:
-    """``logprobs.content`` of some tokens; ``bytes`` is right also within a character."""
+    """``logprobs.content`` for some tokens; ``bytes`` is exact even within a character."""
     content: list[TokenLogprob] = []
-    for place, token in enumerate(tokens):
-        top = top_tokens[place] if top_tokens else ()
+    for index, token in enumerate(tokens):
+        top = top_tokens[index] if top_tokens else ()
         content.append(
             TokenLogprob(
                 token=spelled(token.id, token.text, as_ids),
@@ -159,7 +172,7 @@ async def chat_report(
     top_tokens: Sequence[Sequence[Token]],
     as_ids: bool,
 ) -> list[TokenLogprob]:
-    """As :func:`chat_logprobs`; a long report is made by a worker, encoded already."""
+    """As :func:`chat_logprobs`; a worker thread renders and encodes long reports."""
 
     def report(start: int, end: int | None) -> list[TokenLogprob]:
         return chat_logprobs(tokenizer, tokens[start:end], top_tokens[start:end], as_ids)

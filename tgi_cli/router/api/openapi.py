@@ -1,47 +1,46 @@
-"""The API's own document, OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
+"""The API's OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.0).
 
 Schemas come from the types that the routes decode and encode, paths from the routes themselves,
-and summaries from their docstrings, so that none of them can drift from what is served.
+and summaries from their docstrings, so that none of them can drift from the code.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 import tgi_cli
-from tgi_cli.router.api.operations import ALSO, NAMED, OPERATIONS, Operation
+from tgi_cli.router.api.schemas.openai_answers import OpenAIErrorResponse
 from tgi_cli.router.api.schemas.refused import RefusedParameters, refused_names
-from tgi_cli.router.api.schemas.service import ErrorResponse, OpenAIErrorResponse
+from tgi_cli.router.api.schemas.tgi import ErrorResponse
+from tgi_cli.router.http.endpoint import Endpoint, Operation
 from tgi_cli.router.http.errors import is_openai, openai_status
 
-_REF = "#/components/schemas/{name}"
-
 _ERRORS = {
-    400: "The body is no JSON; on OpenAI's routes also: a parameter that cannot be",
-    401: "The API key is missing or another one",
+    400: "The body is not valid JSON; on OpenAI's routes also: a parameter is invalid",
+    401: "The API key is missing or wrong",
     403: "Not allowed on this server",
     404: "No such model, adapter or path",
     408: "The body did not arrive in time",
     413: "The body is larger than allowed",
     415: "The body's content type is not JSON",
-    422: "A parameter that cannot be",
+    422: "A parameter is invalid",
     424: "The model server failed",
-    429: "Too many requests; Retry-After says when to come back",
-    500: "Generation ended without a reason, or a defect",
-    503: "The server is not ready, or about to stop",
-    504: "Not done within x-request-timeout",
+    429: "Too many requests; see Retry-After",
+    500: "Generation ended without a reason, or an internal error",
+    503: "The server is not ready, or is shutting down",
+    504: "Not complete within x-request-timeout",
 }
 _PLAIN = (400, 413, 415)
-"""Told in plain text on native routes, as TGI's web framework does; 422 in both forms."""
+"""Errors in plain text on TGI's routes, as from TGI's web framework; 422 has both forms."""
 
-_TIMED = {
-    "x-compute-type": ("What answered", "string"),
+_TIMING_HEADERS = {
+    "x-compute-type": ("Device that generated the answer", "string"),
     "x-compute-time": ("Seconds", "number"),
     "x-compute-characters": ("Characters of the prompts", "integer"),
     "x-total-time": ("Milliseconds, arrival to last token", "integer"),
@@ -50,9 +49,9 @@ _TIMED = {
     "x-inference-time": ("Milliseconds, first step to last token", "integer"),
     "x-time-per-token": ("Milliseconds", "integer"),
     "x-prompt-tokens": ("Tokens of the prompts", "integer"),
-    "x-generated-tokens": ("Tokens generated", "integer"),
+    "x-generated-tokens": ("Generated tokens", "integer"),
 }
-_DEADLINE = {
+_TIMEOUT = {
     "name": "x-request-timeout",
     "in": "header",
     "description": "Seconds that the whole request may take.",
@@ -60,19 +59,26 @@ _DEADLINE = {
 }
 
 
-def document(routes: Sequence[BaseRoute], guarded: bool) -> dict[str, Any]:
-    """All of ``routes`` as an OpenAPI document; ``guarded``: an API key is needed.
+def endpoints_of(routes: Sequence[BaseRoute]) -> dict[tuple[str, str], Endpoint]:
+    """The endpoints by method and path, in the order in which they are matched."""
+    found: dict[tuple[str, str], Endpoint] = {}
+    for route in routes:
+        if isinstance(route, Endpoint):
+            (method,) = (route.methods or set()) - {"HEAD"}
+            found.setdefault((method, route.path_format), route)
+    return found
 
-    Raises KeyError for a route that :mod:`tgi_cli.router.api.operations` does not know.
-    """
-    found = list(_operations(routes))
-    types = _Types([operation for _, _, _, operation in found])
+
+def document(routes: Sequence[BaseRoute], guarded: bool) -> dict[str, Any]:
+    """Describe all of ``routes``; ``guarded`` if they need an API key."""
+    endpoints = endpoints_of(routes)
+    schemas = _Schemas([endpoint.operation for endpoint in endpoints.values()])
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, route, operation in found:
-        described = _describe(path, method, route, operation, types, guarded)
-        paths.setdefault(path, {}).setdefault(method.lower(), described)
-    components: dict[str, Any] = {"schemas": dict(sorted(types.components.items()))}
-    told: dict[str, Any] = {
+    for (method, path), endpoint in endpoints.items():
+        described = _describe(method, path, endpoint, schemas, guarded)
+        paths.setdefault(path, {})[method.lower()] = described
+    components: dict[str, Any] = {"schemas": dict(sorted(schemas.components.items()))}
+    found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "tgi",
@@ -85,115 +91,93 @@ def document(routes: Sequence[BaseRoute], guarded: bool) -> dict[str, Any]:
     }
     if guarded:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        told["security"] = [{"key": []}]
-    return told
+        found["security"] = [{"key": []}]
+    return found
 
 
-def _operations(routes: Sequence[BaseRoute]) -> Iterator[tuple[str, str, Route, Operation]]:
-    """Path, method, route and operation of each, in the order in which requests find them."""
-    for route in routes:
-        if not isinstance(route, Route):
-            continue
-        path = route.path_format
-        for method in sorted((route.methods or set()) - {"HEAD"}):
-            operation = NAMED.get(route.name) or OPERATIONS[method, path]
-            yield path, method, route, operation
+class _Schemas:
+    """The schemas of all types that the operations name."""
 
-
-class _Types:
-    """Schemas of all types that the operations name."""
-
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        types = [ErrorResponse, OpenAIErrorResponse, *ALSO]
-        for operation in operations:
-            types += [*operation.body, *_answers(operation), *operation.events]
-        self._types = list(dict.fromkeys(types))
-        schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REF)
-        self._schemas = dict(zip(self._types, schemas, strict=True))
-        for kind in self._types:
+    def __init__(self, described: Sequence[Operation]) -> None:
+        types: dict[Any, None] = dict.fromkeys((ErrorResponse, OpenAIErrorResponse))
+        for each in described:
+            types |= dict.fromkeys((*each.body, *each.answer, *each.events, *each.referenced))
+        schemas, self.components = msgspec.json.schema_components(
+            types, ref_template="#/components/schemas/{name}"
+        )
+        self._schemas = dict(zip(types, schemas, strict=True))
+        for kind in types:
             if isinstance(kind, type) and issubclass(kind, RefusedParameters):
                 for name in refused_names(kind):
                     del self.components[kind.__name__]["properties"][name]
 
-    def any_of(self, types: Sequence[Any]) -> dict[str, Any]:
-        """The schema of a value of any of the types."""
+    def content(self, media_type: str, types: Sequence[Any], **more: Any) -> dict[str, Any]:
+        """A value of any of the types, as content of a media type; empty without types."""
         schemas = [self._schemas[kind] for kind in dict.fromkeys(types)]
-        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-
-
-def _answers(operation: Operation) -> list[Any]:
-    answer = operation.answer
-    if answer is None or isinstance(answer, str):
-        return []
-    return list(answer) if isinstance(answer, tuple) else [answer]
+        if not schemas:
+            return {}
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return {media_type: {"schema": schema, **more}}
 
 
 def _describe(
-    path: str, method: str, route: Route, operation: Operation, types: _Types, guarded: bool
+    method: str, path: str, endpoint: Endpoint, schemas: _Schemas, guarded: bool
 ) -> dict[str, Any]:
-    summary = (inspect.getdoc(route.endpoint) or "").partition("\n\n")[0].replace("\n", " ")
-    told: dict[str, Any] = {
+    operation = endpoint.operation
+    summary = (inspect.getdoc(endpoint.endpoint) or "").partition("\n\n")[0].replace("\n", " ")
+    described: dict[str, Any] = {
         "tags": [operation.tag],
         "summary": summary,
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
     }
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in route.param_convertors
+        for name in endpoint.param_convertors
     ]
-    if operation.timed:
-        parameters.append(_DEADLINE)
+    if operation.generates:
+        parameters.append(_TIMEOUT)
     if parameters:
-        told["parameters"] = parameters
+        described["parameters"] = parameters
     if operation.body:
-        content = {"schema": types.any_of(operation.body)}
-        if operation.example is not None:
-            content["example"] = operation.example
-        told["requestBody"] = {"required": True, "content": {"application/json": content}}
-    openai = is_openai(path, route.name)
-    statuses = operation.errors
-    if openai:
-        statuses = tuple(dict.fromkeys(map(openai_status, statuses)))
-    if guarded and operation.open:
-        told["security"] = []
+        example = {} if operation.example is None else {"example": operation.example}
+        content = schemas.content("application/json", operation.body, **example)
+        described["requestBody"] = {"required": True, "content": content}
+    openai = is_openai(path, endpoint.name)
+    statuses = set(map(openai_status, operation.statuses) if openai else operation.statuses)
+    if guarded and operation.public:
+        described["security"] = []
     elif guarded:
-        statuses = (*statuses, 401)
-    told["responses"] = {"200": _success(operation, types)} | {
-        str(status): _failure(status, openai, types) for status in sorted(statuses)
+        statuses.add(401)
+    described["responses"] = {"200": _success(operation, schemas)} | {
+        str(status): _failure(status, openai, schemas) for status in sorted(statuses)
     }
-    return told
+    return described
 
 
-def _success(operation: Operation, types: _Types) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": "The answer"}
-    content: dict[str, Any] = {}
-    if isinstance(operation.answer, str):
-        content[operation.answer] = {"schema": {"type": "string"}}
-    elif operation.answer is not None:
-        content["application/json"] = {"schema": types.any_of(_answers(operation))}
+def _success(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": "The answer"}
+    content = schemas.content(operation.media_type, operation.answer)
+    content |= schemas.content("text/event-stream", operation.events)
     if operation.events:
-        told["description"] = (
+        described["description"] = (
             "The answer; a stream is server-sent events, each with one of these objects as data"
         )
-        content["text/event-stream"] = {"schema": types.any_of(operation.events)}
     if content:
-        told["content"] = content
-    if operation.timed and operation.answer is not None:
-        told["headers"] = {
+        described["content"] = content
+    if operation.generates and operation.answer:
+        described["headers"] = {
             name: {"description": words, "schema": {"type": kind}}
-            for name, (words, kind) in _TIMED.items()
+            for name, (words, kind) in _TIMING_HEADERS.items()
         }
-    return told
+    return described
 
 
-def _failure(status: int, openai: bool, types: _Types) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": _ERRORS[status]}
+def _failure(status: int, openai: bool, schemas: _Schemas) -> dict[str, Any]:
     if openai:
-        told["content"] = {"application/json": {"schema": types.any_of([OpenAIErrorResponse])}}
-        return told
-    told["content"] = content = {}
-    if status not in _PLAIN:
-        content["application/json"] = {"schema": types.any_of([ErrorResponse])}
-    if status in _PLAIN or status == 422:
-        content["text/plain"] = {"schema": {"type": "string"}}
-    return told
+        content = schemas.content("application/json", [OpenAIErrorResponse])
+    else:
+        plain = status in _PLAIN
+        content = {} if plain else schemas.content("application/json", [ErrorResponse])
+        if plain or status == 422:
+            content["text/plain"] = {"schema": {"type": "string"}}
+    return {"description": _ERRORS[status], "content": content}

@@ -1,4 +1,4 @@
-"""What a request for a response means as a chat."""
+"""Translates a request for a response into a chat request."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from tgi_cli.router.api.schemas.responses import FunctionTool, ResponsesRequest
 from tgi_cli.router.http import errors
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
 _LOGPROBS = "message.output_text.logprobs"
 _SHARED = tuple(get_annotations(SharedParameters))
-"""What shapes a text means the same in both APIs."""
+"""Fields that mean the same in both APIs."""
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """The chat that is asked for. Raises ApiError for what needs a memory, or cannot be."""
+    """The equivalent chat request. Raises ApiError for what a stateless server cannot do."""
     for name in ("previous_response_id", "conversation", "prompt"):
         if getattr(body, name) is not None:
             raise errors.validation(
@@ -58,7 +56,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         max_completion_tokens=body.max_output_tokens,
         logprobs=reports_logprobs(body),
         top_logprobs=body.top_logprobs,
-        tools=[_tool(place, tool) for place, tool in enumerate(body.tools or ())],
+        tools=[_tool(index, tool) for index, tool in enumerate(body.tools or ())],
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
@@ -69,14 +67,14 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
 
 
 def reports_logprobs(body: ResponsesRequest) -> bool:
-    """Whether the answer's text comes with log-probabilities."""
+    """Whether the request wants log-probabilities."""
     return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
 
 
-def _tool(place: int, tool: FunctionTool) -> Tool:
+def _tool(index: int, tool: FunctionTool) -> Tool:
     if tool.type != "function":
         raise errors.validation(
-            f"tools[{place}] is of type {tool.type!r}: only functions can be called", "tools"
+            f"tools[{index}] is of type {tool.type!r}: only functions can be called", "tools"
         )
     function = Function(
         name=tool.name or "",
@@ -94,80 +92,80 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
 
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
-    """A chat's: the schema's fields in an object of their own."""
-    asked = body.text.format if body.text else None
-    if asked is None or asked.get("type") != "json_schema" or "json_schema" in asked:
-        return asked
-    fields = {key: value for key, value in asked.items() if key != "type"}
+    """A chat's ``response_format``, with the schema's fields in an object of their own."""
+    form = body.text.format if body.text else None
+    if form is None or form.get("type") != "json_schema" or "json_schema" in form:
+        return form
+    fields = {key: value for key, value in form.items() if key != "type"}
     return {"type": "json_schema", "json_schema": fields}
 
 
 def _messages(given: str | list[dict[str, Any]]) -> list[ChatMessage]:
-    """Input items as messages: what an assistant did in a row is one message."""
+    """Input items as messages; consecutive items of the assistant make one message."""
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
     messages: list[ChatMessage] = []
     reasoning = ""
-    for place, item in enumerate(given):
+    for index, item in enumerate(given):
         kind = item.get("type") or "message"
         if kind == "reasoning":
-            reasoning += _text(place, item.get("content") or item.get("summary") or "")
+            reasoning += _text(index, item.get("content") or item.get("summary") or "")
             continue
         if kind == "function_call_output":
             messages.append(
                 ChatMessage(
                     role="tool",
-                    content=_text(place, item.get("output")),
-                    tool_call_id=_string(place, item, "call_id"),
+                    content=_text(index, item.get("output")),
+                    tool_call_id=_string(index, item, "call_id"),
                 )
             )
             continue
         if kind == "message":
-            role = _string(place, item, "role")
-            messages.append(ChatMessage(role=role, content=_text(place, item.get("content"))))
+            role = _string(index, item, "role")
+            messages.append(ChatMessage(role=role, content=_text(index, item.get("content"))))
         elif kind == "function_call":
             if not messages or messages[-1].role != "assistant" or reasoning:
                 messages.append(ChatMessage(role="assistant"))
             calls = messages[-1].tool_calls = messages[-1].tool_calls or []
-            calls.append(_call(place, item))
+            calls.append(_call(index, item))
         else:
-            raise errors.validation(f"input[{place}] is of type {kind!r}: not supported", "input")
+            raise errors.validation(f"input[{index}] is of type {kind!r}: not supported", "input")
         if messages[-1].role == "assistant" and reasoning:
             messages[-1].reasoning_content, reasoning = reasoning, ""
     return messages
 
 
-def _call(place: int, item: Mapping[str, Any]) -> dict[str, Any]:
+def _call(index: int, item: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": _string(place, item, "call_id"),
+        "id": _string(index, item, "call_id"),
         "type": "function",
         "function": {
-            "name": _string(place, item, "name"),
-            "arguments": _string(place, item, "arguments"),
+            "name": _string(index, item, "name"),
+            "arguments": _string(index, item, "arguments"),
         },
     }
 
 
-def _string(place: int, item: Mapping[str, Any], name: str) -> str:
+def _string(index: int, item: Mapping[str, Any], name: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise errors.validation(f"input[{place}] needs a text as `{name}`", "input")
+        raise errors.validation(f"input[{index}] needs a text as `{name}`", "input")
     return value
 
 
-def _text(place: int, content: Any) -> str:
-    """The text of a content, a string or parts. Raises ApiError for parts of another kind."""
+def _text(index: int, content: Any) -> str:
+    """The text of content, a string or parts. Raises ApiError for parts of other types."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise errors.validation(f"input[{place}] has no content", "input")
+        raise errors.validation(f"input[{index}] has no content", "input")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if kind else None
         if (kind not in _TEXTS and kind != "refusal") or not isinstance(text, str):
             raise errors.validation(
-                f"input[{place}]: content of type {kind!r} is not supported by this model", "input"
+                f"input[{index}]: content of type {kind!r} is not supported by this model", "input"
             )
         texts.append(text)
     return "".join(texts)

@@ -1,7 +1,7 @@
 """A response as items and events, while it is generated.
 
-https://platform.openai.com/docs/api-reference/responses-streaming says which events there are;
-their order is that of OpenAI's own streams.
+The events are those of https://platform.openai.com/docs/api-reference/responses-streaming, in the
+order of OpenAI's own streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from tgi_cli.router.api.openai_common import chat_logprobs
-from tgi_cli.router.api.schemas.openai import TokenLogprob
+from tgi_cli.router.api.schemas.openai_answers import TokenLogprob
 from tgi_cli.router.api.schemas.responses import (
     FunctionCall,
     OutputMessage,
@@ -32,30 +32,27 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponseWriter:
-    """Makes output items of the pieces of an answer, and tells of it in events.
-
-    ``told``: the events so far that nobody has taken; none without ``events``.
-    """
+    """Turns the pieces of an answer into output items and, if ``events`` is set, into events."""
 
     def __init__(self, response: ResponseObject, events: bool) -> None:
         self.response = response
         self._events = events
-        self._told: list[bytes] = []
+        self._pending: list[bytes] = []
         self._number = 0
         self._logprobs: list[bytes] = []
 
     def take(self) -> bytes:
-        """The events since the last time."""
-        told, self._told = self._told, []
-        return b"".join(told)
+        """The events since the last call."""
+        pending, self._pending = self._pending, []
+        return b"".join(pending)
 
     def begin(self) -> None:
-        """The response is there, and worked on."""
-        self._tell("response.created", response=self.response)
-        self._tell("response.in_progress", response=self.response)
+        """Announce the response."""
+        self._emit("response.created", response=self.response)
+        self._emit("response.in_progress", response=self.response)
 
     def add(self, piece: ResponsePart, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """More of the answer; ``logprobs`` are those of a text's tokens."""
+        """Append a piece; ``logprobs`` are those of a text's tokens."""
         if isinstance(piece, Content):
             self._more_text(piece.text, logprobs)
         elif isinstance(piece, Reasoning):
@@ -74,25 +71,25 @@ class ResponseWriter:
             call = self.response.output[-1]
             assert isinstance(call, FunctionCall)
             call.arguments += piece.text
-            self._tell_item("response.function_call_arguments.delta", delta=piece.text)
+            self._emit_item("response.function_call_arguments.delta", delta=piece.text)
 
     def end(self, status: Status) -> None:
-        """The answer is complete, or all there will be of it. The usage must be known."""
+        """Finish the response, whose usage must be set."""
         if not self.response.output:
             self._more_text("")
         self._close(status)
         self.response.status = status
-        self._tell(f"response.{status}", response=self.response)
+        self._emit(f"response.{status}", response=self.response)
 
     def fail(self) -> None:
-        """There will be no more of it; the error must be known."""
+        """End the response, whose error must be set."""
         if self.response.output and self.response.output[-1].status == "in_progress":
             item = self.response.output[-1]
             item.status = "incomplete"
             if isinstance(item, OutputMessage):
                 self._report(item)
         self.response.status = "failed"
-        self._tell("response.failed", response=self.response)
+        self._emit("response.failed", response=self.response)
 
     def _more_text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
         item = self._last()
@@ -101,17 +98,21 @@ class ResponseWriter:
             item = OutputMessage(id=_id("msg"), status="in_progress", content=[])
             self._open(item)
             item.content.append(OutputText(text="", logprobs=[]))
-            self._tell_item("response.content_part.added", content_index=0, part=item.content[0])
+            self._emit_item("response.content_part.added", content_index=0, part=item.content[0])
         item.content[0].text += text
         encoded = _encode(logprobs)
         if logprobs:
             self._logprobs.append(encoded[1:-1])
         if text:
-            told: dict[str, Any] = {"delta": text, "logprobs": msgspec.Raw(encoded)}
-            self._tell_item("response.output_text.delta", content_index=0, **told)
+            self._emit_item(
+                "response.output_text.delta",
+                content_index=0,
+                delta=text,
+                logprobs=msgspec.Raw(encoded),
+            )
 
     def _report(self, item: OutputMessage) -> None:
-        """Give the text its log-probabilities; each was encoded once, when it came."""
+        """Set the text's log-probabilities, each of which was encoded on arrival."""
         content = msgspec.Raw(b"[%b]" % b",".join(self._logprobs))
         item.content[0].logprobs = cast("list[TokenLogprob]", content)
         self._logprobs = []
@@ -123,28 +124,28 @@ class ResponseWriter:
             item = ReasoningItem(id=_id("rs"), status="in_progress", content=[])
             self._open(item)
             item.content.append(ReasoningText(text=""))
-            self._tell_item("response.content_part.added", content_index=0, part=item.content[0])
+            self._emit_item("response.content_part.added", content_index=0, part=item.content[0])
         item.content[0].text += text
-        self._tell_item("response.reasoning_text.delta", content_index=0, delta=text)
+        self._emit_item("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _last(self) -> OutputMessage | FunctionCall | ReasoningItem | None:
-        """The item that is being written."""
+        """The item in progress, or None."""
         output = self.response.output
         return output[-1] if output and output[-1].status == "in_progress" else None
 
     def _open(self, item: OutputMessage | FunctionCall | ReasoningItem) -> None:
         self.response.output.append(item)
-        place = len(self.response.output) - 1
-        self._tell("response.output_item.added", output_index=place, item=item)
+        index = len(self.response.output) - 1
+        self._emit("response.output_item.added", output_index=index, item=item)
 
     def _close(self, status: Status) -> None:
-        """The item that is being written ends, if there is one."""
+        """End the item in progress, if there is one."""
         item = self._last()
         if item is None:
             return
         item.status = status
         if isinstance(item, FunctionCall):
-            self._tell_item(
+            self._emit_item(
                 "response.function_call_arguments.done", name=item.name, arguments=item.arguments
             )
         else:
@@ -152,29 +153,29 @@ class ResponseWriter:
             if isinstance(item, OutputMessage):
                 self._report(item)
                 done: dict[str, Any] = {"text": part.text, "logprobs": item.content[0].logprobs}
-                self._tell_item("response.output_text.done", content_index=0, **done)
+                self._emit_item("response.output_text.done", content_index=0, **done)
             else:
-                self._tell_item("response.reasoning_text.done", content_index=0, text=part.text)
-            self._tell_item("response.content_part.done", content_index=0, part=part)
-        place = len(self.response.output) - 1
-        self._tell("response.output_item.done", output_index=place, item=item)
+                self._emit_item("response.reasoning_text.done", content_index=0, text=part.text)
+            self._emit_item("response.content_part.done", content_index=0, part=part)
+        index = len(self.response.output) - 1
+        self._emit("response.output_item.done", output_index=index, item=item)
 
-    def _tell_item(self, kind: str, **fields: Any) -> None:
+    def _emit_item(self, kind: str, **fields: Any) -> None:
         """An event about the last item."""
         output = self.response.output
-        self._tell(kind, item_id=output[-1].id, output_index=len(output) - 1, **fields)
+        self._emit(kind, item_id=output[-1].id, output_index=len(output) - 1, **fields)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _emit(self, kind: str, **fields: Any) -> None:
         if self._events:
             event = {"type": kind, "sequence_number": self._number, **fields}
-            self._told.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
+            self._pending.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
             self._number += 1
 
 
 class TextLogprobs:
-    """Log-probabilities of an answer's tokens, given to the pieces of text that they spell.
+    """Assigns log-probabilities of an answer's tokens to the pieces of text that they spell.
 
-    What the answer's format consists of, marks, reasoning and calls, has none.
+    Markers, reasoning and tool calls have none.
     """
 
     def __init__(self, tokenizer: Tokenizer, markers: Collection[int], as_ids: bool) -> None:
@@ -185,26 +186,26 @@ class TextLogprobs:
         self._tops: list[list[Token]] = []
 
     def push(self, delta: Delta) -> None:
-        """More tokens, whose text may come later."""
-        for place, token in enumerate(delta.tokens):
+        """Take tokens, whose text may come later."""
+        for index, token in enumerate(delta.tokens):
             if not token.special and token.id not in self._markers:
                 self._tokens.append(token)
-                self._tops.append(delta.top_tokens[place] if delta.top_tokens else [])
+                self._tops.append(delta.top_tokens[index] if delta.top_tokens else [])
 
     def of(self, piece: ResponsePart) -> list[TokenLogprob]:
-        """Those of a piece: its tokens and all before them are done with."""
+        """The log-probabilities of a piece; drops its tokens and all before them."""
         if not isinstance(piece, Content):
             self._drop(len(self._tokens))
             return []
         start = max("".join(token.text for token in self._tokens).find(piece.text), 0)
         end = start + len(piece.text)
         first = last = offset = 0
-        for place, token in enumerate(self._tokens):
+        for index, token in enumerate(self._tokens):
             if offset >= end:
                 break
             offset += len(token.text)
-            first = place + 1 if token.text and offset <= start else first
-            last = place + 1
+            first = index + 1 if token.text and offset <= start else first
+            last = index + 1
         found = chat_logprobs(
             self._tokenizer, self._tokens[first:last], self._tops[first:last], self._as_ids
         )

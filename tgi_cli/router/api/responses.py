@@ -1,7 +1,7 @@
 """OpenAI's responses: ``POST /v1/responses``, for text and function tools.
 
-A response is a chat by other names. Nothing is kept: what refers to an earlier response is
-refused, and clients send the whole conversation, as they do in chats.
+A response is a chat by other names. The server stores nothing: requests that refer to an earlier
+response are refused, and clients send the whole conversation, as in chats.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.api.openai_common import GENERATION, openai_endpoints
 from tgi_cli.router.api.response_input import chat_request, reports_logprobs
 from tgi_cli.router.api.response_writer import ResponseWriter, TextLogprobs
 from tgi_cli.router.api.schemas.responses import (
@@ -27,62 +25,51 @@ from tgi_cli.router.api.schemas.responses import (
     ReasoningItem,
     ReasoningOptions,
     ResponseError,
+    ResponseEvent,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
     TextOptions,
 )
-from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, converse
-from tgi_cli.router.generation.deltas import Delta, Finish
+from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, render_chat
+from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
-from tgi_cli.router.generation.merge import collect
-from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import json_response, read_json, unless_disconnected
+from tgi_cli.router.http.bodies import unless_disconnected
+from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
-from tgi_cli.router.state import RouterState, state_of
+from tgi_cli.router.state import RouterState
 from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
-_DECODER = msgspec.json.Decoder(ResponsesRequest)
 
-
-async def responses(request: Request) -> Response | EventStream:
-    """The assistant's answer as items, whole or as a stream of events."""
-    arrived = time.perf_counter()
-    state = state_of(request)
-    body = await read_json(request, _DECODER, state.config.payload_limit)
-    try:
+async def responses(context: RequestContext[ResponsesRequest]) -> Response | EventStream:
+    """The assistant's answer as items, complete or as a stream of events."""
+    body, state = context.body, context.state
+    with context.preparing():
         if isinstance(body.input, str) or len(body.input) <= INLINE_MESSAGES:
             chat = chat_request(body)
         else:
             chat = await state.workers.run(chat_request, body)
-        adapter = await state.adapters.openai(body.model, body.adapter_id)
-        conversation = await converse(chat, state)
-        timeout = request_timeout(request)
-    except errors.ApiError as error:
-        raise state.generator.refuse(error) from None
+        adapter = await state.adapters.for_openai(body.model, body.adapter_id)
+        conversation = await render_chat(chat, state)
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
-    generations = await state.generator.open([spec], arrived, timeout)
-    writer = ResponseWriter(_response(body, state), bool(body.stream))
+    generations = await context.open([spec])
     (generation,) = generations
+    writer = ResponseWriter(_response(body, state), bool(body.stream))
     tokenizer = state.text.tokenizer
     logprobs = None
     if reports_logprobs(body):
         logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
-    answer = ResponseEvents(writer, generation, conversation.reader(), tokenizer, logprobs)
+    events = ResponseEvents(writer, generation, conversation.parser(), tokenizer, logprobs)
     if body.stream:
-        return EventStream(generation, answer, state.stream_headers(len(spec.prompt)))
-    if logprobs is None:
-        [whole] = await collect(request, generations)
-        answer.add(whole.finish.text, whole.finish)
-    else:
-        await unless_disconnected(request, answer.read())
-    return json_response(writer.response, state.timing_headers(generations, len(spec.prompt)))
+        return context.stream(generation, events, len(spec.prompt))
+    await unless_disconnected(context.request, events.read())
+    return context.answer(writer.response, generations)
 
 
 def _response(body: ResponsesRequest, state: RouterState) -> ResponseObject:
-    """The response before there is any of it."""
+    """The response before it has any output."""
     defaults = state.defaults
     choice: str | Mapping[str, Any] = "auto" if body.tool_choice is None else body.tool_choice
     return ResponseObject(
@@ -105,7 +92,7 @@ def _response(body: ResponsesRequest, state: RouterState) -> ResponseObject:
 
 
 class ResponseEvents:
-    """Reads a generation into a response; also how its stream is written."""
+    """Writes a generation as a response, or as the events of its stream."""
 
     def __init__(
         self,
@@ -123,21 +110,20 @@ class ResponseEvents:
         self._begun = False
 
     async def read(self) -> None:
-        """Read the whole generation, piece by piece: log-probabilities belong to pieces.
-
-        Raises ApiError when it fails.
-        """
+        """Read the whole generation delta by delta. Raises ApiError."""
         try:
             async for delta in self._generation:
                 self._add(delta)
         finally:
             self._generation.close()
 
-    def add(self, text: str, finish: Finish | None) -> None:
-        """More text, and perhaps the end."""
+    def _add(self, delta: Delta) -> None:
         if not self._begun:
             self._begun = True
             self._writer.begin()
+        if self._logprobs is not None:
+            self._logprobs.push(delta)
+        text, finish = delta.text, delta.finish
         pieces: list[ResponsePart] = [Content(text)] if text else []
         if self._reader is not None:
             pieces = self._reader.push(text) if text else []
@@ -172,11 +158,6 @@ class ResponseEvents:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
         return b""
 
-    def _add(self, delta: Delta) -> None:
-        if self._logprobs is not None:
-            self._logprobs.push(delta)
-        self.add(delta.text, delta.finish)
-
     def _usage(self, response: ResponseObject) -> ResponseUsage:
         generation = self._generation
         thought = "".join(
@@ -185,7 +166,7 @@ class ResponseEvents:
             if isinstance(item, ReasoningItem)
             for part in item.content
         )
-        # Counted anew: a token may be part of a marker, or of two things at once.
+        # Encoded again, as a token may be part of a marker or span two items.
         reasoning = len(self._tokenizer.encode(thought, False)) if thought else 0
         return ResponseUsage(
             input_tokens=generation.prompt_tokens,
@@ -198,4 +179,12 @@ class ResponseEvents:
         )
 
 
-ROUTES = [Route(path, responses, methods=["POST"]) for path in ("/v1/responses", "/responses")]
+RESPONSES = replace(
+    GENERATION,
+    body=(ResponsesRequest,),
+    answer=(ResponseObject,),
+    events=(ResponseEvent,),
+    example={"input": "Hello!", "max_output_tokens": 20},
+)
+
+ROUTES = openai_endpoints("/responses", responses, RESPONSES)

@@ -5,41 +5,41 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.h
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import UNSET, Raw, UnsetType
-from starlette.requests import Request
+from dataclasses import replace
+
 from starlette.responses import Response
-from starlette.routing import Route
 
-from tgi_cli.router.api.chat import chat_completions
-from tgi_cli.router.api.completions import completions
-from tgi_cli.router.api.tgi import compat_generate
-from tgi_cli.router.http.bodies import parse, read_body, with_body, wrong_types
+from tgi_cli.router.api.chat import CHAT, chat_completions
+from tgi_cli.router.api.completions import COMPLETIONS, completions
+from tgi_cli.router.api.schemas.openai import ChatRequest, CompletionRequest
+from tgi_cli.router.api.schemas.tgi import CompatRequest
+from tgi_cli.router.api.tgi import COMPAT, compat_generate
+from tgi_cli.router.http.bodies import first_key, parse
+from tgi_cli.router.http.body_errors import wrong_types
+from tgi_cli.router.http.endpoint import Endpoint, RequestContext
 from tgi_cli.router.http.sse import EventStream
-from tgi_cli.router.state import state_of
 
 
-class _Keys(msgspec.Struct):
-    inputs: Raw | UnsetType = UNSET
-    messages: Raw | UnsetType = UNSET
-    prompt: Raw | UnsetType = UNSET
-
-
-_KEYS = msgspec.json.Decoder(_Keys)
-
-
-async def invocations(request: Request) -> Response | EventStream:
+async def invocations(context: RequestContext[bytes]) -> Response | EventStream:
     """``inputs`` is answered as by ``/``, ``messages`` as a chat, ``prompt`` as a completion."""
-    body = await read_body(request, state_of(request).config.payload_limit)
-    keys = parse(body, _KEYS)
-    again = with_body(request, body)
-    if keys.inputs is not UNSET:
-        return await compat_generate(again)
-    if keys.messages is not UNSET:
-        return await chat_completions(again)
-    if keys.prompt is not UNSET:
-        return await completions(again)
+    body = context.body
+    key = first_key(body, "inputs", "messages", "prompt")
+    if key == "inputs":
+        return await compat_generate(context.with_body(parse(body, CompatRequest)))
+    if key == "messages":
+        return await chat_completions(context.with_body(parse(body, ChatRequest)))
+    if key == "prompt":
+        return await completions(context.with_body(parse(body, CompletionRequest)))
     raise wrong_types("Object misses `inputs`, `messages` and `prompt`; it needs one of them")
 
 
-ROUTES = [Route("/invocations", invocations, methods=["POST"])]
+_INVOCATIONS = replace(
+    CHAT,
+    tag="Amazon SageMaker",
+    body=(*COMPAT.body, *CHAT.body, *COMPLETIONS.body),
+    answer=(*COMPAT.answer, *CHAT.answer, *COMPLETIONS.answer),
+    events=(*COMPAT.events, *CHAT.events, *COMPLETIONS.events),
+    example=COMPAT.example,
+)
+
+ROUTES = [Endpoint("/invocations", invocations, _INVOCATIONS, decode=bytes)]

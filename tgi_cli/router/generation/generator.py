@@ -1,4 +1,4 @@
-"""Opens generations: the face of the engine inside the router."""
+"""From the prompts of an HTTP request to running generations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.errors import ModelError
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.generation import structured_output
-from tgi_cli.router.generation.generation import Generation, Prompt
+from tgi_cli.router.generation.generation import Generation, GenerationContext
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import fit_length
 from tgi_cli.router.http import errors
@@ -26,16 +26,17 @@ from tgi_cli.text.workers import TextWorkers
 
 
 class _AtLeast(int):
-    """The tokens of a prompt that was given up as too long: it has these, and more."""
+    """Number of tokens of a prompt whose encoding stopped at the limit: it has more."""
 
     def __str__(self) -> str:
         return f"at least {int(self)}"
 
 
 class Generator:
-    """Admits, tokenizes and submits what the routes ask for.
+    """Admits, tokenizes and submits prompts.
 
-    ``grammars`` None: requests that have one are refused.
+    Args:
+        grammars: Compiles grammars. Default: requests with one are refused.
     """
 
     def __init__(
@@ -53,18 +54,18 @@ class Generator:
         self.admission = admission
         self.grammars = grammars
         self._workers = workers
-        self.live: set[Generation] = set()
+        self._context = GenerationContext(client, text.tokenizer, metrics, admission)
+        self.live = self._context.live
         self.take(client.info)
 
     def take(self, info: EngineInfo) -> None:
-        """Go by the limits and the stop ids of the engine that is there from now on."""
+        """Use the limits and the stop ids of another engine from now on."""
         self.info = info
         self.stop_ids = frozenset(info.eos_token_ids)
-        self.hidden_ids = self.text.tokenizer.special_ids | self.stop_ids
-        """Ids that add nothing to the text."""
+        self._context.hidden_ids = self.text.tokenizer.special_ids | self.stop_ids
 
     def abort(self, cause: str) -> None:
-        """End all generations now; their clients are told the cause."""
+        """End all generations now with an error."""
         for generation in list(self.live):
             generation.abort(errors.generation_failed(cause))
 
@@ -76,8 +77,8 @@ class Generator:
     ) -> list[Generation]:
         """Admit, tokenize and submit prompts together: all samples of all, or none.
 
-        The samples of the first prompt come first; each sequence takes a place of its own.
-        ``timeout_seconds`` count from ``arrived``.
+        The samples of the first prompt come first; each counts toward the concurrency limit.
+        ``timeout_seconds`` counts from ``arrived``.
 
         Raises:
             ApiError: 429, 503, 422, 424 or 504, counted already.
@@ -96,17 +97,23 @@ class Generator:
         opened: list[Generation] = []
         try:
             info = self.info
-            prompts = [await self._prepare(spec) for spec in await self._with_bad_words(specs)]
-            if self.info is not info:  # another engine came meanwhile, perhaps a smaller one
-                prompts = [
-                    replace(prompt, max_new_tokens=self._room(len(prompt.ids), prompt.spec))
-                    for prompt in prompts
+            requests = [
+                (spec, await self._prepare(spec)) for spec in await self._with_bad_words(specs)
+            ]
+            if self.info is not info:  # the engine restarted meanwhile, perhaps with less memory
+                requests = [
+                    (spec, self._request(spec, request.prompt_ids, request.grammar))
+                    for spec, request in requests
                 ]
-            for prompt in prompts:
+            for spec, request in requests:
                 lead: Generation | None = None
-                for sample in range(prompt.spec.samples):
+                for sample in range(spec.samples):
+                    if sample:
+                        each = request.fork(self.client.next_request_id(), sample)
+                    else:
+                        each = request
                     generation = Generation(
-                        self, len(opened), prompt, sample, lead, arrived, timeout_seconds
+                        self._context, len(opened), spec, each, lead, arrived, timeout_seconds
                     )
                     opened.append(generation)
                     lead = lead or generation
@@ -156,8 +163,8 @@ class Generator:
             for spec in specs
         ]
 
-    async def _prepare(self, spec: GenerationSpec) -> Prompt:
-        """The prompt's ids, how many may follow, and the seed if any is needed."""
+    async def _prepare(self, spec: GenerationSpec) -> GenerationRequest:
+        """The engine's request for the first sample of a prompt. Raises ApiError."""
         if isinstance(spec.prompt, str):
             most = self.info.max_input_tokens if spec.truncate is None else None
             try:
@@ -174,17 +181,37 @@ class Generator:
             if spec.truncate is not None:
                 ids = ids[-spec.truncate :]
             count = len(ids)
-        new_tokens = self._room(count, spec)
+        self._max_new_tokens(count, spec)  # before the grammar, which costs more
         grammar = None if spec.grammar is None else await self._compile(spec.grammar)
-        seed = None
-        if not spec.sampling.greedy:
-            seed = secrets.randbits(64) if spec.seed is None else spec.seed
+        request = self._request(spec, tuple(ids), grammar)
         self.metrics.input_length.observe(len(ids))
-        self.metrics.max_new_tokens.observe(new_tokens, spec.samples)
-        return Prompt(spec, ids, new_tokens, seed, grammar)
+        self.metrics.max_new_tokens.observe(request.max_new_tokens, spec.samples)
+        return request
 
-    def _room(self, input_length: int, spec: GenerationSpec) -> int:
-        """How many tokens may follow. Raises ApiError."""
+    def _request(
+        self, spec: GenerationSpec, prompt_ids: tuple[int, ...], grammar: str | None
+    ) -> GenerationRequest:
+        sampling = spec.sampling
+        if not sampling.greedy:
+            seed = secrets.randbits(64) if spec.seed is None else spec.seed
+            sampling = replace(sampling, seed=seed)
+        # A client that ignores the end tokens still wants its own stop ids.
+        only_own = spec.ignore_eos and bool(spec.stop_token_ids)
+        return GenerationRequest(
+            request_id=self.client.next_request_id(),
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            max_new_tokens=self._max_new_tokens(len(prompt_ids), spec),
+            stop_token_ids=spec.stop_token_ids if only_own else self.stop_ids | spec.stop_token_ids,
+            ignore_eos=spec.ignore_eos and not only_own,
+            priority=spec.priority,
+            cache_salt=spec.cache_salt,
+            grammar=grammar,
+            prompt_logprobs=spec.prompt_logprobs,
+        )
+
+    def _max_new_tokens(self, input_length: int, spec: GenerationSpec) -> int:
+        """How many tokens may follow the prompt. Raises ApiError."""
         new_tokens = fit_length(input_length, spec.max_new_tokens, self.info, spec.prompt_param)
         if spec.sampling.min_new_tokens > new_tokens:
             raise errors.validation(

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.engine.validation import LengthError, LengthFault, check_length
 from tgi_cli.router.api.schemas.tgi import GenerateParameters, GenerateRequest
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.spec import GenerationSpec
@@ -53,29 +54,35 @@ def fit_length(
     As TGI, a wish that goes beyond the context's end is fulfilled up to it when there is room
     for 1024 tokens, and refused when there is not. Raises ApiError, which names ``param``.
     """
-    if input_length == 0:
-        empty = f"`{param}` cannot be empty"
-        raise errors.validation("`inputs` cannot be empty", param, openai_message=empty)
-    too_long = partial(
-        errors.context_length,
-        param=param,
-        context=info.max_total_tokens,
-        most=info.max_input_tokens,
-        prompt=input_length,
-    )
     room = max(info.max_total_tokens - input_length, 0)
     asked = room if max_new_tokens is None else max_new_tokens
-    if input_length + min(asked, PIECE) > info.max_total_tokens:
-        raise too_long(
-            f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
-            f"Given: {input_length} `inputs` tokens and {asked} `max_new_tokens`",
-            completion=asked if input_length <= info.max_input_tokens else None,
+    try:
+        check_length(input_length, min(asked, PIECE), info)
+    except LengthError as error:
+        if error.fault is LengthFault.EMPTY_PROMPT:
+            empty = f"`{param}` cannot be empty"
+            raise errors.validation(
+                "`inputs` cannot be empty", param, openai_message=empty
+            ) from None
+        too_long = partial(
+            errors.context_length,
+            param=param,
+            context=info.max_total_tokens,
+            most=info.max_input_tokens,
+            prompt=input_length,
         )
-    if input_length > info.max_input_tokens:
-        raise too_long(
-            f"`inputs` must have less than {info.max_input_tokens} tokens. Given: {input_length}",
-            completion=None,
-        )
+        if error.fault is LengthFault.TOTAL_TOO_LONG:
+            raise too_long(
+                f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
+                f"Given: {input_length} `inputs` tokens and {asked} `max_new_tokens`",
+                completion=asked if input_length <= info.max_input_tokens else None,
+            ) from None
+        if error.fault is LengthFault.PROMPT_TOO_LONG:
+            raise too_long(
+                f"`inputs` must have less than {info.max_input_tokens} tokens. "
+                f"Given: {input_length}",
+                completion=None,
+            ) from None
     return min(asked, room)
 
 

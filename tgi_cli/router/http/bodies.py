@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine, Mapping
+from functools import cache
 from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message
 
 from tgi_cli.router import bounds
-from tgi_cli.router.http import errors
+from tgi_cli.router.http.body_errors import invalid_json, wrong_types
 from tgi_cli.router.http.errors import ApiError, ClientDisconnected, late_body
 from tgi_cli.router.http.protocol import body_seconds
 
@@ -29,19 +30,14 @@ _STEPS = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
 _encode = msgspec.json.Encoder().encode
 
 
-async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-    """The request's body as the decoder's type.
+async def read_body(request: Request, limit: int) -> bytes:
+    """The bytes of a JSON body that holds no more values than allowed.
 
     Raises:
-        ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 no JSON, 422 wrong
-            types; in plain text on native routes.
+        ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 too deep, 422 too many
+            values; in plain text on TGI's routes.
         ClientDisconnected: the connection closed within the body.
     """
-    return parse(await read_body(request, limit), decoder)
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The bytes of a JSON body of no more values than it may hold. Raises as :func:`read_json`."""
     if not _JSON.match(request.headers.get("content-type", "")):
         raise ApiError(
             415,
@@ -80,40 +76,35 @@ def check_values(body: bytes) -> None:
     brackets = b"".join(body.split(b'"')[::2]).translate(None, _NO_BRACKETS)
     levels = accumulate(map(_STEPS.__getitem__, brackets[: 2 * bounds.CONTAINERS]))
     if max(levels, default=0) > bounds.DEPTH:
-        raise no_json(f"its arrays and objects are nested more than {bounds.DEPTH} deep")
+        raise invalid_json(f"its arrays and objects are nested more than {bounds.DEPTH} deep")
     if brackets.count(b"[") + brackets.count(b"{") > bounds.CONTAINERS:
         raise wrong_types(f"it holds more than {bounds.CONTAINERS} arrays and objects")
 
 
-def parse(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-    """JSON as the decoder's type. Raises ApiError: 400 no JSON, 422 wrong types."""
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Decode JSON. Raises ApiError: 400 if it is not valid, 422 if it has the wrong types."""
     try:
-        return decoder.decode(body)
+        return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise wrong_types(str(error)[:_CAUSE_CHARACTERS]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise no_json(str(error)) from error
+        raise invalid_json(str(error)) from error
 
 
-def with_body(request: Request, body: bytes) -> Request:
-    """The same request, its body to be read once more."""
-    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def receive() -> Message:
-        return next(messages, None) or await request.receive()
-
-    return Request(request.scope, receive)
+@cache
+def _keys(names: tuple[str, ...]) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Keys", [(name, msgspec.Raw | UnsetType, UNSET) for name in names])
 
 
-def no_json(cause: str) -> ApiError:
-    """What cannot be read as JSON at all."""
-    message = f"Failed to parse the request body as JSON: {cause}"
-    return ApiError(400, message, "validation", plain=True)
-
-
-def wrong_types(cause: str) -> ApiError:
-    """Valid JSON that is not what the route takes."""
-    return errors.wrong_types(cause)
+def first_key(body: bytes | msgspec.Raw, *names: str) -> str | None:
+    """The first of ``names`` that the JSON object has, or None. Raises as :func:`parse`."""
+    keys = parse(body, _keys(names))
+    return next((name for name in names if getattr(keys, name) is not UNSET), None)
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

@@ -16,8 +16,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from tgi_cli.router.http.type_errors import describe
-
 _OPENAI_STATUSES = {422: 400, 424: 500}
 _OPENAI_PATHS = frozenset(
     (
@@ -139,20 +137,6 @@ def unsupported(
     ``what`` says which values of it, with ``code`` ``unsupported_value``; None: all of them.
     """
     return validation(f"{what or f'`{param}`'} is not supported by this server", param, code)
-
-
-def wrong_types(cause: str) -> ApiError:
-    """Valid JSON that is not what the route takes; ``cause`` is msgspec's."""
-    message, param, code = describe(cause)
-    return ApiError(
-        422,
-        f"Failed to deserialize the JSON body into the target type: {cause}",
-        "validation",
-        param=param,
-        code=code,
-        openai_message=message,
-        plain=True,
-    )
 
 
 def context_length(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.generation.spec import GenerationSpec
+from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from tgi_cli.router.generation.generation import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,27 @@ _QUIET = ("/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/re
 """Asked every few seconds by probes; told at the level of debugging as long as all is well."""
 _OURS = ("generation", "incomplete_generation", "internal")
 """Kinds of errors whose words are this server's own."""
+
+
+class LoggedGeneration(Protocol):
+    """What a record needs of a :class:`tgi_cli.router.generation.generation.Generation`."""
+
+    index: int
+    spec: GenerationSpec
+    seed: int | None
+    timings: Timings
+
+    @property
+    def lead(self) -> LoggedGeneration: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def generated_tokens(self) -> int: ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
 
 
 class AccessRecord:
@@ -50,7 +71,7 @@ class AccessRecord:
         self.path = path
         self.route = ""
         self.status = 0
-        self.generations: list[Generation] = []
+        self.generations: list[LoggedGeneration] = []
         self.error: ApiError | None = None
         self.dropped = False
         self.trace_id = ""

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from tgi_cli.process.worker_pool import LimitError, Limits, WorkerPool
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
@@ -46,14 +47,9 @@ class GrammarChecker:
     def __init__(
         self, tokenizer: Tokenizer, ends: Collection[int], limits: Limits | None = None
     ) -> None:
-        added = tokenizer.backend.get_added_tokens_decoder()
         self._pool = WorkerPool(
             "tgi_cli.text.grammar.compile_process",
-            {
-                "added": {token.content: index for index, token in added.items()},
-                "special": [token.content for token in added.values() if token.special],
-                "ends": sorted(ends),
-            },
+            token_setup(tokenizer, ends),
             limits or Limits(),
             what="grammar compiler",
             remedy="see its own words above; without grammars: --disable-grammar-support",
@@ -121,3 +117,13 @@ class GrammarChecker:
             cause = f"it takes {error} to compile"
             return _Verdict("", cause, time.monotonic() + _KEEP_SECONDS)
         return _Verdict(answer.get("grammar", ""), answer.get("error", ""))
+
+
+def token_setup(tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, Any]:
+    """Arguments of :class:`~tgi_cli.text.grammar.tokens.SpecialTokens` as JSON values."""
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return {
+        "added": {token.content: index for index, token in added.items()},
+        "special": [token.content for token in added.values() if token.special],
+        "ends": sorted(ends),
+    }

@@ -18,8 +18,7 @@ short choices take 24."""
 
 
 def _begin(setup: Any) -> Work:
-    tokens = SpecialTokens(setup["added"], setup["special"], setup["ends"])
-    compiler = Compiler(tokens)
+    compiler = Compiler(SpecialTokens(**setup))
     compiler.compile(b'{"json": {"type": "object"}}')
 
     memory = PeakMemory()

@@ -42,7 +42,7 @@ from tgi_cli.bench.events import (
 )
 from tgi_cli.bench.settings import BenchSampling, RequestSettings
 from tgi_cli.bench.step_driver import LoadDriver
-from tgi_cli.bench.workloads import ArrivalProcess, scheduled
+from tgi_cli.bench.workloads.distributions import ArrivalProcess, scheduled
 from tgi_cli.errors import ConfigError
 
 

@@ -13,19 +13,17 @@ import pytest
 
 from tests.unit.bench.load.words import Words
 from tgi_cli import demo
+from tgi_cli.bench.plan import SharedPrefix
 from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
-from tgi_cli.bench.workloads import (
-    ArrivalProcess,
+from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution, scheduled
+from tgi_cli.bench.workloads.files import ShareGptWorkload, file_prompts, sharegpt
+from tgi_cli.bench.workloads.synthetic import (
     ConversationWorkload,
-    LengthDistribution,
     SyntheticWorkload,
     conversations,
-    file_prompts,
-    scheduled,
-    sharegpt,
     synthetic,
-    trace,
 )
+from tgi_cli.bench.workloads.traces import trace
 from tgi_cli.errors import ConfigError
 
 
@@ -161,9 +159,7 @@ def test_shared_prefixes_are_shared_by_as_many_as_was_said(tokenizer: LocalToken
     spec = SyntheticWorkload(
         prompt=LengthDistribution.fixed(20),
         output=LengthDistribution.fixed(1),
-        prefix_tokens=50,
-        prefix_share=0.75,
-        prefixes=3,
+        prefix=SharedPrefix(50, 0.75, 3),
     )
     requests = list(islice(synthetic(tokenizer, spec, seed=1), 400))
     lengths = {request.prompt_tokens for request in requests}
@@ -177,7 +173,7 @@ def test_shared_prefixes_are_shared_by_as_many_as_was_said(tokenizer: LocalToken
 
 def test_prompts_shorter_than_what_the_tokenizer_adds_are_refused() -> None:
     spec = SyntheticWorkload(prompt=LengthDistribution.fixed(1), output=LengthDistribution.fixed(1))
-    with pytest.raises(ConfigError, match="2 at least"):
+    with pytest.raises(ConfigError, match="minimum is 2"):
         next(synthetic(Words(), spec))
 
 
@@ -210,13 +206,10 @@ def test_a_guess_makes_prompts_all_the_same() -> None:
 def test_a_text_file_is_a_prompt_a_line_and_begins_again(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one two\n\nthree\n")
-    requests = list(islice(file_prompts(path, Words(), LengthDistribution.fixed(5)), 3))
-    assert [(r.prompt, r.prompt_tokens, r.max_tokens) for r in requests] == [
-        ("one two", 3, 5),
-        ("three", 2, 5),
-        ("one two", 3, 5),
-    ]
-    assert len(list(file_prompts(path, Words(), LengthDistribution.fixed(5), repeat=False))) == 2
+    requests = list(islice(file_prompts(path, Words(), LengthDistribution.fixed(5)), 6))
+    rows = [(r.prompt, r.prompt_tokens, r.max_tokens) for r in requests]
+    for start in (0, 2, 4):
+        assert sorted(rows[start : start + 2]) == [("one two", 3, 5), ("three", 2, 5)]
 
 
 def test_json_lines_may_have_messages_and_lengths(tmp_path: Path) -> None:
@@ -226,7 +219,8 @@ def test_json_lines_may_have_messages_and_lengths(tmp_path: Path) -> None:
         {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]},
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    first, second = file_prompts(path, Words(), LengthDistribution.fixed(5), repeat=False)
+    requests = islice(file_prompts(path, Words(), LengthDistribution.fixed(5)), 2)
+    first, second = sorted(requests, key=lambda request: request.messages is not None)
     assert (first.max_tokens, first.messages) == (9, None)
     assert (second.max_tokens, second.prompt_tokens) == (5, 3)
     assert second.messages is not None
@@ -260,12 +254,14 @@ SHAREGPT = [
 def test_sharegpt_asks_for_as_much_as_was_answered(tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps(SHAREGPT))
-    requests = list(sharegpt(path, Words(), repeat=False))
+    requests = list(islice(sharegpt(path, Words(), ShareGptWorkload()), 1))
     assert [(r.prompt, r.prompt_tokens, r.max_tokens) for r in requests] == [("how are you", 3, 4)]
-    turns = list(sharegpt(path, Words(), turns=9, think=2.5, repeat=False))
+    several = ShareGptWorkload(turns=9, think=2.5)
+    turns = list(islice(sharegpt(path, Words(), several), 3))
     assert [(r.prompt, r.conversation, r.think, r.max_tokens) for r in turns] == [
         ("how are you", 0, 0.0, 4),
         ("good", 0, 2.5, 2),
+        ("how are you", 1, 0.0, 4),
     ]
 
 
@@ -273,10 +269,7 @@ def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps(SHAREGPT[1:]))
     with pytest.raises(ConfigError, match="no conversation"):
-        sharegpt(path, Words())
-    path.write_text(json.dumps(SHAREGPT))
-    with pytest.raises(ConfigError, match="more than 2 tokens"):
-        next(sharegpt(path, Words(), longest=2))
+        sharegpt(path, Words(), ShareGptWorkload())
 
 
 # ------------------------------------------------------------------ conversations
@@ -361,7 +354,7 @@ def test_mooncake_requests_share_what_the_traced_ones_shared(
     assert next(trace(path, tokenizer, seed=5)).prompt != first.prompt
 
 
-def test_a_trace_can_be_replayed_faster_and_without_its_longest(tmp_path: Path) -> None:
+def test_a_trace_can_be_replayed_faster(tmp_path: Path) -> None:
     path = write_trace(
         tmp_path / "trace.jsonl",
         [
@@ -370,9 +363,10 @@ def test_a_trace_can_be_replayed_faster_and_without_its_longest(tmp_path: Path) 
             {"at": 12.0, "messages": [{"role": "user", "content": "much " * 50}], "max_tokens": 1},
         ],
     )
-    requests = list(trace(path, Words(), speed=2.0, longest=20))
+    requests = list(trace(path, Words(), speed=2.0))
     assert [(r.at, r.prompt, r.prompt_tokens) for r in requests] == [
         (0.0, "the first", 3),
+        (1.0, "much " * 50, 51),
         (2.0, "the second", 3),
     ]
 
@@ -381,7 +375,7 @@ def test_a_trace_can_be_replayed_faster_and_without_its_longest(tmp_path: Path) 
     ("row", "why"),
     [
         ({"input_length": 3, "output_length": 1}, "timestamp"),
-        ({"timestamp": "x", "input_length": 3, "output_length": 1}, "no number"),
+        ({"timestamp": "x", "input_length": 3, "output_length": 1}, "not a number"),
         ({"timestamp": 1, "input_length": 3}, "whole numbers"),
         ({"timestamp": 1, "input_length": 3, "output_length": 1, "hash_ids": ["a"]}, "hash_ids"),
         ({"at": 1, "max_tokens": 1}, "neither input_length"),

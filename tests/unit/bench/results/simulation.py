@@ -16,7 +16,7 @@ from tgi_cli.bench.events import (
     BenchTarget,
     StepRecord,
 )
-from tgi_cli.bench.sweeps import BenchPlan
+from tgi_cli.bench.plan import BenchPlan
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.compare import Comparison, compare, differences
 from tgi_cli.bench.events import BenchRun, BenchStep, ClientHealth, StepRecord
-from tgi_cli.bench.sweeps import StepBounds
+from tgi_cli.bench.plan import StepBounds
 
 BOUNDS = StepBounds(seconds=25)
 
 
 def load(server: Server, clients: tuple[int, ...] = (1, 4, 16)) -> BenchRun:
-    return saved([server.answer(sweeps.client_step(count, BOUNDS)) for count in clients])
+    return saved([server.answer(plan.client_step(count, BOUNDS)) for count in clients])
 
 
 def batch(server: Server) -> BenchRun:
-    return saved([server.batch(sweeps.batch_step(size, 10, 1)) for size in (1, 2, 4, 8)])
+    return saved([server.batch(plan.batch_step(size, 10, 1)) for size in (1, 2, 4, 8)])
 
 
 def verdicts(result: Comparison, metric: str, statistic: str | None = None) -> set[str]:
@@ -175,7 +175,7 @@ def test_gaps_between_events_of_several_tokens_are_not_compared() -> None:
 def test_what_differs_is_told() -> None:
     first = load(Server(), (1,))
     second = saved(
-        [dataclasses.replace(Server()).answer(sweeps.client_step(1, BOUNDS))],
+        [dataclasses.replace(Server()).answer(plan.client_step(1, BOUNDS))],
         machine={"processor": "another", "cores": 2},
         workload={"load": "concurrency", "seed": 1},
     )

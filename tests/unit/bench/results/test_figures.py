@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.bench.results.simulation import Server, request
 from tgi_cli.bench.events import BenchStep, ClientHealth, StepRecord
+from tgi_cli.bench.plan import StepBounds, client_step, rate_step
 from tgi_cli.bench.statistics import step_metrics
-from tgi_cli.bench.sweeps import StepBounds, client_step, rate_step
 
 STEP = BenchStep(kind="concurrency", value=2, label="2")
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.events import (
     BatchRecord,
@@ -20,10 +20,16 @@ from tgi_cli.bench.events import (
     ClientHealth,
     StepRecord,
 )
+from tgi_cli.bench.plan import StepBounds
 from tgi_cli.bench.reports import comparison, html, markdown, tgi_tables
+from tgi_cli.bench.reports.charts import (
+    AxisScale,
+    ChartLine,
+    ChartPoint,
+    LineChart,
+    format_tick,
+)
 from tgi_cli.bench.reports.markdown import table
-from tgi_cli.bench.reports.svg import AxisScale, SvgChart, number
-from tgi_cli.bench.sweeps import StepBounds
 
 BOUNDS = StepBounds(seconds=20)
 
@@ -59,7 +65,7 @@ def batches() -> BenchRun:
 
 def loads() -> BenchRun:
     server = Server()
-    steps = [server.answer(sweeps.client_step(count, BOUNDS)) for count in (1, 4, 16)]
+    steps = [server.answer(plan.client_step(count, BOUNDS)) for count in (1, 4, 16)]
     broken = msgspec.structs.replace(
         steps[2],
         requests=[*steps[2].requests, request(999, error="http 500", detail="<b>boom</b> | & so")],
@@ -130,7 +136,7 @@ def test_a_load_as_markdown() -> None:
 
 
 def test_of_nothing() -> None:
-    assert markdown(saved([])) == "no step of the run left any figures\n"
+    assert markdown(saved([])) == "no step of the run has any metrics\n"
     assert "</html>" in html(saved([]))
 
 
@@ -190,7 +196,7 @@ def test_the_page_has_figures_errors_and_the_machine() -> None:
 
 def test_long_runs_stay_bounded() -> None:
     server = Server()
-    few = server.answer(sweeps.client_step(16, StepBounds(requests=700, warmups=0)))
+    few = server.answer(plan.client_step(16, StepBounds(requests=700, warmups=0)))
     text = html(saved([few]))
     assert len(text) < 300_000
     assert "The first 120 of 700." in text
@@ -198,7 +204,7 @@ def test_long_runs_stay_bounded() -> None:
 
 def test_a_comparison_as_markdown() -> None:
     server, slow = Server(), Server(slowed=1.2, seed=1)
-    steps = [sweeps.client_step(count, BOUNDS) for count in (1, 4)]
+    steps = [plan.client_step(count, BOUNDS) for count in (1, 4)]
     first = saved([server.answer(step) for step in steps])
     second = saved([slow.answer(step) for step in steps[:1]], workload={"seed": 1})
     text = comparison(compare(first, second))
@@ -238,15 +244,14 @@ def test_axes_have_round_numbers(
 
 
 def test_numbers_on_axes_are_short() -> None:
-    assert [number(x) for x in (0, 0.25, 12, 1500, 2e6, 3e9)] == [
+    assert [format_tick(x) for x in (0, 0.25, 12, 1500, 2e6, 3e9)] == [
         "0", "0.25", "12", "1.5k", "2M", "3G",
     ]  # fmt: skip
 
 
 def test_a_chart_of_one_point_and_of_none() -> None:
-    empty = SvgChart("x", "y").render("empty")
-    one = SvgChart("x", "y", x_log=True, y_log=True)
-    one.point(5, 0, 0, "label <&>")
-    one.line([5], [0], 0)
-    for svg in (empty, one.render("one")):
-        ElementTree.fromstring(svg)
+    empty = LineChart("empty", "x", "y", [])
+    point = ChartPoint(5, 0, label="label <&>")
+    one = LineChart("one", "x", "y", [ChartLine([point])], x_log=True, y_log=True)
+    for chart in (empty, one):
+        ElementTree.fromstring(chart.svg())

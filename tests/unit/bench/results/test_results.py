@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import events, saved_runs, sweeps
+from tgi_cli.bench import events, plan, saved_runs
 from tgi_cli.bench.events import RequestDone, RunEnded, StepEnded, StepStarted
+from tgi_cli.bench.plan import StepBounds
 from tgi_cli.bench.saved_runs import EventLog, RunStarted
-from tgi_cli.bench.sweeps import StepBounds
 from tgi_cli.errors import ConfigError
 
 BOUNDS = StepBounds(requests=12)
@@ -23,7 +23,7 @@ BOUNDS = StepBounds(requests=12)
 def run() -> events.BenchRun:
     server = Server()
     return saved(
-        [server.answer(sweeps.client_step(count, BOUNDS)) for count in (1, 2)],
+        [server.answer(plan.client_step(count, BOUNDS)) for count in (1, 2)],
         notes=["a note"],
         slo={"ttft": 100.0},
     )
@@ -177,7 +177,7 @@ def test_csv_of_requests(tmp_path: Path) -> None:
 
 
 def test_csv_of_batches(tmp_path: Path) -> None:
-    made = saved([Server().batch(sweeps.batch_step(size, 3, 1)) for size in (1, 2)])
+    made = saved([Server().batch(plan.batch_step(size, 3, 1)) for size in (1, 2)])
     saved_runs.save_csv(made, tmp_path / "run.csv")
     steps = rows(tmp_path / "run.csv")
     assert [row["batch_runs"] for row in steps] == ["3", "3"]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, saved
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.events import (
     BenchRequest,
     BenchRun,
@@ -26,9 +26,9 @@ from tgi_cli.bench.events import (
     StepRecord,
     StepStarted,
 )
+from tgi_cli.bench.plan import BenchPlan, StepBounds
 from tgi_cli.bench.run import PlanRunner, broadcast
-from tgi_cli.bench.sweeps import BenchPlan, StepBounds
-from tgi_cli.bench.text_output import TextReporter, title
+from tgi_cli.bench.text_output import TextReporter
 
 TARGET = saved([]).target
 
@@ -90,19 +90,19 @@ def requests(step: BenchStep, index: int) -> Iterator[BenchRequest]:
         number += 1
 
 
-def plan() -> BenchPlan:
-    return sweeps.clients([1, 2, 3], StepBounds(requests=5, warmups=0))
+def three_steps() -> BenchPlan:
+    return plan.clients([1, 2, 3], StepBounds(requests=5, warmups=0))
 
 
-def runner(driver: FakeDriver, plan: BenchPlan) -> PlanRunner:
-    return PlanRunner(plan, TARGET, driver, requests, {"slo": {"ttft": 100.0}, "notes": ["known"]})
+def runner(driver: FakeDriver, steps: BenchPlan) -> PlanRunner:
+    return PlanRunner(steps, TARGET, driver, requests, {"slo": {"ttft": 100.0}, "notes": ["known"]})
 
 
 async def test_all_steps_run_and_all_is_told() -> None:
     driver = FakeDriver()
     driver.notes.append("the server says no usage")
     events: list[Event] = []
-    run = await runner(driver, plan()).run(events.append)
+    run = await runner(driver, three_steps()).run(events.append)
     assert [record.step.label for record in run.steps] == ["1", "2", "3"]
     assert run.notes == ["known", "the server says no usage"]
     assert run.slo == {"ttft": 100.0}
@@ -115,12 +115,12 @@ async def test_all_steps_run_and_all_is_told() -> None:
 
 async def test_a_search_is_told_what_it_found() -> None:
     driver = FakeDriver(Server(places=2))
-    run = await runner(driver, sweeps.to_saturation(StepBounds(seconds=20))).run(lambda event: None)
+    run = await runner(driver, plan.to_saturation(StepBounds(seconds=20))).run(lambda event: None)
     assert run.notes[1].startswith("knee at 2 clients")
 
 
 async def test_a_step_that_fails_does_not_end_the_run() -> None:
-    run = await runner(FakeDriver(fails="2"), plan()).run(lambda event: None)
+    run = await runner(FakeDriver(fails="2"), three_steps()).run(lambda event: None)
     assert len(run.steps) == 3
 
 
@@ -132,13 +132,13 @@ async def test_a_step_that_fails_does_not_end_the_run() -> None:
     ],
 )
 async def test_what_ends_a_run_is_noted(how: dict[str, str], note: str) -> None:
-    run = await runner(FakeDriver(**how), plan()).run(lambda event: None)
+    run = await runner(FakeDriver(**how), three_steps()).run(lambda event: None)
     assert [record.step.label for record in run.steps] == ["1", "2"]
     assert run.notes == ["known", note]
 
 
 async def test_stopping_keeps_what_there_is() -> None:
-    made = runner(FakeDriver(hangs="2"), plan())
+    made = runner(FakeDriver(hangs="2"), three_steps())
     task = asyncio.create_task(made.run(lambda event: None))
     await asyncio.sleep(0)
     while not task.done():
@@ -152,7 +152,7 @@ async def test_stopping_keeps_what_there_is() -> None:
 async def test_cancelling_tells_the_run_and_closes_the_step() -> None:
     driver = FakeDriver(hangs="2")
     events: list[Event] = []
-    task = asyncio.create_task(runner(driver, plan()).run(events.append))
+    task = asyncio.create_task(runner(driver, three_steps()).run(events.append))
     async with asyncio.timeout(10):
         await driver.hanging.wait()
     task.cancel()
@@ -175,7 +175,7 @@ def test_several_can_listen() -> None:
 
 async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
     out = io.StringIO()
-    run = await runner(FakeDriver(fails="2"), plan()).run(TextReporter(out, {"ttft": 100.0}))
+    run = await runner(FakeDriver(fails="2"), three_steps()).run(TextReporter(out, {"ttft": 100.0}))
     lines = out.getvalue().splitlines()
     assert lines[0] == "[1/3] 1 client: 11 s, 3 done, 1 in flight, 12.5 tokens/s"
     assert lines[1].startswith("[1/3] 1 client: 5 answers, TTFT ")
@@ -188,10 +188,10 @@ async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
 def test_batches_and_errors_in_the_plain_screen() -> None:
     out = io.StringIO()
     screen = TextReporter(out)
-    step = sweeps.batch_step(4, 10, 1)
+    step = plan.batch_step(4, 10, 1)
     screen(StepStarted(0, 0, step))
     screen(StepEnded(0, Server(spread=0).batch(step)))
-    gone = FakeDriver(gone="2")._record(sweeps.client_step(2, StepBounds(requests=5, warmups=0)))
+    gone = FakeDriver(gone="2")._record(plan.client_step(2, StepBounds(requests=5, warmups=0)))
     screen(StepStarted(1, 0, gone.step))
     screen(StepEnded(1, gone))
     lines = out.getvalue().splitlines()
@@ -206,20 +206,20 @@ def test_batches_and_errors_in_the_plain_screen() -> None:
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (sweeps.batch_step(8, 1, 0), "batch size 8"),
-        (sweeps.client_step(1, StepBounds()), "1 client"),
-        (sweeps.client_step(2, StepBounds()), "2 clients"),
-        (sweeps.rate_step(2.5, StepBounds()), "2.5 requests/s"),
-        (sweeps.rate_step(1, StepBounds(), "1 to 9/s"), "1 to 9 requests/s"),
-        (sweeps.rate_step(1, StepBounds(), "trace x2"), "trace x2"),
+        (plan.batch_step(8, 1, 0), "batch size 8"),
+        (plan.client_step(1, StepBounds()), "1 client"),
+        (plan.client_step(2, StepBounds()), "2 clients"),
+        (plan.rate_step(2.5, StepBounds()), "2.5 requests/s"),
+        (plan.rate_step(1, StepBounds(), "1 to 9/s"), "1 to 9 requests/s"),
+        (plan.rate_step(1, StepBounds(), "trace x2"), "trace x2"),
     ],
 )
 def test_titles(step: BenchStep, said: str) -> None:
-    assert title(step) == said
+    assert step.title == said
 
 
 def test_a_run_begins_with_what_is_known() -> None:
-    begun = runner(FakeDriver(), plan()).begun
+    begun = runner(FakeDriver(), three_steps()).begun
     assert isinstance(begun, BenchRun)
     assert begun.steps == []
     assert begun.target == TARGET

@@ -1,4 +1,4 @@
-"""OpenAI's bodies, as its clients send and check them.
+"""Bodies of OpenAI's chat and text completions, and of vLLM's adapter routes.
 
 https://platform.openai.com/docs/api-reference/chat and .../completions. Every optional field may
 be null. Fields of other servers keep their names and meanings; those that cannot be honoured
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from tgi_cli.router import bounds
 from tgi_cli.router.api.schemas.refused import RefusedParameters
@@ -211,126 +211,3 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     """The body of ``/v1/unload_lora_adapter``."""
 
     lora_name: Name = ""
-
-
-class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
-    """A token that could have been, and the bytes that it stands for."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(msgspec.Struct, kw_only=True, gc=False):
-    """A token that was, and what else could have been."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct, kw_only=True):
-    """``logprobs`` of a chat choice."""
-
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """``logprobs`` of a text completion: parallel lists; offsets count characters.
-
-    The first token of an echoed prompt has none.
-    """
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
-
-
-class PromptDetails(msgspec.Struct, kw_only=True):
-    """What the prefix cache spared."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct, kw_only=True):
-    """Token counts of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-
-
-class CalledFunction(msgspec.Struct, kw_only=True):
-    """The function's name, and its arguments as JSON text: what the model wrote."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that the model wants made."""
-
-    id: str
-    type: str = "function"
-    function: CalledFunction
-
-
-class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer of a chat; ``reasoning_content`` and ``reasoning`` are two names of one text."""
-
-    role: str = "assistant"
-    content: str | None
-    refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer, and why it ended."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: str
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of ``/v1/chat/completions``."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One continuation; ``finish_reason`` is null while it goes on."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class TextCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of ``/v1/completions``."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: Usage

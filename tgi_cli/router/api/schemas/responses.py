@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from tgi_cli.router import bounds
-from tgi_cli.router.api.schemas.openai import SharedParameters, StreamOptions, TokenLogprob
+from tgi_cli.router.api.schemas.openai import SharedParameters, StreamOptions
+from tgi_cli.router.api.schemas.openai_answers import TokenLogprob
 from tgi_cli.router.bounds import Items, Json, JsonObject, Name, Names, Signed64, Text
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

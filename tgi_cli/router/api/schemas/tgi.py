@@ -120,6 +120,13 @@ class CompatRequest(GenerateRequest, kw_only=True):
     stream: bool = False
 
 
+class ErrorResponse(msgspec.Struct, kw_only=True):
+    """TGI's errors."""
+
+    error: str
+    error_type: str
+
+
 class PrefillToken(msgspec.Struct, gc=False):
     """A token of the prompt; the first has no logprob."""
 

@@ -1,0 +1,127 @@
+"""The text of one generated sequence, from its tokens: the only place where ids become output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from tgi_cli.engine.messages import FinishReason
+from tgi_cli.text.detokenizer import Detokenizer
+from tgi_cli.text.stop import StopBuffer, StopStrings
+from tgi_cli.text.tokenizer import Tokenizer
+
+_NO_STOPS = StopStrings()
+_NO_IDS: frozenset[int] = frozenset()
+
+
+class CutAt(Enum):
+    """Where a stop string ends the text."""
+
+    BEFORE_STOP = "before_stop"
+    AFTER_STOP = "after_stop"
+    AFTER_TOKEN = "after_token"
+    """Behind the whole token that completes the stop string; no text is held back."""
+
+
+class SequenceText:
+    """Detokenizes one sequence, finds its stop strings and decides whether they end it.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        prompt_ids: Tokens before the first generated one, as context of its text.
+        stops: Stop strings.
+        hidden_ids: Tokens that add nothing to the text (special and stop tokens).
+        shown_ids: Hidden tokens that are part of the text all the same.
+        cut_at: Where a stop string ends the text.
+        min_tokens: Do not look for stop strings in so many tokens.
+        length_first: A stop string that is completed by token number ``length_first`` or later
+            has the finish reason LENGTH, as in TGI. Default: STOP_SEQUENCE always.
+
+    Attributes:
+        num_tokens: Tokens so far.
+        finish_reason: Why the sequence has ended, or None. Push no more tokens then.
+    """
+
+    __slots__ = (
+        "_cut_at", "_detokenizer", "_hidden_ids", "_length_first", "_min_tokens", "_pieces",
+        "_shown_ids", "_stops", "_surface", "_taken", "finish_reason", "num_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stops: StopStrings = _NO_STOPS,
+        *,
+        hidden_ids: frozenset[int],
+        shown_ids: frozenset[int] = _NO_IDS,
+        cut_at: CutAt = CutAt.BEFORE_STOP,
+        min_tokens: int = 0,
+        length_first: int | None = None,
+    ) -> None:
+        self._surface = tokenizer.surface
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids)
+        self._stops = StopBuffer(stops) if stops else None
+        self._hidden_ids = hidden_ids
+        self._shown_ids = shown_ids
+        self._cut_at = cut_at
+        self._min_tokens = min_tokens
+        self._length_first = length_first
+        self._pieces: list[str] = []
+        self._taken = 0
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def push(self, token_id: int) -> str:
+        """Add a token. Returns its own text, which may differ from what it adds to the output."""
+        self.num_tokens += 1
+        if token_id not in self._hidden_ids:
+            own = text = self._detokenizer.push(token_id)
+        else:
+            own = self._surface(token_id)
+            text = own if token_id in self._shown_ids else ""
+        if text:
+            if self._stops is not None and self.num_tokens > self._min_tokens:
+                text = self._until_stop(text)
+            self._pieces.append(text)
+        return own
+
+    def take(self) -> str:
+        """The text that became final since the last call."""
+        first, self._taken = self._taken, len(self._pieces)
+        count = self._taken - first
+        return self._pieces[-1] if count == 1 else "".join(self._pieces[first:]) if count else ""
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the sequence, unless a stop string has ended it: held-back text becomes final."""
+        if self.finish_reason is not None:
+            return
+        self.finish_reason = reason
+        rest = self._detokenizer.flush()
+        if self._stops is not None and self._cut_at is not CutAt.AFTER_TOKEN:
+            rest = self._stops.push(rest) + self._stops.flush()
+        self._pieces.append(rest)
+
+    @property
+    def text(self) -> str:
+        """The text so far, without what is held back."""
+        return "".join(self._pieces)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found, or None."""
+        return None if self._stops is None else self._stops.hit
+
+    def _until_stop(self, text: str) -> str:
+        """What ``text`` adds to the output, now that it may complete a stop string."""
+        stops = self._stops
+        assert stops is not None
+        shown = stops.push(text)
+        if self._cut_at is CutAt.AFTER_TOKEN:
+            shown = text
+        if stops.hit is None:
+            return shown
+        limit = self._length_first
+        at_limit = limit is not None and self.num_tokens >= limit
+        self.finish_reason = FinishReason.LENGTH if at_limit else FinishReason.STOP_SEQUENCE
+        return shown + stops.hit if self._cut_at is CutAt.AFTER_STOP else shown
