@@ -103,7 +103,10 @@ def test_families(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     wanted = Oracle(twin, case).logits(ids)
     got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
     torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
-    assert "quantized weights are kept in float32: there are kernels for bfloat16" in caplog.text
+    assert (
+        "quantized weights are dequantized to float32: there are kernels for bfloat16"
+        in caplog.text
+    )
     assert ("as parts of larger ones" in caplog.text) == (name == "OLMoE")
     for logits in sharded_logits(path, 2, [ids]):
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
