@@ -113,9 +113,7 @@ def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> I
         "block_size": 16,
         "num_blocks": 256,
     }
-    core = EngineCore(
-        worker, SchedulerConfig(**(values | changes)), depth, grammars=worker.grammars
-    )
+    core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth, worker.grammars)
     info = worker.info()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         socket = Path(folder) / "engine.sock"
@@ -128,12 +126,11 @@ def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> I
         loop.start()
         try:
             yield f"unix:{socket}"
-            pool = core._scheduler.pool
         finally:
             core.inbox.put(Shutdown())
             loop.join(timeout=60)
             server.stop()
-    assert pool.num_available == pool.num_blocks
+    assert core.metrics.load.used_blocks == 0
 
 
 def some_text(dice: random.Random, length: int) -> str:

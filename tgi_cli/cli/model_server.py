@@ -1,4 +1,4 @@
-"""``tgi model-server``: the half of ``tgi serve`` that runs the model."""
+"""``tgi model-server``: the process of ``tgi serve`` that runs the model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 @takes(SERVER)
-def model_server(given: ParsedSettings) -> None:
+def model_server(settings: ParsedSettings) -> None:
     """Run a model behind a unix socket, for a router to connect to.
 
-    `tgi serve` starts one of these and a `tgi router`; alone it is for two machines, and for
-    trying things out.
+    `tgi serve` starts a model server and a router; use this command to run them separately.
     """
     from tgi_cli import logging
     from tgi_cli.model_server.config import ModelServerConfig
@@ -33,13 +32,13 @@ def model_server(given: ParsedSettings) -> None:
 
     with contextlib.ExitStack() as stack:
         services: list[ServiceFactory] = []
-        if given["config_fd"] is not None:
-            config = read_config(given["config_fd"], ModelServerConfig)
+        if settings["config_fd"] is not None:
+            config = read_config(settings["config_fd"], ModelServerConfig)
             setup.set_up_logs("model-server", config.serve.logger_level, config.serve.json_output)
         else:
-            setup.prepare(given, "model-server")
-            services += _tcp_listener(given)
-            config = _config(given, stack)
+            setup.prepare(settings, "model-server")
+            services += _tcp_listener(settings)
+            config = _config(settings, stack)
         logging.dump_on_signal()
         if config.parent_fd is not None:
             exit_with_parent(config.parent_fd)
@@ -47,21 +46,20 @@ def model_server(given: ParsedSettings) -> None:
         run_model_server(config, services)
 
 
-def _config(given: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:
+def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:
     from tgi_cli.cli.local_model import locate, locate_adapters
-    from tgi_cli.config import ServeConfig
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
     from tgi_cli.process.unix_socket import make_folder
 
-    uds_path = given["uds_path"]
-    if uds_path is None and given["shard_uds_path"] is not None:
-        # Several of them may run beside each other, as TGI's do.
+    uds_path = settings["uds_path"]
+    if uds_path is None and settings["shard_uds_path"] is not None:
+        # Several model servers may run side by side, as with TGI.
         uds_path = stack.enter_context(runtime_folder()) / SOCKET
     uds_path = uds_path or default_uds_path()
     make_folder(uds_path)
-    serve = ServeConfig(**given.fields_of(ServeConfig) | {"model_id": given["model_id"] or ""})
-    path = given["model_path"]
+    serve = setup.serve_config(settings)
+    path = settings["model_path"]
     if path is None:
         serve, path = locate(serve)
     else:
@@ -69,15 +67,15 @@ def _config(given: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerCo
     return ModelServerConfig(serve=serve, model_path=path, uds_path=uds_path)
 
 
-def _tcp_listener(given: ParsedSettings) -> list[ServiceFactory]:
+def _tcp_listener(settings: ParsedSettings) -> list[ServiceFactory]:
     from tgi_cli.model_server.tcp_listener import tcp_listener
 
     listener = tcp_listener(
-        given["engine_listen"],
-        certificate=given["engine_tls_cert"],
-        key=given["engine_tls_key"],
-        client_ca=given["engine_tls_client_ca"],
-        insecure=given["insecure_tcp"],
+        settings["engine_listen"],
+        certificate=settings["engine_tls_cert"],
+        key=settings["engine_tls_key"],
+        client_ca=settings["engine_tls_client_ca"],
+        insecure=settings["insecure_tcp"],
     )
     if listener is None:
         return []

@@ -1,4 +1,4 @@
-"""``tgi router``: the half of ``tgi serve`` that speaks HTTP."""
+"""``tgi router``: the HTTP server of ``tgi serve``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 @takes(ROUTER)
-def router(given: ParsedSettings) -> None:
+def router(settings: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.
 
-    MODEL is for its tokenizer and chat template. `tgi serve` starts one of these and a
-    `tgi model-server`.
+    MODEL provides the tokenizer and the chat template. `tgi serve` starts a router and a model
+    server.
     """
     from tgi_cli import logging
     from tgi_cli.process.parent_death import exit_with_parent
@@ -26,31 +26,30 @@ def router(given: ParsedSettings) -> None:
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.router.server import run_router
 
-    if given["config_fd"] is not None:
-        config = read_config(given["config_fd"], RouterConfig)
+    if settings["config_fd"] is not None:
+        config = read_config(settings["config_fd"], RouterConfig)
         setup.set_up_logs("router", config.logger_level, config.json_output)
     else:
-        setup.prepare(given, "router")
-        config = _config(given)
+        setup.prepare(settings, "router")
+        config = _config(settings)
     logging.dump_on_signal()
     if config.parent_fd is not None:
         exit_with_parent(config.parent_fd)
     run_router(config)
 
 
-def _config(given: ParsedSettings) -> RouterConfig:
+def _config(settings: ParsedSettings) -> RouterConfig:
     from tgi_cli.cli.local_model import locate_model
-    from tgi_cli.config import ServeConfig
     from tgi_cli.process import bind
     from tgi_cli.process.runtime_dir import default_uds_path
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.rpc.tls import tls_files
 
-    checked = setup.front(given)
-    hostname = setup.listen_address(given)
-    socket_fd = bind.bind(hostname, given["port"]).detach()
-    model = ServeConfig(**given.fields_of(ServeConfig) | {"model_id": given["model_id"] or ""})
-    path = given["model_path"]
+    checked = setup.front(settings)
+    hostname = setup.listen_address(settings)
+    socket_fd = bind.bind(hostname, settings["port"]).detach()
+    model = setup.serve_config(settings)
+    path = settings["model_path"]
     if path is None:
         model, path = locate_model(model, weights=False)
     own = {
@@ -58,13 +57,13 @@ def _config(given: ParsedSettings) -> RouterConfig:
         "model_id": model.model_id,
         "revision": model.revision or "",
         "engine_tls": tls_files(
-            certificate=given["engine_tls_cert"],
-            key=given["engine_tls_key"],
-            authority=given["engine_tls_ca"],
-            server_name=given["engine_tls_server_name"],
+            certificate=settings["engine_tls_cert"],
+            key=settings["engine_tls_key"],
+            authority=settings["engine_tls_ca"],
+            server_name=settings["engine_tls_server_name"],
         ),
-        "engine_url": given["engine_url"] or f"unix:{default_uds_path()}",
+        "engine_url": settings["engine_url"] or f"unix:{default_uds_path()}",
         "hostname": hostname,
         "socket_fd": socket_fd,
     }
-    return RouterConfig(**given.fields_of(RouterConfig) | checked | own)
+    return RouterConfig(**settings.fields_of(RouterConfig) | checked | own)

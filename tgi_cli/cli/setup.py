@@ -8,8 +8,10 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -19,7 +21,7 @@ _TARGETS = {
     "text_generation_router": ("router", "text"),
     "text_generation_router_v2": ("router", "text"),
     "text_generation_router_v3": ("router", "text"),
-    "text_generation_server": ("rpc", "engine", "worker", "models"),
+    "text_generation_server": ("model_server", "rpc", "tgi_grpc", "engine", "worker", "models"),
     "text_generation_benchmark": ("bench",),
 }
 """TGI's targets in log filters, and the packages here that correspond to them."""
@@ -63,6 +65,12 @@ def prepare(settings: ParsedSettings, role: str, level: str = "") -> None:
     set_up_logs(role, level or settings["logger_level"], settings["json_output"])
     settings.log_ignored()
     settings.export()
+
+
+def serve_config(settings: ParsedSettings, **overrides: Any) -> ServeConfig:
+    """The settings as a ServeConfig; without a model, its id is empty."""
+    own = {"model_id": settings["model_id"] or "", **overrides}
+    return ServeConfig(**settings.fields_of(ServeConfig) | own)
 
 
 def listen_address(settings: ParsedSettings) -> str:

@@ -76,12 +76,10 @@ def _measure(settings: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
     from tgi_cli.cli.local_model import locate
-    from tgi_cli.config import ServeConfig
     from tgi_cli.process.progress import ProgressReporter
     from tgi_cli.worker.sizing.warmup_command import measure
 
-    config = ServeConfig(**settings.fields_of(ServeConfig) | {"model_id": settings["model_id"]})
-    config, path = locate(config)
+    config, path = locate(setup.serve_config(settings))
     progress = ProgressReporter(show_bar=False)
     with Console(stderr=True).status("") as status, progress:
         progress.start("loading weights", 0)

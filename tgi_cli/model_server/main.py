@@ -106,7 +106,7 @@ def _serve(
         worker,
         SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window),
         0 if config.device == "cpu" else 1,
-        grammars=worker.grammars,
+        compiler=worker.grammars,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()

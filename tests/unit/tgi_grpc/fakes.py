@@ -76,7 +76,7 @@ class Served:
 
     @property
     def used_blocks(self) -> int:
-        return self.core._scheduler.pool.num_used
+        return self.core.metrics.load.used_blocks
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def served(
     """An engine of some limits behind a socket; nothing must be left in it at the end."""
     engine_limits = limits(**bounds)
     worker = worker or FakeWorker(engine_limits.block_size, VOCAB)
-    core = EngineCore(worker, engine_limits, depth, grammars=grammars)
+    core = EngineCore(worker, engine_limits, depth, grammars)
     told = info or replace(
         INFO,
         vocab_size=VOCAB,
@@ -121,9 +121,9 @@ def served(
             loop.join(timeout=20)
             server.stop()
             assert not loop.is_alive()
-    scheduler = core._scheduler
-    assert scheduler.pool.num_available == engine_limits.num_blocks, "blocks were lost"
-    assert len(scheduler._admission.free_rows) == engine_limits.max_batch_size, "rows were lost"
+    assert core.metrics.load.used_blocks == 0, "blocks were lost"
+    free_rows = core._scheduler.batch.resources.free_rows
+    assert len(free_rows) == engine_limits.max_batch_size, "rows were lost"
 
 
 def a_request(

@@ -562,7 +562,7 @@ def test_a_failed_step_ends_its_batch_and_names_its_requests() -> None:
             assert status(client.Decode, batches=[gone])[0] is Code.NOT_FOUND
         client.ClearCache(id=1)
         # One row alone fails: the wire has no word for it but a status.
-        worker.poison = {server.core._stepper.running[0].request.request_id}
+        worker.poison = {worker.steps[2].new[0].request_id}
         joined = prefill(client, 4, a_request(client, 4, [8], 9)).batch
         code, cause = status(client.Decode, batches=[joined, three])
         assert (code, cause) == (Code.INTERNAL, "request 3: its logits are not numbers")

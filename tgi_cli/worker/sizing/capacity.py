@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tgi_cli.config import EngineConfig
 from tgi_cli.errors import OutOfMemoryError
+from tgi_cli.process.units import format_memory
 
 CPU_SHARE = 0.5
 """Of the memory that is free after the activations, what the cache takes by itself: the rest is
@@ -92,7 +93,8 @@ def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int
         if asked > affordable:
             raise OutOfMemoryError(
                 f"a KV cache of --max-batch-total-tokens {config.max_batch_total_tokens} takes "
-                f"{_gib(asked * block_bytes)}, and {_gib(budget)} are free for it",
+                f"{format_memory(asked * block_bytes)}, and {format_memory(budget)} are free for "
+                "it",
                 f"ask for at most {affordable * size} tokens, or leave it open"
                 if affordable
                 else "free memory, lower --max-batch-prefill-tokens, or use a smaller model",
@@ -123,13 +125,9 @@ def _lower_limits(
             f"lower {flag} ({total} tokens in all fit)" if flag and total > 1 else "free memory"
         )
         raise OutOfMemoryError(
-            f"the KV cache of one request of {wanted} tokens takes {_gib(needed)}, and "
-            f"{_gib(budget)} are free for it",
+            f"the KV cache of one request of {wanted} tokens takes {format_memory(needed)}, and "
+            f"{format_memory(budget)} are free for it",
             f"{advice}, lower --max-batch-prefill-tokens, or use a smaller model",
         )
     max_input = min(config.max_input_tokens, total - 1)
     return replace(config, max_total_tokens=total, max_input_tokens=max_input)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

@@ -26,6 +26,7 @@ from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard, device_of
 from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.logging import LEVELS
+from tgi_cli.process.runtime_dir import SHARDS_PREFIX, VARIABLE
 from tgi_cli.worker.tensor_parallel import messages
 from tgi_cli.worker.tensor_parallel.shard_process import ShardProcess
 
@@ -59,9 +60,6 @@ _END_SECONDS = 5.0
 """That the shards may take to end before they are killed."""
 _SEE_LOG = "see its log above"
 
-FOLDER_VARIABLE = "TGI_RUNTIME_FOLDER"
-"""Where the folder is made in which the shards meet; not set: where temporary files go."""
-
 
 class WorkerGroup:
     """The other shards. To be used from one thread, but for :meth:`watch` and :meth:`close`.
@@ -94,7 +92,7 @@ class WorkerGroup:
             for rank in range(1, config.num_shard):
                 self._processes.append(ShardProcess(rank))
             self._folder = Path(
-                tempfile.mkdtemp(prefix="tgi-shards-", dir=os.environ.get(FOLDER_VARIABLE))
+                tempfile.mkdtemp(prefix=SHARDS_PREFIX, dir=os.environ.get(VARIABLE))
             )
             for process in self._processes:
                 command = messages.ShardAssignment(
