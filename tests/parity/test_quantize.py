@@ -16,7 +16,7 @@ from tests.parity.cases import CASES, Case
 from tests.parity.families import Oracle, random_ids
 from tests.tools.checkpoints import make_llama
 from tests.tools.miniatures import make_miniature, make_twin
-from tests.tools.paged import CPU, PagedRun, load
+from tests.tools.paged_run import CPU, PagedRun, load
 from tgi_cli import demo
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import model_facts, read_config

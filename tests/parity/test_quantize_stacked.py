@@ -18,7 +18,7 @@ from tests.parity.cases import CASES, SMALL, Case
 from tests.parity.families import random_ids
 from tests.parity.test_quantize import AWQ, BYTES, GPTQ, RTN, check_served, job
 from tests.tools.miniatures import make_miniature
-from tests.tools.paged import CPU
+from tests.tools.paged_run import CPU
 from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import read_headers, read_tensor
 from tgi_cli.quantization.algorithms.recipe import Recipe

@@ -307,6 +307,7 @@ def test_a_gated_model(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve_model("org/m")
 
 
+@pytest.mark.tgi_pain(13)
 def test_offline_uses_what_is_complete(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/m", model())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

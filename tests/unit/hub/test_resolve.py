@@ -23,6 +23,7 @@ from tgi_cli.hub.safetensors_header import read_header
 Write = Callable[[dict[str, bytes]], Path]
 
 
+@pytest.mark.tgi_pain(13)
 def test_a_folder_is_taken_as_it_is(folder: Write) -> None:
     path = folder(model())
     assert resolve_model(str(path)) == LocalModel(path, str(path), "")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.tools import quantized
 from tests.tools.checkpoints import make_llama, save_weights
-from tests.tools.paged import PagedRun, random_ids
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import PagedRun, random_ids
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
@@ -154,7 +154,7 @@ def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
     hidden = torch.randn(3, 64).bfloat16()
     logits = model.logits(hidden)
     assert torch.equal(logits, as_stored.logits(hidden))
-    assert "--quantize-head changes nothing: the checkpoint has a quantized output head" in (
+    assert "--quantize-head changes nothing: the checkpoint's output head is quantized" in (
         caplog.text
     )
 

@@ -105,7 +105,10 @@ def test_the_tables_of_bitsandbytes() -> None:
 
 
 def test_schemes_of_compressed_tensors_are_for_the_modules_that_they_name() -> None:
-    four, eight = quantized.pack_quantized(4, 32), quantized.pack_quantized(8, 32)
+    four, eight = (
+        quantized.pack_quantized(4, 32),
+        quantized.pack_quantized(8, 32),
+    )
     config = four.config | {
         "config_groups": {
             "group_0": four.config["config_groups"]["group_0"],

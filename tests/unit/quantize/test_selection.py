@@ -10,7 +10,7 @@ import torch
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import CPU, random_ids
+from tests.tools.paged_run import CPU, random_ids
 from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.weight_map import Source

@@ -200,7 +200,7 @@ WRONG = [
     (replace(GPTQ, group_size=33), "neither -1 nor a multiple of 8"),
     (replace(GPTQ, desc_act=True, group_aware=True), "not both"),
     (replace(GPTQ, format="awq", bits=3), "awq's layout has 4 bits"),
-    (replace(GPTQ, format="awq", desc_act=True), "which group an input is of"),
+    (replace(GPTQ, format="awq", desc_act=True), "does not store the groups"),
     (replace(GPTQ, format="gptq", scale_dtype=torch.bfloat16), "scales in float16"),
     (replace(COMPRESSED, bits=3), "3 bits are packed"),
     (replace(COMPRESSED, desc_act=True), "compressed-tensors does not store the groups"),
