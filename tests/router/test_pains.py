@@ -53,7 +53,7 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
         "unit/engine/test_core.py::test_a_failing_step_fails_only_its_requests",
     ),
     3: (
-        "cli/test_main.py::test_no_model_is_the_bundled_one",
+        "cli/test_main.py::test_without_a_model_the_bundled_one_is_served",
         "system/test_serve.py::test_the_bundled_model_is_served_and_said_so",
     ),
     4: (

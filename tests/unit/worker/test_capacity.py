@@ -11,7 +11,13 @@ from tgi_cli.errors import ExitCode, OutOfMemoryError
 from tgi_cli.worker.sizing.capacity import cache_budget, size_cache
 
 BLOCK_BYTES = 1 << 20
-CONFIG = replace(resolved(), max_input_tokens=999, max_total_tokens=1000, max_batch_size=4)
+CONFIG = replace(
+    resolved(dtype="float32"),
+    max_input_tokens=999,
+    max_total_tokens=1000,
+    max_batch_prefill_tokens=256,
+    max_batch_size=4,
+)
 PER_SEQUENCE = 63  # blocks of 16 tokens for 1000
 
 
