@@ -39,7 +39,7 @@ def resolved(model: ModelFacts = MODEL, device: DeviceFacts = CPU, **said: Any) 
     return resolve(ServeConfig(model_id="m", **said), model, device, Path("/m"))
 
 
-def test_what_was_left_open_follows_the_model() -> None:
+def test_unset_limits_follow_the_model() -> None:
     config = resolved()
     assert config.max_total_tokens == 2048
     assert config.max_input_tokens == 2047
@@ -64,7 +64,7 @@ def test_both_configurations_are_frozen() -> None:
         ({"max_batch_total_tokens": 4096}, (2047, 2048)),
     ],
 )
-def test_limits_that_were_said_are_kept(said: dict[str, int], expected: tuple[int, int]) -> None:
+def test_explicit_limits_are_used(said: dict[str, int], expected: tuple[int, int]) -> None:
     config = resolved(**said)
     assert (config.max_input_tokens, config.max_total_tokens) == expected
 
@@ -95,14 +95,14 @@ def test_limits_that_were_said_are_kept(said: dict[str, int], expected: tuple[in
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype 'int4' is not known"),
     ],
 )
-def test_what_cannot_be_is_refused_in_the_users_words(said: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_reported_as_flags(said: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         resolved(**said)
     assert caught.value.exit_code is ExitCode.USAGE
 
 
 @pytest.mark.parametrize("asked", [None, *ON_THE_FLY])
-def test_plain_weights_are_quantized_as_it_was_said(asked: str | None) -> None:
+def test_quantize_applies_to_unquantized_weights(asked: str | None) -> None:
     assert resolved(quantize=asked).quantize == asked
     assert not resolved(quantize=asked).quantize_head
     assert resolved(quantize=asked, quantize_head=True).quantize_head
@@ -119,7 +119,7 @@ def test_plain_weights_are_quantized_as_it_was_said(asked: str | None) -> None:
         ("marlin", "awq", CUDA),
     ],
 )
-def test_a_flag_may_say_what_the_checkpoint_says(
+def test_a_flag_may_confirm_the_checkpoints_format(
     asked: str | None, found: str, device: DeviceFacts
 ) -> None:
     assert resolved(replace(MODEL, quantization=found), device, quantize=asked).quantize is None
@@ -135,19 +135,19 @@ def test_a_flag_may_say_what_the_checkpoint_says(
         ("marlin", "gptq", "--quantize marlin names kernels of CUDA"),
     ],
 )
-def test_a_flag_that_contradicts_the_checkpoint_is_refused(
+def test_a_flag_that_contradicts_the_checkpoint_is_rejected(
     asked: str, found: str | None, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         resolved(replace(MODEL, quantization=found), quantize=asked)
 
 
-def test_exl2_is_refused_with_the_reason() -> None:
+def test_exl2_is_rejected_with_the_reason() -> None:
     with pytest.raises(UnsupportedModelError, match="exl2 mixes widths"):
         resolved(quantize="exl2")
 
 
-def test_a_wrong_word_is_answered_with_the_right_ones() -> None:
+def test_an_unknown_word_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(batching="eager")
     assert caught.value.remedy == "one of: fused, inflight, static"
@@ -173,12 +173,12 @@ def test_the_dtype_follows_the_flag_then_the_device(
     assert config.dtype == expected
 
 
-def test_the_engines_words_for_the_rules_are_the_flags() -> None:
+def test_the_engines_policies_have_the_flags_names() -> None:
     assert set(Batching) == set(BATCHINGS)
     assert set(CapacityPolicy) == set(CAPACITY_POLICIES)
 
 
-def test_every_dial_reaches_the_scheduler() -> None:
+def test_every_scheduling_setting_reaches_the_scheduler() -> None:
     said = {
         "batching": "inflight",
         "capacity_policy": "guaranteed_no_evict",
@@ -196,7 +196,7 @@ def test_every_dial_reaches_the_scheduler() -> None:
     assert limits.num_blocks == 50
 
 
-def test_dials_that_were_left_open_are_tgis() -> None:
+def test_unset_scheduling_settings_have_tgis_defaults() -> None:
     limits = SchedulerConfig.of(resolved(), 50)
     assert limits == SchedulerConfig(
         max_total_tokens=2048,
@@ -231,7 +231,7 @@ def test_inflight_steps_hold_the_longest_prompt(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_caches_dtype_is_the_weights(dtype: str) -> None:
+def test_the_kv_cache_has_the_data_type_of_the_weights(dtype: str) -> None:
     assert resolved(dtype=dtype).kv_cache_dtype == dtype
 
 
@@ -245,7 +245,7 @@ def test_the_caches_dtype_is_the_weights(dtype: str) -> None:
         ({"lora_adapters": ("a=/a",), "max_loras": 1, "max_lora_rank": 128}, 48, 1, 128),
     ],
 )
-def test_slots_for_adapters_follow_what_is_named(
+def test_adapter_slots_follow_the_named_adapters(
     said: dict[str, Any], largest: int, slots: int, rank: int
 ) -> None:
     config = resolve(ServeConfig(model_id="m", **said), MODEL, CPU, Path("/m"), largest)
@@ -264,17 +264,19 @@ def test_slots_for_adapters_follow_what_is_named(
         ({"lora_adapters": ("a=/a",), "max_lora_rank": 4}, "less than the rank 8"),
     ],
 )
-def test_slots_that_cannot_be(said: dict[str, Any], complaint: str) -> None:
+def test_invalid_adapter_slots_are_rejected(said: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         resolve(ServeConfig(model_id="m", **said), MODEL, CPU, Path("/m"), 8)
 
 
 @pytest.mark.parametrize(("asked", "sizes"), [(None, None), ((0,), ()), ((8, 1), (8, 1)), ((), ())])
-def test_sizes_of_graphs(asked: tuple[int, ...] | None, sizes: tuple[int, ...] | None) -> None:
+def test_sizes_of_cuda_graphs_are_resolved(
+    asked: tuple[int, ...] | None, sizes: tuple[int, ...] | None
+) -> None:
     assert resolved(cuda_graphs=asked).cuda_graphs == sizes
 
 
-def test_sizes_of_graphs_are_positive() -> None:
+def test_sizes_of_cuda_graphs_are_positive() -> None:
     with pytest.raises(ConfigError, match="--cuda-graphs 4,-1"):
         resolved(cuda_graphs=(4, -1))
 
@@ -293,23 +295,27 @@ def test_sizes_of_graphs_are_positive() -> None:
         (CUDA, "torch", "torch"),
     ],
 )
-def test_what_computes_attention(device: DeviceFacts, asked: str, backend: str | None) -> None:
+def test_attention_resolves_to_a_backend(
+    device: DeviceFacts, asked: str, backend: str | None
+) -> None:
     assert resolved(device=device, attention=asked).attention == backend
 
 
 @pytest.mark.parametrize(("device", "asked"), [(CPU, "triton"), (CUDA, "native")])
-def test_attention_is_for_the_device(device: DeviceFacts, asked: str) -> None:
+def test_an_attention_backend_for_another_device_is_rejected(
+    device: DeviceFacts, asked: str
+) -> None:
     with pytest.raises(ConfigError, match=f"--attention {asked} is not for {device.kind}"):
         resolved(device=device, attention=asked)
 
 
-def test_kernels_that_were_switched_off_are_not_asked_for() -> None:
+def test_disabled_kernels_cannot_be_requested() -> None:
     assert resolved(disable_custom_kernels=True).attention is None
     with pytest.raises(ConfigError, match="--attention native is a kernel"):
         resolved(disable_custom_kernels=True, attention="native")
 
 
-def test_the_share_of_a_gpus_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_memory_fraction_is_validated(caplog: pytest.LogCaptureFixture) -> None:
     assert resolved(device=CUDA, cuda_memory_fraction=0.5).cuda_memory_fraction == 0.5
     assert not caplog.records
     with caplog.at_level("WARNING", logger="tgi_cli"):
@@ -319,6 +325,6 @@ def test_the_share_of_a_gpus_memory(caplog: pytest.LogCaptureFixture) -> None:
         resolved(device=CUDA, cuda_memory_fraction=0.0)
 
 
-def test_a_stretched_model_is_not_cross_checked() -> None:
+def test_rope_scaling_excludes_cross_check() -> None:
     with pytest.raises(ConfigError, match=r"--cross-check .* without --rope-scaling"):
         resolved(cross_check=True, rope_factor=2.0)

@@ -34,7 +34,9 @@ FOUR = replace(CUDA, count=4)
         ({"sharded": True, "num_shard": 2}, CPU, 2),
     ],
 )
-def test_the_number_of_shards(said: dict[str, Any], device: Any, shards: int) -> None:
+def test_the_number_of_shards_follows_flags_and_devices(
+    said: dict[str, Any], device: Any, shards: int
+) -> None:
     assert resolved(device=device, **said).num_shard == shards
 
 
@@ -50,7 +52,9 @@ def test_the_number_of_shards(said: dict[str, Any], device: Any, shards: int) ->
         ({"num_shard": 0}, CPU, "--num-shard 0 must be positive", ""),
     ],
 )
-def test_what_cannot_be(said: dict[str, Any], device: Any, cause: str, remedy: str) -> None:
+def test_contradictory_sharding_is_rejected(
+    said: dict[str, Any], device: Any, cause: str, remedy: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(device=device, **said)
     assert cause in caught.value.cause

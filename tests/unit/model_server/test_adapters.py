@@ -179,7 +179,11 @@ async def test_what_is_too_long_is_refused_with_a_cause(
             "id has 100001 characters",
             AdapterFault.UNUSABLE,
         ),
-        (client.load_adapter("a", "/" + letter * 4000), "such a path", AdapterFault.UNUSABLE),
+        (
+            client.load_adapter("a", "/" + letter * 4000),
+            "invalid adapter path",
+            AdapterFault.UNUSABLE,
+        ),
         (client.unload_adapter(long), "name of 100000 characters", AdapterFault.UNKNOWN),
     ):
         with pytest.raises(AdapterError, match=says) as caught:

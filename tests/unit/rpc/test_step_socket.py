@@ -99,7 +99,7 @@ def test_only_names_of_sockets_are_connected_to(folder):
 def test_sending_ends_where_nobody_reads():
     ours, theirs = socket.socketpair()
     theirs.close()
-    step_socket.send(ours, (pb.StepMessage(steps=count) for count in range(10)))
+    step_socket.send(ours, (pb.StepMessage(token_ids=[count]) for count in range(10)))
     assert ours.fileno() < 0
 
 
@@ -129,6 +129,6 @@ async def test_a_message_that_cannot_be_taken_ends_the_reading_with_its_error():
     loop = asyncio.get_running_loop()
     reader = step_socket.Reader(refuse)
     await loop.create_unix_connection(lambda: reader, sock=theirs)
-    await asyncio.to_thread(step_socket.send, ours, [pb.StepMessage(steps=1)])
+    await asyncio.to_thread(step_socket.send, ours, [pb.StepMessage(token_ids=[1])])
     with pytest.raises(ValueError, match="a defect"):
         await asyncio.wait_for(reader.ended, 10)
