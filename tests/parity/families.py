@@ -1,4 +1,4 @@
-"""Every native family against transformers' own implementation of it, in float32.
+"""Every built-in family against transformers' own implementation of it, in float32.
 
 A case is a miniature configuration. transformers makes a model of it with random weights, which
 is written as a checkpoint; what transformers then computes from that checkpoint is compared with
@@ -41,7 +41,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.models import load_model, read_config
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 TOLERANCE = 1e-4
 """Of logits."""

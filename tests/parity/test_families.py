@@ -1,4 +1,4 @@
-"""Every native family computes and says what transformers' implementation of it does."""
+"""Every built-in family generates what transformers' implementation of it generates."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.tgi_grpc.model_text import load_model_text
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 NEW = 12
 TEXT = "the quick def return import self value of list path error with file None for in is"

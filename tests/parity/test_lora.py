@@ -41,7 +41,8 @@ from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.lora import lora_targets, read_adapter
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
 SLOTS, RANK = 2, 8

@@ -178,7 +178,7 @@ def test_a_shard_that_runs_and_does_not_compute_is_noticed(
 ) -> None:
     monkeypatch.setattr(group, "OPERATION_SECONDS", {"cpu": 0.5})
     engine = make(2)
-    monkeypatch.setattr(group.WorkerGroup, "tell", lambda *_: None)
+    monkeypatch.setattr(group.WorkerGroup, "send", lambda *_: None)
     with pytest.raises(GenerationError, match="did not take part in a step"):
         engine.ids()
     engine.llm.close()

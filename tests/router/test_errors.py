@@ -323,10 +323,10 @@ async def test_a_defect_is_a_500_with_a_body(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def broken(self: Any, batch: Any, delta: Any) -> None:
+    def broken(self: Any, token_id: int) -> None:
         raise KeyError("defect")
 
-    monkeypatch.setattr("tgi_cli.router.generation.generation.Generation._detokenize", broken)
+    monkeypatch.setattr("tgi_cli.text.sequence_text.SequenceText.push", broken)
     answer = await client.post(route, json=body)
     if route == "/generate_stream":
         assert events(answer.text) == [{"error": "Internal server error", "error_type": "internal"}]

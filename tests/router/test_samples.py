@@ -151,7 +151,9 @@ class TestN:
         assert texts == ["xa", "xb", "yc", "yd"]
         prompts = [request.prompt_ids for request in engine.requests]
         assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
-        assert [request.fork_of for request in engine.requests] == [None, 1, None, 3]
+        ids = [request.request_id for request in engine.requests]
+        forks = [request.fork_of for request in engine.requests]
+        assert forks == [None, ids[0], None, ids[2]]
 
     @pytest.mark.parametrize(("route", "body"), REQUESTS)
     async def test_samples_fork_the_first(

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from tests.router.sse import events
-from tgi_cli.errors import AddressInUseError, ModelError
+from tgi_cli.errors import AddressInUseError, ConfigError, ModelError
+from tgi_cli.process.bind import bind
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.server import run_router
 
@@ -120,21 +121,26 @@ async def test_a_second_signal_ends_at_once(start: Start) -> None:
     assert "second signal" in await ended(process)
 
 
-async def test_a_taken_port_is_one_line(model_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+@pytest.mark.parametrize("bound_before", [False, True])
+async def test_a_taken_port_is_one_line(model_path: Path, bound_before: bool) -> None:
+    with bind("127.0.0.1", 0) as bound, bind(*bound.getsockname()) as other:
+        other.listen()
+        bound.set_inheritable(True)
+        port = bound.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.router.serve_fake",
-            str(model_path), f"-p{taken.getsockname()[1]}", "0", "1",
-            stderr=asyncio.subprocess.PIPE,
+            str(model_path), str(bound.fileno()) if bound_before else f"-p{port}", "0", "1",
+            pass_fds=[bound.fileno()], stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, logged = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == AddressInUseError.exit_code
-    assert logged.decode().startswith("error: cannot serve on 127.0.0.1 port")
+    message = "cannot serve on 127.0.0.1 port" if bound_before else f"port {port} is in use"
+    assert logged.decode().startswith(f"error: {message}")
     assert len(logged.splitlines()) == 1
 
 
-def test_a_host_that_is_none(config: RouterConfig) -> None:
-    with pytest.raises(AddressInUseError, match="cannot serve on 999"):
+def test_an_invalid_hostname_is_an_error(config: RouterConfig) -> None:
+    with pytest.raises(ConfigError, match=r"--hostname '999\.1\.1\.1'"):
         run_router(replace(config, hostname="999.1.1.1", port=0))
 
 

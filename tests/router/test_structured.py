@@ -24,7 +24,7 @@ from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.process.pool_child import Child
+from tgi_cli.process.pool_child import PoolChild
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
@@ -306,7 +306,7 @@ async def test_processes_that_are_killed_are_not_the_grammars_fault(
     assert checker is not None
     body = {**TEXT, "guided_json": SCHEMA}
     with monkeypatch.context() as patched:
-        patched.setattr("tgi_cli.process.pool_child.Child.exchange", _killed)
+        patched.setattr("tgi_cli.process.pool_child.PoolChild.exchange", _killed)
         answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
@@ -315,10 +315,10 @@ async def test_processes_that_are_killed_are_not_the_grammars_fault(
     assert (await client.post("/v1/completions", json=body)).status_code == 200
 
 
-_exchange = Child.exchange
+_exchange = PoolChild.exchange
 
 
-def _killed(child: Child, body: bytes, seconds: float) -> Any:
+def _killed(child: PoolChild, body: bytes, seconds: float) -> Any:
     """It gets as far as to the job."""
     if body.startswith(b'{"setup"'):
         return _exchange(child, body, seconds)

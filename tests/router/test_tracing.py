@@ -14,7 +14,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.tools.collector import Collector, attributes, collecting
-from tgi_cli.router.observability.tracing import text_of
+from tgi_cli.router.observability.tracing import tgi_duration
 from tgi_cli.router.state import RouterState
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -137,7 +137,7 @@ class TestNobodyCollects:
     [(1.5, "1.5s"), (75, "75s"), (0.02025, "20.25ms"), (7e-6, "7µs"), (3e-8, "30ns"), (0, "0ns")],
 )
 def test_times_are_written_as_tgi_does(seconds: float, text: str) -> None:
-    assert text_of(seconds) == text
+    assert tgi_duration(seconds) == text
 
 
 def test_the_sdk_is_not_loaded_without_a_collector() -> None:

@@ -77,7 +77,7 @@ def main(every: int, folders: list[Path]) -> None:
     """Try all of them."""
     from tgi_cli.config import ServeConfig
     from tgi_cli.errors import TgiError
-    from tgi_cli.worker.worker import load_worker
+    from tgi_cli.worker.factory import load_worker
 
     serve = ServeConfig(model_id="m", measured_limits=False, disable_grammar_support=True)
     for folder in folders:

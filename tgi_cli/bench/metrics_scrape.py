@@ -55,8 +55,8 @@ def parse(text: str) -> MetricsReading:
             name, found = sample.name, own
             if name in _ALSO:
                 name, found = _ALSO[name], theirs
-            if family.type == "counter" and found is own:
-                name = name.removesuffix("_total")  # which the parser adds, and TGI does not have
+            if family.type == "counter" and name not in text:
+                name = name.removesuffix("_total")  # which the parser appends to TGI's counters
             if name.startswith("tgi_") and not name.endswith(("_bucket", "_info", "_created")):
                 found[name] += sample.value
                 if family.type == "gauge":

@@ -84,7 +84,7 @@ def start_engine(
         OutOfMemoryError: it does not fit.
         ShardError: another process of the model cannot be started, or ended.
     """
-    from tgi_cli.worker.worker import load_worker  # brings torch
+    from tgi_cli.worker.factory import load_worker  # brings torch
 
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()

@@ -21,7 +21,7 @@ from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError, TgiErr
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.size_check import Outline, check_sizes, read_outline
 from tgi_cli.quantization.detect import detect_format
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 FAMILIES = {
     "llama": CASES["Llama 3"],

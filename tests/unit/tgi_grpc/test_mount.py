@@ -29,7 +29,7 @@ from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-from tgi_cli.worker import worker as worker_module
+from tgi_cli.worker import factory
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
         workers.append(_Worker(resolve(serve, MODEL, CPU, path)))
         return workers[0], workers[0].config
 
-    monkeypatch.setattr(worker_module, "load_worker", load)
+    monkeypatch.setattr(factory, "load_worker", load)
     heard = Heard()
     refused: list[grpc.StatusCode] = []
     failures: list[BaseException] = []

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.test_config import resolved
 from tgi_cli.config import EngineConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
-from tgi_cli.worker.sizing.capacity import cache_budget, size_cache
+from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache
 
 BLOCK_BYTES = 1 << 20
 CONFIG = replace(

@@ -20,7 +20,7 @@ from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.worker.cross_check import cross_check
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 CPU = torch.device("cpu")
 
