@@ -180,7 +180,7 @@ class ExternalStepScheduler:
         for sequence in (*call.new, *running):
             sequence.last_advanced = math.inf
         self._reserved.allocate(step, absent)
-        # At least one token, so that the step carries the row, even if more is cached than requested.
+        # At least one token, even if more is cached than requested: the step carries the row.
         call.targets = [(s, max(target, s.num_computed + 1)) for s, target in call.targets]
         return True
 

@@ -295,7 +295,7 @@ def test_who_was_promised_to_stay_stays() -> None:
 @pytest.mark.parametrize(
     ("bounds", "fits", "cause"),
     [
-        ({"num_blocks": 10}, 0, "it needs 35 tokens of the KV cache, and of its 40 no more than 4"),
+        ({"num_blocks": 10}, 0, "it needs 35 tokens of the KV cache, and of its 40 only 4"),
         ({"max_batch_size": 1}, 0, "all 1 rows of the batch are in use"),
         ({"max_batch_size": 2}, 1, "all 2 rows of the batch are in use"),
     ],
