@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tests.tools.loop_gap import loop_gap
+from tests.tools.event_loop_gap import loop_gap
 from tgi_cli.router.api import kserve, tgi, vertex
 from tgi_cli.router.state import RouterState
 from tgi_cli.text import windowed_encoding

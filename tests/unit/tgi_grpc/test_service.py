@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.tools.reflected import Reflected
+from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.engine.fake_grammar import FakeCompiler, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.model_server.fakes import request as submitted
@@ -44,7 +44,7 @@ def status(call: Callable[..., Any], *args: Any, **fields: Any) -> tuple[grpc.St
     return caught.value.code(), caught.value.details()
 
 
-def prefill(client: Reflected, batch_id: int, *requests: Any, **more: Any) -> Any:
+def prefill(client: ReflectionClient, batch_id: int, *requests: Any, **more: Any) -> Any:
     batch = client.message("Batch", id=batch_id, requests=requests, size=len(requests))
     return client.Prefill(batch=batch, **more)
 

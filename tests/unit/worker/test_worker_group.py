@@ -111,6 +111,7 @@ def test_a_shard_lost_in_a_step_is_named(start: Start, behaviour: str, cause: st
         pass
 
 
+@pytest.mark.tgi_pain(11)
 def test_a_shard_that_hangs_is_noticed_while_nothing_runs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
