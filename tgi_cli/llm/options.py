@@ -104,7 +104,7 @@ class GenerationOptions:
         ignore_eos: Continue behind the model's own stop ids.
         n: Continuations per prompt, which is computed once. The first has the seed of the
             sampling parameters; the seeds of the others follow from it, as over HTTP
-            (:func:`tgi_cli.sampling.seeds.sample_seed`).
+            (:func:`tgi_cli.sampling.params.sample_seed`).
         best_of: Generate so many and return the n with the highest mean log-probability.
         logits_processors: See :class:`tgi_cli.engine.messages.LogitsProcessor`; they run on the
             engine's thread. If one raises, its request ends.
