@@ -77,6 +77,7 @@ async def test_every_prompt_of_a_request_has_its_adapter(
     assert engine.used == ["one", "one"]
 
 
+@pytest.mark.tgi_pain(15)
 async def test_an_unknown_adapter_id_is_a_422_that_names_those_there_are(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -189,6 +190,7 @@ class TestAtRunTime:
     def key(self, client: httpx.AsyncClient) -> None:
         client.headers["authorization"] = "Bearer secret"
 
+    @pytest.mark.tgi_pain(15)
     @pytest.mark.usefixtures("key")
     async def test_load_use_unload(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         engine.load_names()

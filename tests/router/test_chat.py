@@ -148,6 +148,7 @@ async def test_logprobs(client: httpx.AsyncClient, engine: FakeEngine, stream: b
     assert content[0]["logprob"] == -0.1
 
 
+@pytest.mark.tgi_pain(5)
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

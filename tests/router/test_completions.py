@@ -160,6 +160,7 @@ async def test_refusals(
     assert engine.requests == []
 
 
+@pytest.mark.tgi_pain(5)
 async def test_null_for_everything_optional(client: httpx.AsyncClient) -> None:
     names = ("suffix", "max_tokens", "temperature", "top_p", "n", "stream", "logprobs", "echo",
              "stop", "presence_penalty", "frequency_penalty", "best_of", "logit_bias", "user",

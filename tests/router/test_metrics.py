@@ -107,6 +107,7 @@ async def samples(client: httpx.AsyncClient) -> dict[str, float]:
     return found
 
 
+@pytest.mark.tgi_pain(15)
 async def test_names_and_types(client: httpx.AsyncClient) -> None:
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -23,7 +23,7 @@ from tests.router.wire import (
     status,
     statuses,
 )
-from tests.tools.loop_gap import loop_gap
+from tests.tools.event_loop_gap import loop_gap
 from tgi_cli.router.http.protocol import FRAMING_BYTES, BoundedProtocol
 
 __all__ = ["exchange", "port"]

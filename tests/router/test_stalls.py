@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from functools import cache
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tests.tools.loop_gap import loop_gap
+from tests.tools.event_loop_gap import loop_gap
 from tgi_cli.router.api import kserve, tgi, vertex
 from tgi_cli.router.state import RouterState
 from tgi_cli.text import windowed_encoding
@@ -126,15 +127,15 @@ class TestPrompts:
     async def test_the_tokens_of_a_prompt_are_shown_off_the_loop(
         self, client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        state.text.tokenizer._surfaces.clear()
         seen: list[bool] = []
-        loop, surface = threading.get_ident(), Tokenizer._surface
+        loop, surface = threading.get_ident(), state.text.tokenizer.surface
 
-        def watched(self: Tokenizer, token_id: int) -> str:
+        @cache
+        def watched(token_id: int) -> str:
             seen.append(threading.get_ident() == loop)
-            return surface(self, token_id)
+            return surface(token_id)
 
-        monkeypatch.setattr(Tokenizer, "_surface", watched)
+        monkeypatch.setattr(state.text.tokenizer, "surface", watched)
         monkeypatch.setattr(tgi, "_INLINE_TOKENS", 5)
         words = "the quick brown fox jumps over the lazy dog"
         body = {

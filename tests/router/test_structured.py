@@ -212,6 +212,7 @@ async def test_what_cannot_be(
     assert engine.requests == []
 
 
+@pytest.mark.tgi_pain(7)
 async def test_a_bomb_is_refused_while_others_go_on(url: str, state: RouterState) -> None:
     limits = Limits(processes=1, seconds=1.0, megabytes=4096)
     ends = state.client.info.eos_token_ids
@@ -404,6 +405,7 @@ class TestTools:
             "/v1/chat/completions", json={**CHAT, "tools": [TOOL, TIME], **fields}
         )
 
+    @pytest.mark.tgi_pain(6)
     async def test_auto(
         self, client: httpx.AsyncClient, engine: FakeEngine, before: tuple[str, ...]
     ) -> None:

@@ -109,6 +109,7 @@ def add_up(chunks: list[Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.tgi_pain(6)
 async def test_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.say(ANSWER)
     found = await message(client)

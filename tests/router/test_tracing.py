@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tests.tools.collector import Collector, attributes, collecting
+from tests.tools.otlp_collector import Collector, attributes, collecting
 from tgi_cli.router.observability.tracing import tgi_duration
 from tgi_cli.router.state import RouterState
 

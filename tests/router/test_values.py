@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.tools.loop_gap import loop_gap
+from tests.tools.event_loop_gap import loop_gap
 from tgi_cli.router import bounds
 from tgi_cli.router.http import bodies
 from tgi_cli.router.http.errors import ApiError

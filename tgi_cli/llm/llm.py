@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from tgi_cli.config import ServeConfig
+from tgi_cli.config.settings import default
 from tgi_cli.errors import ConfigError
 from tgi_cli.llm.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.llm.collector import Collector, completions_of, run
@@ -98,12 +99,12 @@ class LLM:
         max_batch_prefill_tokens: int | None = None,
         max_batch_total_tokens: int | None = None,
         max_batch_size: int | None = None,
-        batching: str = "fused",
-        capacity_policy: str = "max_utilization",
+        batching: str = default("batching"),
+        capacity_policy: str = default("capacity_policy"),
         waiting_served_ratio: float | None = None,
         max_waiting_tokens: int | None = None,
-        prefix_caching: bool = True,
-        kv_cache_dtype: str = "auto",
+        prefix_caching: bool = default("prefix_caching"),
+        kv_cache_dtype: str = default("kv_cache_dtype"),
         quantize: str | None = None,
         quantize_head: bool = False,
         num_shard: int | None = None,

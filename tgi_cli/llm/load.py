@@ -14,7 +14,7 @@ from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.hub import (
     LocalModel,
-    pick_progress,
+    download_progress,
     resolve_adapter,
     resolve_adapters,
     resolve_model,
@@ -40,7 +40,7 @@ def locate(
         fspath(model),
         revision=revision,
         trust_remote_code=trust_remote_code,
-        progress=pick_progress(),
+        progress=download_progress(),
     )
 
 
@@ -68,7 +68,7 @@ def find_adapters(
         items = [f"{name}={fspath(source)}" for name, source in named.items()]
     else:
         items = [item.strip() for item in named.split(",")] if isinstance(named, str) else [*named]
-    return tuple(map(str, resolve_adapters(items, model_id, pick_progress())))
+    return tuple(map(str, resolve_adapters(items, model_id, download_progress())))
 
 
 def start_engine(
@@ -84,7 +84,7 @@ def start_engine(
         OutOfMemoryError: it does not fit.
         ShardError: another process of the model cannot be started, or ended.
     """
-    from tgi_cli.worker.worker import load_worker  # brings torch
+    from tgi_cli.worker.factory import load_worker  # brings torch
 
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()

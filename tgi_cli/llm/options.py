@@ -14,7 +14,7 @@ from tgi_cli.engine.validation import LengthError, validate_length
 from tgi_cli.sampling.params import MAX_TOKEN_IDS, SamplingParams
 from tgi_cli.text.grammar.checker import token_setup
 from tgi_cli.text.grammar.compile import Compiler
-from tgi_cli.text.grammar.grammar import GrammarError, response_format
+from tgi_cli.text.grammar.grammar import GrammarError, parse_response_format
 from tgi_cli.text.grammar.tokens import SpecialTokens
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -279,7 +279,7 @@ def read_grammar(
     if grammar is None or isinstance(grammar, str):
         return grammar
     try:
-        parsed = response_format(grammar, "grammar")
+        parsed = parse_response_format(grammar, "grammar")
         if parsed is None:
             return None
         tokens = SpecialTokens(**token_setup(tokenizer, eos_token_ids))

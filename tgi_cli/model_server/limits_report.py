@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tgi_cli.config import DEFAULT_CPU_PREFILL_TOKENS, DEFAULT_PREFILL_TOKENS, ServeConfig
 from tgi_cli.engine.config import Batching
 from tgi_cli.process.units import format_memory
-from tgi_cli.worker.sizing.capacity import CPU_SHARE, CUDA_MARGIN, PREFIX_ROOM, Capacity
+from tgi_cli.worker.sizing.kv_cache import CPU_SHARE, CUDA_MARGIN, PREFIX_SHARE, Capacity
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +96,11 @@ def _cache(capacity: Capacity) -> str:
             f"margin of {CUDA_MARGIN:.0%} of the device"
         )
     per_sequence = -(-config.max_total_tokens // config.block_size)
-    useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_ROOM))
+    useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
     if capacity.num_blocks >= useful:
         return (
             f"{format_memory(size)}, all that {config.max_batch_size} sequences can use and "
-            f"{PREFIX_ROOM:.0%} for prefixes"
+            f"{PREFIX_SHARE:.0%} for prefixes"
         )
     free = format_memory(round(size / CPU_SHARE))
     share = "half" if CPU_SHARE == 0.5 else f"{CPU_SHARE:.0%}"

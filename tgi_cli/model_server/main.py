@@ -67,7 +67,7 @@ def run_model_server(
     """
     unix_socket.claim(server_config.uds_path)
     fd = server_config.heartbeat_fd
-    from tgi_cli.worker.worker import load_worker
+    from tgi_cli.worker.factory import load_worker
 
     signal.signal(signal.SIGTERM, _exit)
     serve = server_config.serve

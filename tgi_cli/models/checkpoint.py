@@ -19,21 +19,21 @@ from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _PEEKED = 1 << 16
-"""Elements of a tensor that says how others are kept."""
+"""Size limit of a tensor that describes how others are quantized."""
 
 _SHOWN = 5
 """Names in an error message; the others are counted."""
 
 QUANTIZED = "quantized"
-"""In place of a dtype, that of weights which are made of several tensors."""
+"""The dtype of weights which are made of several tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor of the checkpoint, known from its file's header.
 
-    A quantized weight passes for one: it is read from its ``parts``. So do rows of one matrix of
-    a stack, which are a ``part`` of the tensor ``name``: its index, the first row and the last + 1.
+    A quantized weight counts as one: it is read from its ``parts``. So do rows of one matrix of a
+    stack: they are a ``part`` of the tensor ``name`` (its index, the first row and the last + 1).
     """
 
     name: str
@@ -43,14 +43,14 @@ class StoredTensor:
     parts: tuple[StoredTensor, ...] = ()
     read: Callable[..., QuantizedWeight] | None = None
     about: str = ""
-    """Of a quantized weight: how it is kept, for people."""
+    """How a quantized weight is quantized, for reports."""
     part: tuple[int, int, int] | None = None
 
 
 def merge_quantized(
     stored: dict[str, StoredTensor], layout: CheckpointFormat
 ) -> dict[str, StoredTensor]:
-    """The checkpoint as it would be with one tensor per weight, whatever that is made of."""
+    """The tensors of a checkpoint, with one for each quantized weight."""
     plain = dict(stored)
     for module, tensors in layout.modules(stored).items():
 
@@ -108,7 +108,10 @@ def read_tensor(stored: StoredTensor) -> Tensor:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """The files of a checkpoint, each with the names an index lists for it (None: all in it)."""
+    """The files of a checkpoint, each with the names that the index lists for it.
+
+    Without an index, None instead of the names.
+    """
     index = path / "model.safetensors.index.json"
     single = path / "model.safetensors"
     if index.is_file():
@@ -141,7 +144,7 @@ def some(names: list[str]) -> str:
 
 
 def unreadable(file: Path, error: Exception) -> CheckpointError:
-    """What to raise for a file that is not what it should be."""
+    """The error of a file that cannot be read."""
     return CheckpointError(
         f"{file} cannot be read: {error}", "the file is incomplete or damaged: download it again"
     )

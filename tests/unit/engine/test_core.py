@@ -82,6 +82,7 @@ def test_a_shutdown_cancels_what_is_live_and_closes_the_outbox(depth: int) -> No
     assert client.finished[1][0] is FinishReason.CANCELLED
 
 
+@pytest.mark.tgi_pain(2)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_failing_step_fails_only_its_requests(depth: int) -> None:
     worker = FakeWorker(4)
@@ -116,6 +117,7 @@ def test_an_engine_whose_every_step_fails_ends() -> None:
     assert reasons == [FinishReason.ERROR] * MAX_CONSECUTIVE_FAILURES + [FinishReason.CANCELLED] * 2
 
 
+@pytest.mark.tgi_pain(4)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> None:
     """The property that matters, over every switch the engine has."""

@@ -196,6 +196,7 @@ def test_an_engine_without_grammars_refuses_them() -> None:
     assert "no support for grammars" in refused.error
 
 
+@pytest.mark.tgi_pain(7)
 @pytest.mark.parametrize("batching", Batching)
 def test_others_pass_while_a_grammar_is_compiled(batching: Batching) -> None:
     harness = Constrained(FakeCompiler(slow=True), batching=batching)

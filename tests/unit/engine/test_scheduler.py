@@ -184,6 +184,7 @@ def test_what_can_never_run_is_refused_with_its_cause(bad: GenerationRequest, ca
     assert len(scheduler.batch.live) == 1
 
 
+@pytest.mark.tgi_pain(2)
 def test_preemption_is_invisible_in_the_output() -> None:
     harness = Harness(limits(num_blocks=16, max_total_tokens=64, prefix_caching=False))
     prompts = {i: [i * 7 + j for j in range(6)] for i in range(6)}
@@ -261,6 +262,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     assert harness.tokens[1] == harness.tokens[2] == continuation(range(16), 3, 1000)
 
 
+@pytest.mark.tgi_pain(4)
 def test_sequences_of_different_salts_share_nothing() -> None:
     harness = Harness(limits())
     harness.add(request(1, range(20), 1, cache_salt=b"one"))

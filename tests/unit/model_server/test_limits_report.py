@@ -14,7 +14,7 @@ import pytest
 from tgi_cli import logging as logs
 from tgi_cli.config import DeviceFacts, ModelFacts, ServeConfig, resolve
 from tgi_cli.model_server.limits_report import found_limits, log_limits
-from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.sizing.kv_cache import Capacity
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",

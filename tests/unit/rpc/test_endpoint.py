@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.authority import Authority
+from tests.tools.certificate_authority import Authority
 from tgi_cli.errors import AddressInUseError, ConfigError
 from tgi_cli.model_server.tcp_listener import TcpListener, tcp_listener
 from tgi_cli.rpc.endpoint import EngineEndpoint

@@ -22,9 +22,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     hidden = config.positive(config_fields.stated(config, "n_embd", "hidden_size"))
     heads = config.positive(config_fields.stated(config, "n_head", "num_attention_heads"))
     if hidden % heads:
-        raise ModelError(
-            f"{config.path / 'config.json'}: {heads} heads cannot share a width of {hidden}"
-        )
+        raise ModelError(f"{config.file}: {heads} heads cannot share a width of {hidden}")
     head_dim = hidden // heads
     multi_query = big_code and config.get("multi_query", bool, True)
     positions = config.positive(

@@ -39,7 +39,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     bias = config.get("attention_bias", bool, False)
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
-        raise ModelError(f"{config.path / 'config.json'}: 'logits_scaling' is 0")
+        raise ModelError(f"{config.file}: 'logits_scaling' is 0")
     layer = LayerSpec(
         attention=AttentionSpec(
             num_heads=num_heads,

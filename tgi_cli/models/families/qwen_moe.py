@@ -17,8 +17,7 @@ from tgi_cli.models.spec import (
     MoESpec,
     NormSpec,
 )
-from tgi_cli.models.stacked import StackedExperts, has_stacked_experts
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts
 
 NAMES = Names(
     modules={
@@ -67,7 +66,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=StackedExperts(NAMES) if has_stacked_experts(config) else NAMES,
+        source=StackedExperts(NAMES) if has_stacked_experts(config.path) else NAMES,
     )
 
 
@@ -91,7 +90,7 @@ def _sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
     step = config.positive("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", list, [])
     if not all(isinstance(layer, int) for layer in dense):
-        raise ModelError(f"{config.path / 'config.json'}: 'mlp_only_layers' is {dense}")
+        raise ModelError(f"{config.file}: 'mlp_only_layers' is {dense}")
     return set(range(step - 1, num_layers, step)) - set(dense)
 
 

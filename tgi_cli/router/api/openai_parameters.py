@@ -17,8 +17,8 @@ from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import openai_grammar
 from tgi_cli.router.generation.validation import (
-    PIECE,
     UINT64,
+    VALIDATED_NEW_TOKENS,
     check_ids,
     sampling_params,
     stop_strings,
@@ -138,7 +138,7 @@ def asked_truncation(request: SharedParameters, length: int | None, info: Engine
     if last is None:
         return None
     if last == -1 and name == "truncate_prompt_tokens":
-        left = info.max_total_tokens - min(length or 1, PIECE)
+        left = info.max_total_tokens - min(length or 1, VALIDATED_NEW_TOKENS)
         return max(min(left, info.max_input_tokens), 1)
     if not 0 < last <= info.max_input_tokens:
         raise errors.validation(

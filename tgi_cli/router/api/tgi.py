@@ -16,7 +16,7 @@ from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole, best
 from tgi_cli.router.generation.prompt_logprobs import shortest
 from tgi_cli.router.generation.spec import GenerationSpec
-from tgi_cli.router.generation.validation import native_spec
+from tgi_cli.router.generation.validation import generation_spec
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.sse import EventStream, FailedSource
@@ -133,7 +133,7 @@ async def tgi_spec(
     body: schemas.GenerateRequest, state: RouterState, stream: bool = False
 ) -> GenerationSpec:
     """Validate a request of TGI's API and resolve its adapter. Raises ApiError."""
-    spec = native_spec(body, state.config, state.generator.info, stream)
+    spec = generation_spec(body, state.config, state.generator.info, stream)
     return replace(spec, adapter=await state.adapters.for_tgi(body.parameters.adapter_id))
 
 

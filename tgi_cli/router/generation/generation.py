@@ -209,7 +209,7 @@ class Generation:
         if reason is FinishReason.TIMEOUT:
             return self._timed_out()
         if reason is FinishReason.GRAMMAR and self.spec.grammar is not None:
-            return structured_output.not_valid(GrammarError(cause), self.spec.grammar.param)
+            return structured_output.invalid_grammar(GrammarError(cause), self.spec.grammar.param)
         if reason in (FinishReason.ERROR, FinishReason.GRAMMAR):
             return errors.generation_failed(cause or "the model server failed")
         return errors.incomplete()

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tgi_cli.attention import AttentionMetadata, create_attention
 from tgi_cli.models import CausalLM, load_model, read_config
+from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
@@ -95,6 +96,7 @@ def make_metadata(
 class PagedRun:
     """Token sequences over one model; blocks are handed out in random order.
 
+    A model that compiles to a program runs as one, unless ``eager``.
     Blocks behind the model's window are taken back at once, as an engine may do.
     """
 
@@ -105,12 +107,14 @@ class PagedRun:
         backend: str | None,
         block_size: int = 16,
         cache_dtype: torch.dtype | None = None,
+        eager: bool = False,
     ) -> None:
         self.model = model
         self.block_size = block_size
         self.attention = create_attention(
             backend, model.kv_specs, block_size, dtype, CPU, cache_dtype
         )
+        self.program = None if eager else compile_program(model, self.attention)
         self.attention.allocate(512)
         for cache in (*self.attention.key_cache, *self.attention.value_cache):
             cache.fill_(float("nan"))  # nothing that was not written may be read
@@ -137,7 +141,8 @@ class PagedRun:
         )
         with torch.inference_mode():
             self.attention.plan(metadata)
-            logits = self.model.logits(self.model(ids, positions, self.attention))
+            hidden = (self.program or self.model).forward(ids, positions, self.attention)
+            logits = self.model.logits(hidden)
         for name in order:
             self._leave_behind(name)
         return dict(zip(order, torch.split(logits, query_lens), strict=True))

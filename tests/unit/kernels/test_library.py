@@ -9,14 +9,16 @@ import sys
 CODE = """
 import torch
 from tgi_cli.attention import KVSpec, attention_name, create_attention
-from tgi_cli.kernels import native, wanted
+from tgi_cli.kernels import cpp_library, custom_kernels_enabled
 from tgi_cli.layers import ops
 attention = create_attention(None, [KVSpec(2, 64)], 16, torch.bfloat16, torch.device("cpu"))
-print(wanted(), native() is None, ops.triton_kernels() is None, attention_name(attention))
+custom = custom_kernels_enabled()
+library, kernels = cpp_library(), ops.triton_kernels()
+print(custom, library is None, kernels is None, attention_name(attention))
 """
 
 
-def test_nothing_of_ours_computes() -> None:
+def test_no_custom_kernel_computes_if_the_environment_disables_them() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         env=os.environ | {"DISABLE_CUSTOM_KERNELS": "True"},

@@ -1,4 +1,4 @@
-"""Values that no config.json should have: ``python -m tests.tools.absurd EVERY FOLDER...``.
+"""Invalid values in config.json: ``python -m tests.tools.invalid_configs EVERY FOLDER...``.
 
 For each field of a FOLDER's config.json (and of each object in it) and every EVERYth absurd value,
 a checkpoint that differs in that one place is made ready to serve, in this process, whose memory
@@ -77,7 +77,7 @@ def main(every: int, folders: list[Path]) -> None:
     """Try all of them."""
     from tgi_cli.config import ServeConfig
     from tgi_cli.errors import TgiError
-    from tgi_cli.worker.worker import load_worker
+    from tgi_cli.worker.factory import load_worker
 
     serve = ServeConfig(model_id="m", measured_limits=False, disable_grammar_support=True)
     for folder in folders:

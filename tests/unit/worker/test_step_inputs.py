@@ -8,8 +8,8 @@ import torch
 from tests.unit.worker.fakes import GREEDY, new_row, step_of
 from tgi_cli.engine.step import BlockAppend, Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.decode_inputs import DecodeInputs, DecodeStep
 from tgi_cli.worker.input_batch import InputBatch
+from tgi_cli.worker.step_inputs import DecodeInputs, StepBatch, StepInputs
 from tgi_cli.worker.upload import Uploader
 
 CPU = torch.device("cpu")
@@ -22,12 +22,12 @@ def make() -> tuple[InputBatch, DecodeInputs]:
     return rows, DecodeInputs(rows)
 
 
-def take(rows: InputBatch, inputs: DecodeInputs, step: Step) -> DecodeStep | None:
+def take(rows: InputBatch, inputs: DecodeInputs, step: Step) -> StepInputs | None:
     rows.apply(step)
-    return inputs.prepare(step)
+    return inputs.prepare(StepBatch(step, np.array(step.rows)))
 
 
-def check(rows: InputBatch, ready: DecodeStep, step: Step) -> None:
+def check(rows: InputBatch, ready: StepInputs, step: Step) -> None:
     """Against the rows themselves, one by one."""
     meta = ready.metadata
     assert ready.positions.tolist() == step.starts

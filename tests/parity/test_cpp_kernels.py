@@ -1,4 +1,4 @@
-"""The CPU's kernels against torch's operations, in bfloat16, for every native family.
+"""The CPU's kernels against torch's operations, in bfloat16, for every built-in family.
 
 The oracle is our own model in float32, which other tests hold against transformers. Kernels round
 where torch's operations round, but add up in another order; with random weights that is as far
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint, random_ids
-from tests.tools.paged import PagedRun
+from tests.tools.paged_run import PagedRun
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.models.decoder import DecoderForCausalLM
 
 LENGTHS = (150, 97, 33, 1)
 PIECES = (61, 1, 16, 30, 1, 1, 7, 40)
@@ -44,9 +43,8 @@ def load(path: Path, dtype: torch.dtype) -> CausalLM:
     return load_model(read_config(path), dtype, torch.device("cpu"), max_positions=192)
 
 
-def logits_of(model: CausalLM, dtype: torch.dtype, backend: str) -> Tensor:
+def logits_of(run: PagedRun) -> Tensor:
     """Of a few texts, fed together in uneven pieces."""
-    run = PagedRun(model, dtype, backend)
     texts = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
     got: list[list[Tensor]] = [[] for _ in texts]
     done = [0] * len(texts)
@@ -64,20 +62,23 @@ def logits_of(model: CausalLM, dtype: torch.dtype, backend: str) -> Tensor:
     return torch.cat([logits for pieces in got for logits in pieces])
 
 
-def test_native(checkpoint: Path) -> None:
-    wanted = logits_of(load(checkpoint, torch.float32), torch.float32, "cpu")
+def test_kernels_are_as_near_to_float32_as_torch_and_a_program_computes_what_modules_do(
+    checkpoint: Path,
+) -> None:
+    wanted = logits_of(PagedRun(load(checkpoint, torch.float32), torch.float32, "cpu"))
     with without_cpp_kernels():
-        theirs = logits_of(load(checkpoint, torch.bfloat16), torch.bfloat16, "cpu")
+        model = load(checkpoint, torch.bfloat16)
+        theirs = logits_of(PagedRun(model, torch.bfloat16, "cpu"))
     model = load(checkpoint, torch.bfloat16)
-    assert isinstance(model, DecoderForCausalLM)
     heads = {spec.head_dim % 16 for spec in model.kv_specs}
     backend = "native" if heads == {0} else "cpu"
-    ours = logits_of(model, torch.bfloat16, backend)
+    run = PagedRun(model, torch.bfloat16, backend)
+    ours = logits_of(run)
     spread = wanted.std()
     off = (ours - wanted).pow(2).mean().sqrt() / spread
     off_theirs = (theirs - wanted).pow(2).mean().sqrt() / spread
-    print(checkpoint.name, backend, model.model.program is not None, float(off), float(off_theirs))
+    print(checkpoint.name, backend, run.program is not None, float(off), float(off_theirs))
     assert off < 1.25 * off_theirs + 0.002
-    if model.model.program is not None and backend == "native":
-        model.model.program = None
-        assert torch.equal(ours, logits_of(model, torch.bfloat16, backend))
+    if run.program is not None:
+        eager = PagedRun(model, torch.bfloat16, backend, eager=True)
+        assert torch.equal(ours, logits_of(eager))
