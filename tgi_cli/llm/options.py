@@ -58,7 +58,7 @@ class GenerationOptions:
         ignore_eos: the model's own stop ids do not end it.
         n: continuations per prompt. The prompt is computed once. The first has the seed of the
             sampling parameters, the others seeds that follow from it as they do over HTTP
-            (:func:`tgi_cli.sampling.seeds.sample_seed`).
+            (:func:`tgi_cli.sampling.params.sample_seed`).
         best_of: generate so many and return the n with the highest mean log-probability.
         logits_processors: see :class:`tgi_cli.engine.messages.LogitsProcessor`; they run on the
             engine's thread. One that raises ends its own request.
