@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.sampling.helpers import CHI_SQUARE_999, chi_square
-from tgi_cli.sampling.random import uniforms
+from tgi_cli.sampling.multinomial import uniforms
 
 UNIFORM_16 = torch.full((16,), 1 / 16)
 

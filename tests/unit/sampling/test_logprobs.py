@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tgi_cli.sampling import top_tokens as module
-from tgi_cli.sampling.top_tokens import likeliest
+from tgi_cli.sampling import logprobs as module
+from tgi_cli.sampling.logprobs import likeliest
 
 
 def oracle(row: list[float], count: int) -> list[int]:
