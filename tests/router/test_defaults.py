@@ -51,12 +51,12 @@ def test_what_cannot_be_is_passed_over(
     assert next(iter(stated)) in caplog.text
 
 
-def test_a_file_that_is_no_json_is_passed_over(
+def test_an_invalid_file_is_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "generation_config.json").write_text("{", encoding="utf-8")
     assert SamplingDefaults.read(tmp_path) == SamplingDefaults()
-    assert "generation_config.json is not used" in caplog.text
+    assert "generation_config.json is ignored" in caplog.text
 
 
 class TestRoutes:

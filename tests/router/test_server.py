@@ -134,8 +134,8 @@ async def test_a_taken_port_is_one_line(model_path: Path, bound_before: bool) ->
         )  # fmt: skip
         _, logged = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == AddressInUseError.exit_code
-    message = "cannot serve on 127.0.0.1 port" if bound_before else f"port {port} is in use"
-    assert logged.decode().startswith(f"error: {message}")
+    message = f"serve on 127.0.0.1 port {port}" if bound_before else f"listen on 127.0.0.1:{port}"
+    assert logged.decode().startswith(f"error: cannot {message}: ")
     assert len(logged.splitlines()) == 1
 
 
