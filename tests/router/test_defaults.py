@@ -58,7 +58,7 @@ def test_invalid_json_is_ignored_with_a_warning(
 ) -> None:
     (tmp_path / "generation_config.json").write_text("{", encoding="utf-8")
     assert SamplingDefaults.read(tmp_path) == SamplingDefaults()
-    assert "generation_config.json is not used" in caplog.text
+    assert "generation_config.json is ignored" in caplog.text
 
 
 class TestRoutes:
