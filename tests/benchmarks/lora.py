@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.tools.adapters import make_adapter
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import NewRow, Step, Worker
 from tgi_cli.sampling.params import SamplingParams

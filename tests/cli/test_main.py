@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tgi_cli
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tgi_cli import demo
 from tgi_cli.cli import main
 from tgi_cli.cli.local_model import locate
@@ -126,8 +126,8 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files.make(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles.make(tmp_path_factory.mktemp("tls"))
 
 
 def test_defaults_are_those_of_the_configurations(served: dict[str, Any]) -> None:
@@ -280,7 +280,7 @@ def test_a_containers_hostname_is_not_an_address(
 
 
 def test_the_children_get_the_configuration_of_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Files
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: CertificateFiles
 ) -> None:
     """The structs of the children, read by the children, give the same settings."""
     import tgi_cli.model_server.main as model_server
@@ -382,7 +382,7 @@ def test_cors_origins_are_validated(
 
 
 def test_certificates_are_validated_before_anything_starts(
-    served: dict[str, Any], files: Files, capsys: pytest.CaptureFixture[str]
+    served: dict[str, Any], files: CertificateFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, other, locked = str(files.cert), str(files.other_key), str(files.locked)
     assert main.run(["serve", "--ssl-certfile", good, "--ssl-keyfile", str(files.key)]) == 0
@@ -444,6 +444,7 @@ def test_adapters_are_located_before_loading(
         assert len(said) == 2
 
 
+@pytest.mark.tgi_pain(3)
 def test_without_a_model_the_bundled_one_is_served(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="tgi_cli"):
         config, path = locate(ServeConfig(model_id=""))

@@ -86,7 +86,7 @@ def test_an_unbounded_configuration_file_is_rejected(
 
     from tgi_cli import files
 
-    monkeypatch.setattr(files, "_PIPE_SECONDS", 0.2)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.2)
     path = tmp_path / "settings.yaml"
     if kind == "device":
         path = Path("/dev/zero")

@@ -31,8 +31,8 @@ import transformers
 from torch import Tensor
 
 from tests.parity.cases import CASES, Case
-from tests.tools.paged import PagedRun
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import PagedRun
+from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard

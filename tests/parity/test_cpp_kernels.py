@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint, random_ids
-from tests.tools.paged import PagedRun
+from tests.tools.paged_run import PagedRun
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
 

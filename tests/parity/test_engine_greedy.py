@@ -207,6 +207,7 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.tgi_pain(4)
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
 def test_random_arrivals_and_cancellations(
     worker: ModelWorker, oracle: Oracle, switches: dict[str, Any]

@@ -10,6 +10,7 @@ from tests.parity.cases import CASES
 from tests.parity.families import TOLERANCE, check, make_checkpoint
 
 
+@pytest.mark.tgi_pain(1)
 @pytest.mark.parametrize("name", CASES)
 def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]

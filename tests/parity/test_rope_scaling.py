@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import PagedRun, expected, random_ids
+from tests.tools.paged_run import PagedRun, expected, random_ids
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import load_model, model_facts, read_config

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import LLM, SamplingParams, demo
 from tgi_cli.llm import EngineDeadError, GenerationError
 from tgi_cli.rpc.interface import AdapterError

@@ -58,7 +58,7 @@ def test_a_pipe_is_read_where_allowed(tmp_path: Path, monkeypatch: pytest.Monkey
     writer.start()
     assert read_bytes(pipe, pipes=True) == b"x" * 100_000
     writer.join()
-    monkeypatch.setattr(files, "_PIPE_SECONDS", 0.1)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match="nothing was written"):
         read_bytes(pipe, pipes=True)
 

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch
 from tests.unit.kernels.conftest import compiled  # noqa: F401
 from tgi_cli.attention import KVSpec, create_attention

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch, make
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 

@@ -386,6 +386,7 @@ async def test_health_is_an_answer(
     await client.close()
 
 
+@pytest.mark.tgi_pain(15)
 async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it_moves(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:

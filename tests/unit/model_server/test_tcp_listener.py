@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.authority import Authority
+from tests.tools.certificate_authority import Authority
 from tests.unit.model_server.fakes import INFO, ScriptedEngine, request, until
 from tests.unit.rpc.test_step_socket import generate
 from tgi_cli.errors import ShardError

@@ -50,6 +50,7 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, {"bos_token": tiny.BOS, "eos_token": tiny.EOS})
 
 
+@pytest.mark.tgi_pain(1)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_renders_as_transformers(name: str, conversation: str) -> None:

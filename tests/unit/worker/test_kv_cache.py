@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_config import resolved
+from tests.unit.config.test_resolve import resolved
 from tgi_cli.config import EngineConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
 from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache
@@ -42,6 +42,7 @@ def test_less_than_useful_is_enough_if_one_request_fits(affordable):
     assert size(affordable) == (affordable, CONFIG)
 
 
+@pytest.mark.tgi_pain(8)
 def test_limits_that_were_left_open_are_lowered_to_what_fits():
     blocks, config = size(10)
     assert blocks == 10

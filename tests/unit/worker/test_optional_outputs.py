@@ -57,6 +57,7 @@ def reference_logits(checkpoint: Path, tokens: list[int]) -> Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
+@pytest.mark.tgi_pain(14)
 @pytest.mark.parametrize("logits_at_once", [3, 1000])
 @pytest.mark.parametrize("chunks", [[20], [7, 13], [1, 1, 17, 1]])
 @pytest.mark.parametrize("top", [0, 3])
@@ -133,6 +134,7 @@ def test_raw_logits_are_those_of_transformers(worker, checkpoint, monkeypatch, l
     assert not run(worker, step_of((3, 6, 1, True))).context_logits
 
 
+@pytest.mark.tgi_pain(14)
 def test_the_head_sees_parts_of_a_prompt_and_no_more_than_asked(monkeypatch):
     monkeypatch.setitem(runner_module.MAX_LOGITS, "cpu", 4 * VOCAB)
     runner, model, _ = make_runner()

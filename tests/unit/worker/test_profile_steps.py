@@ -43,6 +43,7 @@ def test_the_steps_keep_to_the_limits(device, rows, budget, total, cacheable):
         assert all(count == 1 for count in step.counts[: step.num_decodes])
 
 
+@pytest.mark.tgi_pain(2)
 def test_every_budget_is_spent():
     config = replace(CONFIG, device="cuda", max_batch_size=8, max_total_tokens=4000)
     alone, mixed, single = worst_steps(config, 10**6)

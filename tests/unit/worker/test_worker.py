@@ -133,6 +133,7 @@ def transformers_greedy(checkpoint: Path, prompt: list[int], count: int) -> list
     return out[0, len(prompt) :].tolist()
 
 
+@pytest.mark.tgi_pain(8)
 def test_a_context_that_memory_cannot_hold_is_lowered(checkpoint, monkeypatch):
     worker = load(checkpoint)
     block_bytes = worker.attention.block_bytes
@@ -157,6 +158,7 @@ def test_a_promise_that_memory_cannot_hold_is_an_error(checkpoint, monkeypatch, 
     assert "160 tokens" in caught.value.remedy
 
 
+@pytest.mark.tgi_pain(2, 9)
 def test_the_cache_is_sized_after_the_steps_activations(checkpoint, monkeypatch):
     """What a step takes is not given to the cache, and what the small cache held is."""
     worker = load(checkpoint)

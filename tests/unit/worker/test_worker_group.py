@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.unit.test_config import resolved
+from tests.unit.config.test_resolve import resolved
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.step import Step
 from tgi_cli.errors import CheckpointError, ShardError, TgiError
@@ -111,6 +111,7 @@ def test_a_shard_lost_in_a_step_is_named(start: Start, behaviour: str, cause: st
         pass
 
 
+@pytest.mark.tgi_pain(11)
 def test_a_shard_that_hangs_is_noticed_while_nothing_runs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

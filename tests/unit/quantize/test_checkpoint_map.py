@@ -21,7 +21,7 @@ from tests.parity.cases import SMALL
 from tgi_cli.models.checkpoint import StoredTensor, read_headers, read_tensor
 from tgi_cli.quantize import checkpoint_map
 from tgi_cli.quantize.checkpoint_map import unstack_experts
-from tgi_cli.quantize.checkpoint_writer import _part, tensors_in, write_file
+from tgi_cli.quantize.checkpoint_writer import take_part, tensors_in, write_file
 
 GATE, UP = "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"
 STACK = "model.layers.0.mlp.experts.gate_up_proj"
@@ -43,7 +43,7 @@ def _unstacked(
     model: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, rule: object
 ) -> dict[str, StoredTensor]:
     monkeypatch.setattr(checkpoint_map, "get_model_conversion_mapping", lambda *_, **__: [rule])
-    monkeypatch.setattr(checkpoint_map, "_same", lambda *_: True)
+    monkeypatch.setattr(checkpoint_map, "_same_parameters", lambda *_: True)
     return unstack_experts(model, {STACK: torch.empty(shape)}, _stored(shape))
 
 
@@ -105,7 +105,7 @@ def test_parts_are_read_and_copied(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(read_tensor(part), stack[1, 5:])
     [whole] = [each for each in tensors_in(entry.file) if each.name == STACK]
     (tmp_path / "out").mkdir()
-    write_file(tmp_path / "out" / "model.safetensors", [_part(whole, "up.weight", part)])
+    write_file(tmp_path / "out" / "model.safetensors", [take_part(whole, "up.weight", part)])
     copied = read_headers(tmp_path / "out")["up.weight"]
     assert copied.shape == (5, 4)
     assert torch.equal(read_tensor(copied), stack[1, 5:])

@@ -1,6 +1,6 @@
 """Trains a small Llama on the standard library's sources: a model whose weights mean something.
 
-    python -m tests.tools.trained OUT [--steps 400]
+    python -m tests.tools.trained_model OUT [--steps 400]
 
 4 layers, hidden 256, 4.2 M parameters, a byte-level BPE of 2048 tokens: about two minutes on two
 cores. Quantization loses next to nothing of random weights, and nothing that could be compared.
@@ -78,7 +78,9 @@ def train(out: Path, steps: int = STEPS, seed: int = 0) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.trained", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.tools.trained_model", description=__doc__
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)

@@ -37,7 +37,7 @@ class Outcome:
     at: float
 
 
-def body_of(form: str, new_tokens: int) -> dict[str, Any]:
+def request_body(form: str, new_tokens: int) -> dict[str, Any]:
     """A greedy request of this form."""
     if form in ("stream", "whole"):
         return {"inputs": PROMPT, "parameters": {"max_new_tokens": new_tokens}}
@@ -51,7 +51,7 @@ def body_of(form: str, new_tokens: int) -> dict[str, Any]:
     }
 
 
-class Crowd:
+class ConcurrentRequests:
     """Sends requests, each from a thread of its own.
 
     Args:
@@ -104,7 +104,7 @@ class Crowd:
             self._changed.notify_all()
 
     def _ask(self, form: str) -> tuple[str, str]:
-        url, body = ROUTES[form], body_of(form, self._new_tokens)
+        url, body = ROUTES[form], request_body(form, self._new_tokens)
         if not form.endswith("stream"):
             answer = self._client.post(url, json=body)
             if answer.status_code == 200:

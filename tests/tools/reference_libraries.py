@@ -1,7 +1,7 @@
 """Whether the libraries that own the formats read what we write; run when a writer changes.
 
-    python -m tests.tools.owners write FILE
-    ENVIRONMENT/bin/python tests/tools/owners.py read FILE \\
+    python -m tests.tools.reference_libraries write FILE
+    ENVIRONMENT/bin/python tests/tools/reference_libraries.py read FILE \\
         tests/unit/quantization/data/written.json
 
 The first writes small weights in every layout, and what they stand for. The second runs where

@@ -1,7 +1,7 @@
 """What we write is, to the last bit, what the libraries that own the formats have read rightly.
 
 ``data/written.json`` says which library did, and has a digest of the tensors that it was given.
-A writer that changes is to be read again: see ``tests/tools/owners.py``.
+A writer that changes is to be read again: see ``tests/tools/reference_libraries.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.tools.owners import cases, digest
+from tests.tools.reference_libraries import cases, digest
 
 FILE = Path(__file__).with_name("data") / "written.json"
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter
 
-from tests.tools.paged import make_metadata
+from tests.tools.paged_run import make_metadata
 from tgi_cli.attention import AttentionMetadata, KVSpec, create_attention
 from tgi_cli.attention import triton_tiles as tiles
 from tgi_cli.attention.fp8 import to_fp8

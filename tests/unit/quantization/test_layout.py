@@ -192,18 +192,18 @@ def test_configs_say_what_was_done() -> None:
 
 
 WRONG = [
-    (replace(GPTQ, method="nothing"), "--method nothing is not known"),
-    (replace(GPTQ, format="nothing"), "--format nothing is not known"),
-    (replace(GPTQ, bits=5), "--bits 5 is not known"),
+    (replace(GPTQ, method="nothing"), "--method nothing is unknown"),
+    (replace(GPTQ, format="nothing"), "--format nothing is unknown"),
+    (replace(GPTQ, bits=5), "--bits 5 is unknown"),
     (replace(GPTQ, percdamp=0.0), "not between 0 and 1"),
     (replace(GPTQ, group_size=0), "neither -1 nor a multiple of 8"),
     (replace(GPTQ, group_size=33), "neither -1 nor a multiple of 8"),
     (replace(GPTQ, desc_act=True, group_aware=True), "not both"),
     (replace(GPTQ, format="awq", bits=3), "awq's layout has 4 bits"),
-    (replace(GPTQ, format="awq", desc_act=True), "which group an input is of"),
+    (replace(GPTQ, format="awq", desc_act=True), "does not store the groups"),
     (replace(GPTQ, format="gptq", scale_dtype=torch.bfloat16), "scales in float16"),
     (replace(COMPRESSED, bits=3), "3 bits are packed"),
-    (replace(COMPRESSED, desc_act=True), "compressed-tensors does not say which group"),
+    (replace(COMPRESSED, desc_act=True), "compressed-tensors does not store the groups"),
     (replace(GPTQ, method="rtn", desc_act=True), "--act-order is for gptq, not rtn"),
     (replace(GPTQ, method="awq", static_groups=True), "--static-groups is for gptq, not awq"),
     (replace(GPTQ, method="awq", mse=True), "searches what to clip"),

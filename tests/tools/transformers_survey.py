@@ -1,8 +1,8 @@
 """Which causal language models of transformers can be run, and why the others cannot.
 
-``python -m tests.tools.survey [CLASS ...]`` makes a miniature of each class, with random weights,
-and compares logits: of texts together in one batch, in chunks, with what transformers computes
-for each alone. It prints a line per class, and the counts:
+``python -m tests.tools.transformers_survey [CLASS ...]`` makes a miniature of each class, with
+random weights, and compares logits: of texts together in one batch, in chunks, with
+transformers' for each alone. It prints a line per class, and the counts:
 
     runs      the logits are the same
     refused   with the reason
@@ -28,7 +28,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.parity.families import TOLERANCE
-from tests.tools.paged import PagedRun, load
+from tests.tools.paged_run import PagedRun, load
 from tgi_cli.errors import TgiError
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.models.base import CausalLM

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.tools.paged import PagedRun
+from tests.tools.paged_run import PagedRun
 from tgi_cli.device.distributed import Shard
 from tgi_cli.models import load_model, read_config
 

@@ -95,12 +95,12 @@ def test_a_run_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
     assert not second.folder.exists()
 
 
-def test_what_a_run_cannot_go_on_with_is_said(tmp_path: Path) -> None:
+def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="no unfinished run"):
         UnfinishedRun(out, {"bits": 4}, resume=True)
     UnfinishedRun(out, {"bits": 4, "seed": 0}, resume=False)
-    with pytest.raises(ConfigError, match="not finished"):
+    with pytest.raises(ConfigError, match="belongs to an unfinished run"):
         UnfinishedRun(out, {"bits": 4, "seed": 0}, resume=False)
     with pytest.raises(ConfigError, match=r"had other bits$"):
         UnfinishedRun(out, {"bits": 3, "seed": 0}, resume=True)

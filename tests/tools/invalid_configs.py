@@ -1,4 +1,4 @@
-"""Values that no config.json should have: ``python -m tests.tools.absurd EVERY FOLDER...``.
+"""Invalid values in config.json: ``python -m tests.tools.invalid_configs EVERY FOLDER...``.
 
 For each field of a FOLDER's config.json (and of each object in it) and every EVERYth absurd value,
 a checkpoint that differs in that one place is made ready to serve, in this process, whose memory

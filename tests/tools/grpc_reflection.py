@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 SECONDS = 60.0
 
 
-class Reflected:
+class ReflectionClient:
     """One service of a server: ``client.Decode(batches=[...])`` sends a ``DecodeRequest``.
 
     Messages are made with ``client.message("Batch", id=1)``.
@@ -38,7 +38,7 @@ class Reflected:
         self._pool = DescriptorPool(database)
         self.descriptor = self._pool.FindServiceByName(service)
 
-    def __enter__(self) -> Reflected:
+    def __enter__(self) -> ReflectionClient:
         return self
 
     def __exit__(

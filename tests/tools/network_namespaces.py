@@ -16,7 +16,7 @@ _SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Place:
+class Host:
     """Where a process may run, and how others reach it."""
 
     address: str
@@ -24,7 +24,7 @@ class Place:
     """Of a command that is to run there."""
 
 
-def why_not() -> str:
+def missing_support() -> str:
     """Why there can be no namespaces here; empty: there can."""
     for name in ("unshare", "nsenter", "ip"):
         if shutil.which(name) is None:
@@ -50,10 +50,10 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def two_places(namespaces: bool) -> Iterator[tuple[Place, Place]]:
+def two_hosts(namespaces: bool) -> Iterator[tuple[Host, Host]]:
     """Of the model server and of the router."""
     if not namespaces:
-        yield Place("127.0.0.1"), Place("127.0.0.1")
+        yield Host("127.0.0.1"), Host("127.0.0.1")
         return
     holders: list[subprocess.Popen[bytes]] = []
     try:
@@ -68,7 +68,7 @@ def two_places(namespaces: bool) -> Iterator[tuple[Place, Place]]:
             assert holder.stdout is not None
             assert holder.stdout.read(1) == b"\n"
         places = [
-            Place(address, ("nsenter", "--net", "--target", str(holder.pid)))
+            Host(address, ("nsenter", "--net", "--target", str(holder.pid)))
             for address, holder in zip((_SERVER, _ROUTER), holders, strict=True)
         ]
         far = str(holders[1].pid)
@@ -84,6 +84,6 @@ def two_places(namespaces: bool) -> Iterator[tuple[Place, Place]]:
             holder.communicate()
 
 
-def _run(place: Place, *words: str) -> None:
+def _run(place: Host, *words: str) -> None:
     command = [*place.prefix, *" ".join(words).split()]
     subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)

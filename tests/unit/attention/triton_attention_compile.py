@@ -1,4 +1,4 @@
-"""Compiles the kernels of attention as it would launch them, for GPUs that need not be here.
+"""Compiles the kernels of attention as it would launch them, for GPUs that are not present.
 
 The interpreter takes Python that the compiler refuses, so equal results alone prove little. Not
 collected by itself: see test_triton.py. TRITON_CACHE_DIR should be a new folder.
@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.tools.paged import CPU, make_metadata
-from tests.unit.layers.triton_compiles import AbsentGPU
+from tests.tools.paged_run import CPU, make_metadata
+from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.attention import KVSpec
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.attention.triton_tiles import Hardware
@@ -26,15 +25,10 @@ SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What was compiled, by name, and is not launched."""
-    kernels: dict[str, Any] = {}
-    run = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
-        kernels[self.__name__] = run(self, *args, warmup=True, **options)
-
-    monkeypatch.setattr(JITFunction, "run", compile_only)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Names and kernels that were compiled, and not launched."""
+    kernels, compile_kernel = compile_only()
+    monkeypatch.setattr(JITFunction, "run", compile_kernel)
     return kernels
 
 
@@ -68,8 +62,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_attention(case: Case, compiled: dict[str, Any]) -> None:
-    driver.set_active(AbsentGPU(case.capability))
+def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
+    compile_for(case.capability)
     spec = KVSpec(case.kv_heads, case.dim, case.window)
     attention = TritonAttention([spec], 16, case.dtype, CPU, case.cache_dtype)
     attention._hardware = Hardware(108, SHARED[case.capability], divmod(case.capability, 10))
@@ -84,38 +78,39 @@ def test_attention(case: Case, compiled: dict[str, Any]) -> None:
     expected = {"_write_kernel", "decode_kernel", "reduce_kernel"}
     if queries[-1] > 16:
         expected.add("prefill_kernel")
-    assert set(compiled) == expected
-    for kernel in compiled.values():
+    kernels = dict(compiled)
+    assert set(kernels) == expected
+    for kernel in kernels.values():
         assert kernel.asm["cubin"]
         assert f".target sm_{case.capability}" in kernel.asm["ptx"]
         assert kernel.metadata.shared <= SHARED[case.capability]
     # Keys and values go to shared memory in pieces of 16 bytes, while others are computed with.
     for name in expected.intersection(("decode_kernel", "prefill_kernel")):
-        copies = [line for line in compiled[name].asm["ptx"].splitlines() if "cp.async.c" in line]
+        copies = [line for line in kernels[name].asm["ptx"].splitlines() if "cp.async.c" in line]
         assert any("0x10" in line for line in copies)
     if "prefill_kernel" in expected and case.capability == 90:
-        assert "wgmma.mma_async" in compiled["prefill_kernel"].asm["ptx"]
+        assert "wgmma.mma_async" in kernels["prefill_kernel"].asm["ptx"]
 
 
-def test_padded_decodes(compiled: dict[str, Any]) -> None:
-    driver.set_active(AbsentGPU(90))
+def test_padded_decodes(compiled: list[tuple[str, Any]]) -> None:
+    compile_for(90)
     attention = TritonAttention([KVSpec(1, 16)], 16, torch.float16, CPU)
     attention.decode_buffers(4, 100)
     attention.plan_padded(None, 4)
     attention.plan_padded(make_metadata([[0]], [1], [1], 16), 4)
-    assert compiled["_stage_kernel"].asm["cubin"]
+    assert dict(compiled)["_stage_kernel"].asm["cubin"]
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("norm", [True, False])
 def test_rotation_that_writes(
-    cache_dtype: torch.dtype, norm: bool, compiled: dict[str, Any]
+    cache_dtype: torch.dtype, norm: bool, compiled: list[tuple[str, Any]]
 ) -> None:
-    driver.set_active(AbsentGPU(90 if norm else 80))
+    compile_for(90 if norm else 80)
     qkv = torch.empty(2, 48, 128, dtype=torch.bfloat16)
     angles, weight = torch.empty(2, 1, 96, dtype=qkv.dtype), torch.empty(40, 128)
     key_cache, value_cache = torch.empty(2, 4, 16, 8, 128).to(cache_dtype)
     triton_ops.norm_rotate_write(
         qkv, weight if norm else None, 1e-5, angles, angles, key_cache, value_cache, torch.arange(2)
     )
-    assert compiled["_rotate_kernel"].asm["cubin"]
+    assert dict(compiled)["_rotate_kernel"].asm["cubin"]

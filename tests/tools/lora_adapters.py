@@ -1,6 +1,6 @@
 """LoRA adapters with random weights, as PEFT would write them.
 
-``python -m tests.tools.adapters BASE OUT --rank 16`` writes one; tests call ``make_adapter``.
+``python -m tests.tools.lora_adapters BASE OUT --rank 16`` writes one; tests call ``make_adapter``.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ def test_all_libraries_are_there() -> None:
     assert libraries == {"gptqmodel", "compressed-tensors", "bitsandbytes"}
 
 
+@pytest.mark.tgi_pain(12)
 @pytest.mark.parametrize("name", cases())
 def test_what_is_read_is_what_the_library_reads(name: str) -> None:
     case = cases()[name]
