@@ -123,7 +123,7 @@ async def test_a_session_is_the_same_over_tcp(
         ("tls against plain", "speaks no TLS"),
     ],
 )
-async def test_what_tls_keeps_apart_is_told(
+async def test_tls_failures_have_their_cause(
     start: Start, authority: Authority, stranger: Authority, kind: str, said: str
 ) -> None:
     theirs: TlsFiles | None = server_files(authority, clients=authority)
@@ -148,7 +148,7 @@ async def test_what_tls_keeps_apart_is_told(
     assert not server.sessions
 
 
-async def test_an_expired_certificate_of_the_server_is_told(
+async def test_an_expired_server_certificate_is_reported(
     start: Start, authority: Authority
 ) -> None:
     old = authority.issue("old", "127.0.0.1", expired=True)
@@ -157,7 +157,7 @@ async def test_an_expired_certificate_of_the_server_is_told(
         await GrpcEngineClient.connect(url, timeout=20, tls=client_files(authority))
 
 
-async def test_nobody_there_is_waited_for(
+async def test_a_refused_connection_is_retried(
     engine: ScriptedEngine, start: Start, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls_probe, "_PAUSE_SECONDS", 0.05)
@@ -201,7 +201,7 @@ class Relay:
         sink.close()
 
 
-async def test_a_cable_that_is_pulled_is_noticed_at_both_ends(
+async def test_a_broken_network_is_noticed_at_both_ends(
     engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = {

@@ -30,7 +30,7 @@ from tgi_cli.rpc.tls import TlsFiles
         ("grpcs://gpu-7.example.org:443", "gpu-7.example.org:443", None),
     ],
 )
-def test_forms_of_an_address(url: str, target: str, path: Path | None) -> None:
+def test_addresses_are_parsed(url: str, target: str, path: Path | None) -> None:
     endpoint = EngineEndpoint.parse(url)
     assert endpoint.target == target
     if path is not None:
@@ -55,12 +55,12 @@ def test_forms_of_an_address(url: str, target: str, path: Path | None) -> None:
         "tcp://[::1:5",
     ],
 )
-def test_what_is_no_address(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"not an address|names no socket"):
         EngineEndpoint.parse(url)
 
 
-def test_files_make_tcp_speak_tls_and_have_no_place_on_a_unix_socket(tmp_path: Path) -> None:
+def test_tls_files_apply_to_tcp_only(tmp_path: Path) -> None:
     files = TlsFiles(authority=Authority(tmp_path).certificate)
     endpoint = EngineEndpoint.parse("tcp://gpu-7:1", files)
     assert endpoint.tls == files
@@ -86,7 +86,7 @@ def test_files_make_tcp_speak_tls_and_have_no_place_on_a_unix_socket(tmp_path: P
         ("http://127.0.0.1:1", {}, "is not an address of a model server"),
     ],
 )
-def test_addresses_that_are_refused(
+def test_unsafe_listen_addresses_are_refused(
     tmp_path: Path, url: str | None, more: dict[str, bool], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -104,7 +104,9 @@ def test_addresses_that_are_refused(
         ("grpcs://0.0.0.0:1", {"certificate": True, "client_ca": True}),
     ],
 )
-def test_addresses_that_are_taken(tmp_path: Path, url: str, more: dict[str, bool]) -> None:
+def test_safe_listen_addresses_are_accepted(
+    tmp_path: Path, url: str, more: dict[str, bool]
+) -> None:
     listen = tcp_listener(url, **_files(tmp_path, more))
     assert listen is not None
     assert listen.port == 1
@@ -122,11 +124,11 @@ def _files(folder: Path, wanted: dict[str, bool]) -> dict[str, Any]:
     return said
 
 
-def test_nothing_is_said_and_nothing_listens() -> None:
+def test_there_is_no_listener_without_an_address() -> None:
     assert tcp_listener(None) is None
 
 
-def test_an_address_that_cannot_be_bound_is_told_before_a_model_is_loaded() -> None:
+def test_an_unavailable_address_is_an_error_before_a_model_is_loaded() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(AddressInUseError, match="is in use"),
@@ -139,7 +141,7 @@ def test_an_address_that_cannot_be_bound_is_told_before_a_model_is_loaded() -> N
     TcpListener("127.0.0.1", 0).claim()
 
 
-def test_who_listens_in_the_clear_for_others_is_warned(
+def test_an_exposed_unencrypted_address_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Server:
