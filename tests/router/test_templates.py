@@ -1,4 +1,4 @@
-"""Chat templates of checkpoints that take more than they may: the router goes on."""
+"""Chat templates of checkpoints that exceed their limits do not affect other requests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_slow_template_does_not_delay_others(url: str) -> None:
 async def test_number_of_template_processes_is_limited(
     client: httpx.AsyncClient, state: RouterState
 ) -> None:
-    """Of many at once, two take their time; the others are told to come back."""
+    """Of many at once, two take their time; the others get Retry-After."""
     template = state.text.chat_template
     assert template is not None
     start = time.monotonic()
