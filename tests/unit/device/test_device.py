@@ -234,4 +234,4 @@ def test_devices_in_the_environment_are_counted(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert facts._chosen(4) == chosen
+    assert facts.devices_in_environment(4) == chosen
