@@ -42,7 +42,7 @@ def test_unavailable_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
         describe("cuda")
-    with pytest.raises(ConfigError, match="'tpu' is not known"):
+    with pytest.raises(ConfigError, match="unknown device 'tpu'"):
         describe("tpu")
 
 
