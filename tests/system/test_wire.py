@@ -196,8 +196,8 @@ def test_two_halves_with_mutual_tls(halves: Halves) -> None:
     }
     said = {
         "stranger": "refuses the certificate",
-        "nobody": "demands a certificate of its clients",
-        "deceived": "is signed by nobody in",
+        "nobody": "requires client certificates",
+        "deceived": "is not signed by an authority of",
     }
     for name, (authority, identity) in refused.items():
         halves.start_router(name, authority, identity)
