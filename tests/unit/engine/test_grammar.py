@@ -175,7 +175,7 @@ def test_a_matcher_that_breaks_ends_its_request_with_the_cause() -> None:
     harness.add(asking(1, range(9), 30, OPEN))
     harness.run()
     assert harness.finished[1].reason is FinishReason.GRAMMAR
-    assert harness.finished[1].error == "the grammar cannot be followed: not at position 1"
+    assert harness.finished[1].error == "the grammar cannot be completed: not at position 1"
 
 
 def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_the_cause() -> None:
@@ -184,7 +184,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_the_cause() -> 
     harness.add(asking(2, range(9), 5, None))
     harness.run()
     assert harness.finished[1].reason is FinishReason.GRAMMAR
-    assert harness.finished[1].error == "the grammar cannot be used: what is nonsense?"
+    assert harness.finished[1].error == "invalid grammar: what is nonsense?"
     assert harness.tokens[2] == continuation(range(9), 5, VOCAB)
     assert harness.batch.grammars.live == 0
 

@@ -274,7 +274,7 @@ def test_unloading_waits_for_those_that_run_and_frees_the_slot() -> None:
     harness.settle()
     assert harness.answers[1].error == "adapter id 1 is not loaded"
     harness.load(1)
-    assert "given before" in harness.answers[2].error
+    assert "used before" in harness.answers[2].error
     harness.load(8)
     harness.add(request(3, [1], 4, adapter_id=8))
     harness.run()
