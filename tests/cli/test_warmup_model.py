@@ -45,7 +45,7 @@ def test_a_model_is_measured_without_kernels(
     limits.touch()  # where no folder can be made
     assert main.run(["warmup", str(path), *flags]) == ExitCode.OK
     out, err = capsys.readouterr()
-    assert "cannot be kept" in err
+    assert "cannot be saved" in err
     assert "float32 on cpu" in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["max_batch_total_tokens"][1] == str(found["max_batch_total_tokens"])

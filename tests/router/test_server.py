@@ -63,7 +63,7 @@ async def ended(process: asyncio.subprocess.Process) -> str:
     return logged.decode()
 
 
-async def test_term_drains(start: Start) -> None:
+async def test_sigterm_drains(start: Start) -> None:
     """New requests get 503, also on new connections; the stream in flight ends well."""
     process, url = await start(pause=0.1)
     async with (
@@ -87,7 +87,7 @@ async def test_term_drains(start: Start) -> None:
     assert "draining 1 requests" in await ended(process)
 
 
-async def test_the_grace_period_ends(start: Start) -> None:
+async def test_grace_period_ends_requests(start: Start) -> None:
     process, url = await start(pause=1.0, grace=1)
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         pending = asyncio.ensure_future(client.post("/generate_stream", json={"inputs": "x"}))
@@ -99,7 +99,7 @@ async def test_the_grace_period_ends(start: Start) -> None:
     assert "1 requests did not end within 1 s" in await ended(process)
 
 
-async def test_an_idle_router_ends_at_once(start: Start) -> None:
+async def test_idle_router_ends_at_once(start: Start) -> None:
     process, url = await start()
     async with httpx.AsyncClient(base_url=url) as client:  # an idle connection holds nothing up
         assert (await client.get("/info")).json()["model_id"] == "acme/tiny"
@@ -107,7 +107,7 @@ async def test_an_idle_router_ends_at_once(start: Start) -> None:
         await ended(process)
 
 
-async def test_a_second_signal_ends_at_once(start: Start) -> None:
+async def test_second_signal_ends_at_once(start: Start) -> None:
     process, url = await start(pause=1.0, grace=60)
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         pending = asyncio.ensure_future(client.post("/generate", json={"inputs": "x"}))
@@ -122,7 +122,7 @@ async def test_a_second_signal_ends_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize("bound_before", [False, True])
-async def test_a_taken_port_is_one_line(model_path: Path, bound_before: bool) -> None:
+async def test_taken_port_is_a_one_line_error(model_path: Path, bound_before: bool) -> None:
     with bind("127.0.0.1", 0) as bound, bind(*bound.getsockname()) as other:
         other.listen()
         bound.set_inheritable(True)
@@ -134,8 +134,8 @@ async def test_a_taken_port_is_one_line(model_path: Path, bound_before: bool) ->
         )  # fmt: skip
         _, logged = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == AddressInUseError.exit_code
-    message = "cannot serve on 127.0.0.1 port" if bound_before else f"port {port} is in use"
-    assert logged.decode().startswith(f"error: {message}")
+    message = f"serve on 127.0.0.1 port {port}" if bound_before else f"listen on 127.0.0.1:{port}"
+    assert logged.decode().startswith(f"error: cannot {message}: ")
     assert len(logged.splitlines()) == 1
 
 
@@ -144,7 +144,7 @@ def test_an_invalid_hostname_is_an_error(config: RouterConfig) -> None:
         run_router(replace(config, hostname="999.1.1.1", port=0))
 
 
-def test_a_model_without_tokenizer(config: RouterConfig, tmp_path: Path) -> None:
+def test_missing_tokenizer_is_a_model_error(config: RouterConfig, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         run_router(replace(config, model_path=tmp_path, hostname="127.0.0.1", port=0))

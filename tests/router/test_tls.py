@@ -1,4 +1,4 @@
-"""HTTPS."""
+"""TLS on the HTTP port."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def port(app: Starlette, config: RouterConfig, files: CertificateFiles) ->
     await serving
 
 
-async def test_requests_and_streams_over_tls(port: int, files: CertificateFiles) -> None:
+async def test_requests_and_streams_work_over_tls(port: int, files: CertificateFiles) -> None:
     trust = ssl.create_default_context(cafile=str(files.authority))
     async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=trust) as client:
         assert (await client.get("/health")).status_code == 200
@@ -43,7 +43,7 @@ async def test_requests_and_streams_over_tls(port: int, files: CertificateFiles)
         assert answer.text.startswith("data: {")
 
 
-async def test_nothing_older_and_nothing_in_the_clear(port: int, files: CertificateFiles) -> None:
+async def test_old_tls_and_plain_text_are_refused(port: int, files: CertificateFiles) -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.TransportError):
             await client.get(f"http://127.0.0.1:{port}/health")

@@ -23,7 +23,7 @@ def command_of(pid: int) -> str:
 
 def follower_of(pid: int) -> int:
     """The process of the second shard, of a model server that has two."""
-    (follower,) = [child for child in children_of(pid) if "follower" in command_of(child)]
+    (follower,) = [child for child in children_of(pid) if "tensor_parallel" in command_of(child)]
     return follower
 
 

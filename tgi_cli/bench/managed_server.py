@@ -17,6 +17,7 @@ from typing import Any
 
 from tgi_cli import errors
 from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.spawn import child_environment, module_command
 
 _GRACE_SECONDS = 5
@@ -70,12 +71,14 @@ async def start_server(
         told.append(f"--shard-uds-path={folder / 'shard'}")
     told += ["--json-output", *arguments]
     process: asyncio.subprocess.Process | None = None
+    pipe = contextlib.ExitStack()
     try:
+        parent_fd = pipe.enter_context(parent_pipe())
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *module_command("tgi_cli.bench.child_guard"),
-                *module_command("tgi_cli", *told),
-                stdin=asyncio.subprocess.PIPE,
+                *module_command("tgi_cli", *told, f"--parent-fd={parent_fd}"),
+                pass_fds=[parent_fd],
+                stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 env=child_environment(),
@@ -87,6 +90,7 @@ async def start_server(
     finally:
         if process is not None:
             await _stopped(process)
+        pipe.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -156,9 +160,7 @@ async def _stopped(process: asyncio.subprocess.Process) -> None:
         try:
             await asyncio.wait_for(process.wait(), _STOP_SECONDS)
         except TimeoutError:
-            # Its model server and router have lifelines of their own.
+            # Its model server and router exit with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    if process.stdin is not None:
-        process.stdin.close()

@@ -1,7 +1,6 @@
 """Configuration: the user's settings (ServeConfig) become a resolved EngineConfig.
 
-Neither is ever mutated; what is found out later, such as the number of KV blocks, is a return
-value.
+Neither is ever mutated; later findings, such as the number of KV blocks, are return values.
 """
 
 from tgi_cli.config.resolve import BLOCK_SIZE, resolve

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tgi_cli.config.settings import default
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.validation import validate_length
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
@@ -26,8 +27,8 @@ _GRAMMARS = {1: "json", 2: "regex"}
 class Watermark:
     """The parameters of requests that ask for one (Kirchenbauer et al. 2023)."""
 
-    gamma: float = 0.5
-    delta: float = 2.0
+    gamma: float = default("watermark_gamma")
+    delta: float = default("watermark_delta")
 
 
 class RequestReader:

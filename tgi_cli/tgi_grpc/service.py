@@ -49,7 +49,7 @@ from tgi_cli.tgi_grpc.step_client import CallError, Code, StepClient
 
 _CODES = {
     AdvanceFault.INVALID: Code.INVALID_ARGUMENT,
-    AdvanceFault.NO_ROOM: Code.RESOURCE_EXHAUSTED,
+    AdvanceFault.NO_CAPACITY: Code.RESOURCE_EXHAUSTED,
     AdvanceFault.ENDED: Code.UNAVAILABLE,
     AdvanceFault.FAILED: Code.INTERNAL,
 }

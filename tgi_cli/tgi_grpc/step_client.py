@@ -86,7 +86,13 @@ class StepClient:
         """Run a step; see :class:`tgi_cli.engine.messages.Advance`. Raises AdvanceError."""
         answer: Future[Advanced] = Future()
         self._inbox.put(
-            Advance(new=tuple(new), upto=tuple(upto), held=tuple(held), chunk=chunk, answer=answer)
+            Advance(
+                new=tuple(new),
+                new_targets=tuple(upto),
+                running=tuple(held),
+                prefill_budget=chunk,
+                answer=answer,
+            )
         )
         while True:
             try:

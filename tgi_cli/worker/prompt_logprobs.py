@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.engine.step import ChunkLogprobs, Step
-from tgi_cli.sampling.top_tokens import likeliest
+from tgi_cli.sampling.logprobs import likeliest
 from tgi_cli.worker.input_batch import RowOptions
 from tgi_cli.worker.upload import to_host
 

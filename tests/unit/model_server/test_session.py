@@ -481,7 +481,7 @@ async def test_nothing_stays_behind_in_the_server(
     cancelled.cancel()
     await engine.taken()
     await client.close()
-    await until(lambda: not server._sessions)
+    await until(lambda: not server.sessions)
     assert not server._routes
 
 

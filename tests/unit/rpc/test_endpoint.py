@@ -129,7 +129,7 @@ def test_nothing_is_said_and_nothing_listens() -> None:
 def test_an_address_that_cannot_be_bound_is_told_before_a_model_is_loaded() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(AddressInUseError, match="cannot listen on 127"),
+        pytest.raises(AddressInUseError, match="is in use"),
     ):
         TcpListener("127.0.0.1", taken.getsockname()[1]).claim()
     with pytest.raises(ConfigError, match="is not an address of this machine"):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.test_config import MODEL
+from tests.unit.config.test_resolve import MODEL
 from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel
 from tests.unit.worker.fakes import CPU, new_row, run, step_of
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.attention import KVSpec
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.device.distributed import Shard

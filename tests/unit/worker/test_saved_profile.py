@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.worker.factory import load_worker

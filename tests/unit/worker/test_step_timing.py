@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import Step, StepResult
 from tgi_cli.models import load_model, read_config

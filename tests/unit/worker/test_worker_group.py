@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.unit.test_config import resolved
+from tests.unit.config.test_resolve import resolved
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.step import Step
 from tgi_cli.errors import CheckpointError, ShardError, TgiError

@@ -13,7 +13,7 @@ from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.router.generation import structured_output
 from tgi_cli.router.generation.deltas import Delta, Finish, Token
-from tgi_cli.router.generation.prompt_logprobs import PromptLogprobTable, shortest
+from tgi_cli.router.generation.prompt_logprobs import shortest
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.http import errors
@@ -22,7 +22,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import EngineClient, TokenBatch
 from tgi_cli.text.grammar.grammar import GrammarError
-from tgi_cli.text.sequence_text import CutAt, SequenceText
+from tgi_cli.text.sequence_text import CutAt, PromptLogprobTable, SequenceText
 from tgi_cli.text.tokenizer import Tokenizer
 
 _ENDS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
@@ -87,6 +87,7 @@ class Generation:
         self.logprob_sum = 0.0
         self.timings = Timings(arrived, time.perf_counter())
         self._timeout_seconds = timeout_seconds
+        self._with_tops = spec.sampling.top_logprobs > 0
         self._hidden_ids = context.hidden_ids
         if spec.stop_token_ids:
             self._hidden_ids |= spec.stop_token_ids
@@ -220,13 +221,14 @@ class Generation:
 
     def _push_tokens(self, batch: TokenBatch, delta: Delta) -> None:
         """Append the batch's tokens to the delta, up to the one that completes a stop string."""
-        text, hidden = self._text, self._hidden_ids
+        text, hidden, tokens = self._text, self._hidden_ids, delta.tokens
+        with_tops = batch.top_ids and self._with_tops
         for index, token_id in enumerate(batch.token_ids):
             logprob = batch.logprobs[index]
             self.logprob_sum += logprob
             own_text = text.push(token_id)
-            delta.tokens.append(Token(token_id, own_text, shortest(logprob), token_id in hidden))
-            if batch.top_ids and self.spec.sampling.top_logprobs:
+            tokens.append(Token(token_id, own_text, shortest(logprob), token_id in hidden))
+            if with_tops:
                 surface = self._context.tokenizer.surface
                 delta.top_tokens.append(
                     [

@@ -81,15 +81,10 @@ def check_values(body: bytes) -> None:
         raise wrong_types(f"it holds more than {bounds.CONTAINERS} arrays and objects")
 
 
-@cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(kind)
-
-
 def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Decode JSON. Raises ApiError: 400 if it is not valid, 422 if it has the wrong types."""
     try:
-        return _decoder(kind).decode(body)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise wrong_types(str(error)[:_CAUSE_CHARACTERS]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""``--num-shard`` and ``--sharded``: what they mean together and on which device."""
+"""``--num-shard`` and ``--sharded`` together, on each kind of device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_config import CPU, CUDA, resolved
+from tests.unit.config.test_resolve import CPU, CUDA, resolved
 from tgi_cli.errors import ConfigError
 
 FOUR = replace(CUDA, count=4)

@@ -29,13 +29,13 @@ HEADERS_WHOLE = {
 }
 
 
-async def test_generate(client: httpx.AsyncClient) -> None:
+async def test_generate_answers_the_text(client: httpx.AsyncClient) -> None:
     answer = await client.post("/generate", json={"inputs": "the fox"})
     assert answer.status_code == 200
     assert answer.json() == {"generated_text": "hello world"}
 
 
-async def test_generate_headers(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_generate_has_timing_headers(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await client.post("/generate", json={"inputs": "the fox"})
     assert set(answer.headers) >= HEADERS_WHOLE
     for name in HEADERS_WHOLE - {"x-compute-type", "x-compute-time"}:
@@ -47,8 +47,8 @@ async def test_generate_headers(client: httpx.AsyncClient, engine: FakeEngine) -
     assert answer.headers["x-queue-time"] == "2"
 
 
-async def test_details(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    (ids,) = engine.say("hi 🤗")
+async def test_details_describe_the_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    (ids,) = engine.reply_with("hi 🤗")
     parameters = {"details": True, "do_sample": True, "seed": 7}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
     details = answer.json()["details"]
@@ -64,7 +64,9 @@ async def test_details(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert details["tokens"][0]["logprob"] == -0.1
 
 
-async def test_top_n_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_top_n_tokens_are_in_the_details(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     parameters = {"details": True, "top_n_tokens": 3}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
     details = answer.json()["details"]
@@ -89,7 +91,7 @@ async def test_top_n_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> No
         ({"parameters": {"temperature": None, "top_p": None, "seed": None}}, True, 0.0),
     ],
 )
-async def test_when_tgi_samples(
+async def test_samples_when_tgi_does(
     client: httpx.AsyncClient, engine: FakeEngine, body: dict, greedy: bool, temperature: float
 ) -> None:
     body.setdefault("parameters", None)
@@ -128,8 +130,8 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, engine: Fa
     assert request.stop_token_ids == {END_ID}
 
 
-async def test_seeds(client: httpx.AsyncClient) -> None:
-    """Drawn and told when sampling, none when greedy."""
+async def test_seeds_are_used_and_reported(client: httpx.AsyncClient) -> None:
+    """Drawn and reported when sampling, absent when greedy."""
     sampled = {"inputs": "x", "parameters": {"do_sample": True, "details": True}}
     seeds = {
         (await client.post("/generate", json=sampled)).json()["details"]["seed"] for _ in range(8)
@@ -154,14 +156,14 @@ async def test_truncate_keeps_the_end(client: httpx.AsyncClient, engine: FakeEng
     assert list(engine.requests[0].prompt_ids) == engine.tokenizer.encode(text)[-2:]
 
 
-async def test_length(client: httpx.AsyncClient) -> None:
+async def test_length_limit_is_the_finish_reason(client: httpx.AsyncClient) -> None:
     parameters = {"max_new_tokens": 2, "details": True}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
     assert answer.json()["details"]["finish_reason"] == "length"
     assert answer.json()["details"]["generated_tokens"] == 2
 
 
-async def test_return_full_text(client: httpx.AsyncClient) -> None:
+async def test_return_full_text_prepends_the_prompt(client: httpx.AsyncClient) -> None:
     body = {"inputs": "Say: ", "parameters": {"return_full_text": True}}
     assert (await client.post("/generate", json=body)).json() == {
         "generated_text": "Say: hello world"
@@ -169,11 +171,11 @@ async def test_return_full_text(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3])
-async def test_stop_keeps_the_stop_string(
+async def test_stop_string_remains_in_the_text(
     client: httpx.AsyncClient, engine: FakeEngine, step: int
 ) -> None:
-    """The stop string spans tokens; behind it nothing comes, and the engine is told."""
-    engine.say("read_json(path): return")
+    """The stop string spans tokens; nothing follows it, and the sequence is cancelled."""
+    engine.reply_with("read_json(path): return")
     engine.step = step
     parameters = {"stop": ["n(pa"], "details": True}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
@@ -184,10 +186,10 @@ async def test_stop_keeps_the_stop_string(
     assert engine.cancelled == [1]
 
 
-async def test_a_stop_on_the_last_token_says_length(
+async def test_stop_string_in_the_last_token_is_reported_as_length(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     count = len(ids) - 1
     parameters = {"stop": ["world"], "max_new_tokens": count, "details": True}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
@@ -195,7 +197,7 @@ async def test_a_stop_on_the_last_token_says_length(
     assert answer.json()["details"]["finish_reason"] == "length"
 
 
-async def test_an_incomplete_character_ends_as_a_replacement(
+async def test_incomplete_character_becomes_a_replacement_character(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.play(engine.tokenizer.encode("a🤗", False)[:-1])
@@ -204,8 +206,10 @@ async def test_an_incomplete_character_ends_as_a_replacement(
 
 
 @pytest.mark.parametrize("step", [1, 4])
-async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
-    (ids,) = engine.say("hi 🤗!")
+async def test_stream_has_one_event_per_token(
+    client: httpx.AsyncClient, engine: FakeEngine, step: int
+) -> None:
+    (ids,) = engine.reply_with("hi 🤗!")
     engine.step = step
     answer = await client.post("/generate_stream", json={"inputs": "ab"})
     assert answer.status_code == 200
@@ -224,7 +228,7 @@ async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, step: int) 
     assert found[-1]["details"] is None
 
 
-async def test_stream_details(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_stream_ends_with_details(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     parameters = {"details": True, "do_sample": True, "seed": 5, "top_n_tokens": 2}
     body = {"inputs": "ab", "parameters": parameters}
     found = events((await client.post("/generate_stream", json=body)).text)
@@ -238,8 +242,10 @@ async def test_stream_details(client: httpx.AsyncClient, engine: FakeEngine) -> 
     assert all(len(event["top_tokens"]) == 2 for event in found)
 
 
-async def test_stream_stop_and_full_text(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say("one two three")
+async def test_stream_ends_at_a_stop_string_with_the_full_text(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.reply_with("one two three")
     parameters = {"stop": ["tw"], "return_full_text": True}
     body = {"inputs": "Count: ", "parameters": parameters}
     found = events((await client.post("/generate_stream", json=body)).text)
@@ -259,7 +265,9 @@ async def test_compat_streams(client: httpx.AsyncClient) -> None:
     assert found[-1]["generated_text"] == "Say: hello world"
 
 
-async def test_places_are_given_back(client: httpx.AsyncClient, state: RouterState) -> None:
+async def test_sequences_leave_the_limit_when_they_end(
+    client: httpx.AsyncClient, state: RouterState
+) -> None:
     await client.post("/generate", json={"inputs": "x"})
     await client.post("/generate_stream", json={"inputs": "x"})
     assert state.admission.in_flight == 0
@@ -275,7 +283,7 @@ async def test_long_prompts_are_tokenized_off_the_loop(
     assert list(engine.requests[0].prompt_ids) == engine.tokenizer.encode(text)[-8:]
 
 
-def test_a_wish_beyond_the_context_is_cut_where_tgi_cuts_it(engine: FakeEngine) -> None:
+def test_max_new_tokens_beyond_the_context_is_cut_as_in_tgi(engine: FakeEngine) -> None:
     """TGI validates 1024 new tokens at most; with room for them, more ends at the context."""
     info = replace(engine.info, max_total_tokens=4096, max_input_tokens=4095)
     assert fit_length(96, 100_000, info) == 4000
@@ -289,7 +297,7 @@ def test_a_wish_beyond_the_context_is_cut_where_tgi_cuts_it(engine: FakeEngine) 
 async def test_full_text_in_each_event(
     client: httpx.AsyncClient, engine: FakeEngine, step: int
 ) -> None:
-    (ids,) = engine.say("hi 🤗 there")
+    (ids,) = engine.reply_with("hi 🤗 there")
     engine.step = step
     body = {"inputs": "ab", "parameters": {"full_text": True, "details": True}}
     found = events((await client.post("/generate_stream", json=body)).text)
@@ -304,7 +312,7 @@ async def test_full_text_in_each_event(
 async def test_full_text_ends_where_the_stop_string_does(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say("one two three")
+    engine.reply_with("one two three")
     parameters = {"full_text": True, "stop": ["tw"], "return_full_text": True}
     body = {"inputs": "Count: ", "stream": True, "parameters": parameters}
     found = events((await client.post("/", json=body)).text)
@@ -312,7 +320,7 @@ async def test_full_text_ends_where_the_stop_string_does(
     assert found[-1]["generated_text"] == "Count: one tw"
 
 
-async def test_a_markdown_image_in_the_prompt_is_text(
+async def test_markdown_image_in_the_prompt_is_text(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     """To a model that sees nothing a prompt is text, whatever it is about."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_config import resolved
+from tests.unit.config.test_resolve import resolved
 from tgi_cli.config import EngineConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
 from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache

@@ -1,4 +1,4 @@
-"""From what the user said to a fully specified engine."""
+"""Resolving the user's settings into a fully specified engine."""
 
 from __future__ import annotations
 
