@@ -19,18 +19,21 @@ from tgi_cli.bench.settings import RequestSettings
 _SECONDS = 1.0
 _TIMEOUT = 2.0
 
-_ALSO = {
-    "vllm:num_requests_waiting": "tgi_queue_size",
-    "vllm:num_requests_running": "tgi_batch_current_size",
-    "vllm:kv_cache_usage_perc": "tgi_kv_cache_usage",
-    "sglang:num_queue_reqs": "tgi_queue_size",
-    "sglang:num_running_reqs": "tgi_batch_current_size",
-    "sglang:token_usage": "tgi_kv_cache_usage",
-    "vllm:prefix_cache_queries_total": "tgi_prefix_cache_query_tokens",
-    "vllm:prefix_cache_hits_total": "tgi_prefix_cache_hit_tokens",
-    "vllm:num_preemptions_total": "tgi_preemption_count",
-    "vllm:prompt_tokens_total": "tgi_engine_prompt_tokens",
+_ALIASES = {
+    "tgi_queue_size": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "tgi_batch_current_size": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "tgi_kv_cache_usage": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+    ),
+    "tgi_prefix_cache_query_tokens": ("vllm:prefix_cache_queries_total",),
+    "tgi_prefix_cache_hit_tokens": ("vllm:prefix_cache_hits_total",),
+    "tgi_preemption_count": ("vllm:num_preemptions_total",),
+    "tgi_engine_prompt_tokens": ("vllm:prompt_tokens_total",),
+    "tgi_request_generated_tokens_sum": ("vllm:generation_tokens_total",),
 }
+"""The names of other servers for TGI's metrics."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +44,31 @@ class MetricsReading:
     gauges: frozenset[str]
 
 
-def parse(text: str) -> MetricsReading:
-    """All TGI samples of an exposition but for the buckets of histograms.
+def parse_metrics(text: str) -> MetricsReading:
+    """Read the samples of an exposition by TGI's names, without buckets of histograms.
 
     Raises:
-        ValueError: no Prometheus text.
+        ValueError: The text is not in Prometheus' format.
     """
-    own: dict[str, float] = defaultdict(float)
-    theirs: dict[str, float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     gauges = set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name, found = sample.name, own
-            if name in _ALSO:
-                name, found = _ALSO[name], theirs
-            if family.type == "counter" and found is own:
-                name = name.removesuffix("_total")  # which the parser adds, and TGI does not have
-            if name.startswith("tgi_") and not name.endswith(("_bucket", "_info", "_created")):
-                found[name] += sample.value
+            name = sample.name
+            if name.startswith("tgi_"):
+                name = name.removesuffix("_total")  # the parser adds it to TGI's counters
+            if not name.endswith(("_bucket", "_info", "_created")):
+                sums[name] += sample.value
                 if family.type == "gauge":
                     gauges.add(name)
-    return MetricsReading({**theirs, **own}, frozenset(gauges))
+    values = {name: value for name, value in sums.items() if name.startswith("tgi_")}
+    for name, aliases in _ALIASES.items():
+        alias = next((alias for alias in aliases if alias in sums), None)
+        if name not in values and alias is not None:
+            values[name] = sums[alias]
+            if alias in gauges:
+                gauges.add(name)
+    return MetricsReading(values, frozenset(gauges & values.keys()))
 
 
 _NOTHING = MetricsReading({}, frozenset())
@@ -104,7 +111,7 @@ class MetricsScraper:
             await self._client.aclose()
             self._client = None
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Of the step: how far each counter went, each gauge's mean, and its most (``NAME_max``).
 
         A histogram's ``NAME_sum`` and ``NAME_count`` are counters too.
@@ -133,7 +140,7 @@ class MetricsScraper:
         try:
             response = await self._client.get(self._url)
             response.raise_for_status()
-            now = parse(response.text)
+            now = parse_metrics(response.text)
         except (httpx.HTTPError, ValueError):
             return False  # a server without metrics is measured all the same
         if not now.values:
@@ -148,11 +155,8 @@ def http_client(settings: RequestSettings, timeout: float) -> httpx.AsyncClient:
     """A general client for what is not measured."""
     from tgi_cli.bench.load.http import tls_context
 
-    headers = dict(settings.headers)
-    if settings.api_key:
-        headers = {"authorization": f"Bearer {settings.api_key}"} | headers
     return httpx.AsyncClient(
-        headers=headers,
+        headers=settings.all_headers,
         timeout=timeout,
         verify=tls_context(settings.insecure, settings.ca_file),
         trust_env=False,  # requests go straight to the server, and so does this

@@ -65,6 +65,12 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     ca_file: str = ""
     processes: int = 0
 
+    @property
+    def all_headers(self) -> dict[str, str]:
+        """The headers, with the API key as a bearer token unless they have their own."""
+        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return key | self.headers
+
 
 class TokenCounter(Protocol):
     """Counts tokens as the target does; see :mod:`tgi_cli.bench.token_counter`.

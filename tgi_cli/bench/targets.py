@@ -175,22 +175,23 @@ def _tokenizer(
     except (HubError, ModelError) as error:
         cause = error.cause
     if url:
-        headers = dict(settings.headers)
-        if settings.api_key:
-            headers = {"authorization": f"Bearer {settings.api_key}"} | headers
-        context = tls_context(settings.insecure, settings.ca_file)
-        client = httpx.Client(headers=headers, timeout=_SECONDS, verify=context, trust_env=False)
+        client = httpx.Client(
+            headers=settings.all_headers,
+            timeout=_SECONDS,
+            verify=tls_context(settings.insecure, settings.ca_file),
+            trust_env=False,
+        )
         counter = ServerTokenCounter.find(url, client, settings.model or target.model)
         if counter is not None:
             notes.append(
-                f"The tokenizer of {target.model} is not here ({cause}): {counter.name} "
+                f"The tokenizer of {target.model} is unavailable ({cause}): {counter.name} "
                 "counts tokens."
             )
             return counter
         client.close()
     notes.append(
-        f"The tokenizer of {target.model} is not here ({cause}), and the server has no /tokenize: "
-        "lengths of prompts are guessed. Name a tokenizer to have them exact."
+        f"The tokenizer of {target.model} is unavailable ({cause}), and the server has no "
+        "/tokenize: lengths of prompts are estimates. Name a tokenizer to have them exact."
     )
     return TokenEstimator()
 

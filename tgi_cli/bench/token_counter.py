@@ -175,9 +175,9 @@ class TokenRecount:
 
     def __init__(self, tokenizer: TokenCounter | None) -> None:
         self._tokenizer = tokenizer if tokenizer is not None and tokenizer.exact else None
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Forget what was counted: a step begins."""
         self._answers = self._said = self._counted = self._bare = 0
         self._prompts: dict[int, int] = {}

@@ -248,7 +248,7 @@ def _say(line: str) -> None:
 
 def _on_screen(asked: BenchConfig, svg: Path | None) -> BenchRun | None:
     """Run in a thread, with the dashboard in this one. Returns None if nobody waited for it."""
-    from tgi_cli.bench.dashboard import ScreenTitle, run_screen
+    from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle, run_screen
     from tgi_cli.bench.events import RunEnded
     from tgi_cli.bench.run import BenchJob
 
@@ -266,14 +266,17 @@ def _on_screen(asked: BenchConfig, svg: Path | None) -> BenchRun | None:
     headers = dict(asked.settings.headers)
     if asked.settings.api_key:
         headers["authorization"] = f"Bearer {asked.settings.api_key}"
+    name = asked.model or asked.address or "the bundled model"
     return run_screen(
-        ScreenTitle(asked.model or asked.address or "the bundled model", _details(asked.options)),
-        start,
-        stop=stop,
-        url=lambda: jobs[0].url if jobs else None,
-        headers=headers,
-        slo=asked.options.slo,
-        svg=svg,
+        ScreenOptions(
+            title=ScreenTitle(name, _details(asked.options)),
+            start=start,
+            stop=stop,
+            url=lambda: jobs[0].url if jobs else None,
+            headers=headers,
+            slo=asked.options.slo,
+            svg=svg,
+        )
     )
 
 

@@ -6,9 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from textual import events, on
@@ -21,14 +19,11 @@ from tgi_cli.bench.dashboard import widgets
 from tgi_cli.bench.dashboard.metrics import MetricsCache
 from tgi_cli.bench.dashboard.poller import INTERVAL, ServerPoller
 from tgi_cli.bench.dashboard.run_state import (
-    Emit,
     EventQueue,
     RunState,
-    ScreenTitle,
     StepState,
-    Url,
 )
-from tgi_cli.bench.dashboard.views import VIEWS, ViewName, ViewState
+from tgi_cli.bench.dashboard.views import VIEWS, ScreenOptions, ViewName, ViewState
 from tgi_cli.bench.dashboard.views.compare import CompareView
 from tgi_cli.bench.dashboard.views.percentiles import PercentilesView
 from tgi_cli.bench.dashboard.views.requests import MAX_ZOOM, RequestsView
@@ -70,41 +65,23 @@ class BenchApp(App[None]):
         Binding("q,ctrl+c,ctrl+q", "leave", "Quit", priority=True),
     ]
 
-    def __init__(
-        self,
-        *,
-        title: ScreenTitle,
-        start: Callable[[Emit], BenchRun] | None = None,
-        stop: Callable[[], None] | None = None,
-        run: BenchRun | None = None,
-        url: Url = None,
-        headers: Mapping[str, str] | None = None,
-        other: BenchRun | None = None,
-        slo: Mapping[str, float] | None = None,
-        svg: Path | None = None,
-        first: ViewName = "steps",
-        step: int = 0,
-        poller: ServerPoller | None = None,
-    ) -> None:
+    def __init__(self, options: ScreenOptions, poller: ServerPoller | None = None) -> None:
         super().__init__()
         self.animation_level = "none"
-        self.heading = title
+        run = options.run
+        self.heading = options.title
         self.board = RunState() if run is None else RunState.of(run)
-        self.figures = MetricsCache(run.slo if run is not None and slo is None else slo)
+        self.figures = MetricsCache(options.slo or (run.slo if run is not None else None))
         self.feed = EventQueue()
-        self.shown: StepState | None = self.board.steps[step] if self.board.steps else None
+        self.shown = self.board.steps[options.step] if self.board.steps else None
         self.following = run is None
         self.leaving = False
         self.signalled = 0
         self.zoomed = 0
-        self.current: ViewName = first
+        self.current = options.first
         self.svg_failure = ""
-        self._start_run = start
-        self._stop_run = stop
-        self._url, self._headers = url, headers
+        self._options = options
         self._poller = poller
-        self._other = other
-        self._svg = svg
         self._painted = (-1, -1)
         self._computing = False
         self._deadline = float("inf")
@@ -115,18 +92,18 @@ class BenchApp(App[None]):
         """Open the screen until it is left. Returns and raises what ``run_screen`` says."""
         streams = (sys.__stdin__, sys.__stderr__)
         if not all(stream is not None and stream.isatty() for stream in streams):
-            raise ConfigError("the dashboard needs a terminal", "take --ui plain")
+            raise ConfigError("the dashboard needs a terminal", "use --ui plain")
         self.run()
         if self.signalled:
             raise SystemExit(128 + self.signalled)
         if self.return_code:
             self._end_run()
             if self.feed.result is None:
-                raise TgiError("the dashboard failed; its traceback is above", "take --ui plain")
+                raise TgiError("the dashboard failed; its traceback is above", "use --ui plain")
         if self.feed.failure is not None:
             raise self.feed.failure
         if self.svg_failure:
-            raise ConfigError(f"{self._svg} cannot be written: {self.svg_failure}")
+            raise ConfigError(f"{self._options.svg} cannot be written: {self.svg_failure}")
         return self.feed.result
 
     def picture(self, width: int, height: int) -> str:
@@ -168,8 +145,8 @@ class BenchApp(App[None]):
         """Begin the run, and to look at it."""
         self.query_one("#keys", DrawnText).show(lambda width, height: widgets.key_help())
         self._catch_signals()
-        if self._start_run is not None:
-            self.feed.follow(self._start_run)
+        if self._options.start is not None:
+            self.feed.follow(self._options.start)
         self.set_interval(TICK, self.tick)
         self.set_interval(INTERVAL, self._ask)
         await self.action_open(self.current)
@@ -222,11 +199,11 @@ class BenchApp(App[None]):
     async def _ask(self) -> None:
         """Ask the server, once somebody has wanted to see what it says."""
         run = self.board.run
-        if self._url is None or (run is not None and run.target.started_here):
+        if self._options.url is None or (run is not None and run.target.started_here):
             return  # a server of the run's own ends with it
         if self._poller is None and self.current == "server":
-            url = self._url if isinstance(self._url, str) else self._url()
-            self._poller = ServerPoller(url, self._headers) if url else None
+            url = self._options.url if isinstance(self._options.url, str) else self._options.url()
+            self._poller = ServerPoller(url, self._options.headers) if url else None
         if self._poller is not None:
             self.run_worker(self._poller.ask(), group="server", exclusive=True)
 
@@ -249,7 +226,7 @@ class BenchApp(App[None]):
             zoom=self.zoomed,
             dark=self.current_theme.dark,
             history=self._poller.history if self._poller is not None else None,
-            other=self._other,
+            other=self._options.other,
         )
 
     def paint(self) -> None:
@@ -257,7 +234,7 @@ class BenchApp(App[None]):
         if not (self.is_running and self.screen_stack and self.query("#head")):
             return  # not yet, or no more
         scene = self.scene
-        state = widgets.status_text(scene, self.leaving, self._start_run is not None)
+        state = widgets.status_text(scene, self.leaving, self._options.start is not None)
         self.query_one("#head", DrawnText).show(
             lambda width, height: widgets.head_line(self.heading, state, width),
             (self.heading, state),
@@ -331,28 +308,33 @@ class BenchApp(App[None]):
             await self._ask()
         self.call_after_refresh(self.paint)
 
+    @property
+    def _unfinished(self) -> bool:
+        """Whether a run goes on."""
+        return self._options.start is not None and not self.feed.over
+
     def action_leave(self) -> None:
-        """Quit: a run that goes on is stopped and waited for; the second time, at once."""
-        going = self._start_run is not None and not self.feed.over
-        if not going or self.leaving or self._stop_run is None:
+        """Quit: stop a running benchmark and wait for it; the second time, leave at once."""
+        if not self._unfinished or self.leaving or self._options.stop is None:
             self._close()
             return
         self.leaving = True
-        self._stop_run()
+        self._options.stop()
         self.paint()
 
     def _close(self) -> None:
-        if self._svg is not None:
+        if self._options.svg is not None:
             try:
-                self._svg.write_text(self.export_screenshot(simplify=True), encoding="utf-8")
+                picture = self.export_screenshot(simplify=True)
+                self._options.svg.write_text(picture, encoding="utf-8")
             except OSError as error:
                 self.svg_failure = error.strerror or str(error)
         self.exit()
 
     def _end_run(self) -> None:
-        """Ask a run to end that nobody sees any more."""
-        if self._start_run is not None and self._stop_run is not None and not self.feed.over:
-            self._stop_run()
+        """Stop a run that is no longer shown."""
+        if self._unfinished and self._options.stop is not None:
+            self._options.stop()
             self.feed.wait(PATIENCE)
 
     def _catch_signals(self) -> None:

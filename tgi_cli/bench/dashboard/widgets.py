@@ -12,7 +12,7 @@ from textual import events
 from textual.message import Message
 from textual.widget import Widget
 
-from tgi_cli.bench.dashboard.formatting import colour, error_style, warning_style
+from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
 from tgi_cli.bench.dashboard.views import ViewState
 
@@ -216,7 +216,7 @@ def status_text(scene: ViewState, leaving: bool, live: bool) -> str:
 def step_tabs(scene: ViewState) -> list[Tab]:
     """One for each step, in the colour of its points."""
     return [
-        Tab(_one_line(step.label), colour(place, scene.dark), step.bad)
+        Tab(_one_line(step.label), step_color(place, scene.dark), step.bad)
         for place, step in enumerate(scene.board)
     ]
 

@@ -11,8 +11,11 @@ from tgi_cli.errors import ConfigError
 
 
 def test_the_title_of_a_saved_run() -> None:
-    assert dashboard.Title.of(batch_run()).details == ("Sequence Length: 10", "Decode Length: 8")
-    assert dashboard.Title.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
+    assert dashboard.ScreenTitle.of(batch_run()).details == (
+        "Sequence Length: 10",
+        "Decode Length: 8",
+    )
+    assert dashboard.ScreenTitle.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
 
 
 def test_a_picture_needs_no_terminal() -> None:

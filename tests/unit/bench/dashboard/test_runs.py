@@ -15,7 +15,7 @@ from tests.unit.bench.dashboard.script import (
     http_step,
     step_events,
 )
-from tgi_cli.bench.dashboard import ScreenTitle
+from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle
 from tgi_cli.bench.dashboard.app import BenchApp
 from tgi_cli.bench.dashboard.widgets import TabRow
 from tgi_cli.bench.events import StepFailed
@@ -139,7 +139,7 @@ async def test_names_in_any_script() -> None:
     run = batch_run()
     named = msgspec.structs.replace(run.target, model="組織/模型-🚀-[red]x[/]")
     run = msgspec.structs.replace(run, target=named)
-    app = BenchApp(title=ScreenTitle(named.model, ("длина: 10",)), run=run)
+    app = BenchApp(ScreenOptions(title=ScreenTitle(named.model, ("длина: 10",)), run=run))
     async with app.run_test(size=(80, 24)) as pilot:
         await app.settle()
         await pilot.pause()

@@ -8,12 +8,13 @@ import httpx
 import msgspec
 
 from tests.unit.bench.dashboard.cells import cells
+from tests.unit.bench.dashboard.driven import saved
 from tests.unit.bench.dashboard.script import batch_run, http_run, http_step, step_events
 from tgi_cli.bench.compare import ComparedMetric, Comparison
 from tgi_cli.bench.dashboard.app import BenchApp
 from tgi_cli.bench.dashboard.poller import ServerPoller
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle
-from tgi_cli.bench.dashboard.views import VIEWS
+from tgi_cli.bench.dashboard.views import VIEWS, ScreenOptions
 from tgi_cli.bench.dashboard.views.compare import CompareView
 from tgi_cli.bench.statistics import Summary, step_metrics
 
@@ -104,7 +105,7 @@ async def apps() -> AsyncIterator[tuple[str, BenchApp, list[str]]]:
     run = batch_run()
     yield (
         "batch",
-        BenchApp(title=ScreenTitle.of(run), run=run),
+        saved(run),
         ["steps", "percentiles", "requests"],
     )
     asked = server()
@@ -112,9 +113,9 @@ async def apps() -> AsyncIterator[tuple[str, BenchApp, list[str]]]:
         await asked.ask()
     run = http_run()
     before = http_run(slower=0.8)
-    app = BenchApp(title=ScreenTitle.of(run), run=run, other=before, poller=asked)
+    app = BenchApp(ScreenOptions(title=ScreenTitle.of(run), run=run, other=before), asked)
     yield "http", app, list(VIEWS)
-    live = BenchApp(title=ScreenTitle.of(run))
+    live = BenchApp(ScreenOptions(title=ScreenTitle.of(run)))
     live.board = RunState()
     for event in (
         *step_events(0, 3, http_step(4)),

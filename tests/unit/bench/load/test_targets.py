@@ -67,7 +67,7 @@ async def test_openai_is_known_by_its_models() -> None:
         )
     assert (first.target.kind, first.target.model) == ("openai", "acme/one")
     assert not first.tokenizer.exact
-    assert "guessed" in first.notes[0]
+    assert "estimates" in first.notes[0]
     assert second.target.info["max_model_len"] == 5
     assert second.tokenizer.exact
     assert second.notes == []

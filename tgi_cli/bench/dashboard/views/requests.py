@@ -15,7 +15,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tgi_cli.bench.dashboard.charts import RoundTicks
-from tgi_cli.bench.dashboard.formatting import colour, error_style, seconds
+from tgi_cli.bench.dashboard.formatting import error_style, seconds, step_color
 from tgi_cli.bench.dashboard.metrics import PAUSE
 from tgi_cli.bench.dashboard.run_state import StepState, described
 from tgi_cli.bench.dashboard.views import ViewState
@@ -142,7 +142,7 @@ class Timeline(ScrollView, can_focus=True):
         if following and step is not None and step.record is None:
             self.scroll_end(animate=False)
         place = scene.board.steps.index(step) if step is not None else 0
-        self._style = colour(place, scene.dark)
+        self._style = step_color(place, scene.dark)
         self._error = error_style(scene.dark)
         self._zoom = min(scene.zoom, MAX_ZOOM)
         self.refresh()

@@ -11,11 +11,12 @@ from textual.app import ComposeResult
 from textual.containers import Grid, Vertical
 from textual.widgets import Static
 
-from tgi_cli.bench.dashboard.formatting import colour, error_style, fitted, seconds, short
+from tgi_cli.bench.dashboard.formatting import error_style, fitted, seconds, short, step_color
 from tgi_cli.bench.dashboard.histogram import columns
 from tgi_cli.bench.dashboard.poller import ServerHistory, ServerSample
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText
+from tgi_cli.bench.statistics import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ServerView(Vertical):
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"
-            drawing.show(partial(_drawn, plot, history, colour(place, scene.dark)), key)
+            drawing.show(partial(_drawn, plot, history, step_color(place, scene.dark)), key)
 
 
 def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, height: int) -> Text:
@@ -74,7 +75,7 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
         return Text("not told", style="dim")
     room = width - 7
     shown = [(value or 0.0) * plot.scale for value in values][-room:]
-    top = plot.top or _round_top(max(shown))
+    top = plot.top or round_up(max(*shown, 1.0), (1, 2, 5))
     lines = columns(shown, room, height, top)
     text = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(lines):
@@ -84,16 +85,6 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
         if number + 1 < height:
             text.append("\n")
     return text
-
-
-def _round_top(value: float) -> float:
-    """The next of 1, 2 and 5 times a power of ten, at least 1."""
-    top = 1.0
-    while True:
-        for factor in (1.0, 2.0, 5.0):
-            if value <= top * factor:
-                return top * factor
-        top *= 10
 
 
 def state_of(scene: ViewState) -> Text:

@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 
 from tgi_cli.bench.dashboard import histogram
 from tgi_cli.bench.dashboard.charts import ChartSeries, LatencyChart
-from tgi_cli.bench.dashboard.formatting import colour, fitted, seconds
+from tgi_cli.bench.dashboard.formatting import fitted, seconds, step_color
 from tgi_cli.bench.dashboard.metrics import StepPanel
 from tgi_cli.bench.dashboard.run_state import StepState
 from tgi_cli.bench.dashboard.views import ViewState
@@ -80,7 +80,7 @@ class StepsView(Vertical):
         self._painted = key
         found = scene.figures.panels(shown) if shown is not None else None
         place = board.steps.index(shown) if shown is not None else 0
-        style = colour(place, scene.dark)
+        style = step_color(place, scene.dark)
         for kind in ("prefill", "decode"):
             panel: StepPanel = getattr(found, kind) if found is not None else _EMPTY
             heading = panel.heading or kind.capitalize()
@@ -109,7 +109,7 @@ class StepsView(Vertical):
                 ChartSeries(
                     panel.latency,
                     panel.throughput,
-                    colour(place, scene.dark),
+                    step_color(place, scene.dark),
                     chosen=step is scene.shown,
                 )
             )
