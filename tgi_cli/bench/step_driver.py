@@ -102,9 +102,9 @@ class LoadDriver:
     ) -> AsyncGenerator[Event, None]:
         """Run ``step`` with the requests in their order.
 
-        ``requests`` may be endless and slow: a thread reads it, a little ahead of need. In a step of
-        the kind ``batch`` each run takes ``step.value`` of them; ``step.requests`` counts runs then,
-        with the warm-ups, which come first.
+        ``requests`` may be endless and slow: a thread reads it, a little ahead of need. In a step
+        of the kind ``batch`` each run takes ``step.value`` of them; ``step.requests`` counts runs
+        then, with the warm-ups, which come first.
 
         Closing the generator (or cancelling the task) ends the load generators at once.
 
@@ -315,6 +315,6 @@ def _check(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> N
         )
     if step.value <= 0 or (step.kind != "rate" and step.value != int(step.value)):
         raise ConfigError(
-            f"{step.value:g} is not a valid {step.kind}: whole numbers above 0, or any rate above 0",
+            f"{step.value:g} is not a valid {step.kind}: whole numbers above 0, or a rate above 0",
             "give a number above 0",
         )
