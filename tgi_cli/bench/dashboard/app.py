@@ -70,10 +70,10 @@ class BenchApp(App[None]):
         self.animation_level = "none"
         run = options.run
         self.heading = options.title
-        self.board = RunState() if run is None else RunState.of(run)
+        self.run_state = RunState() if run is None else RunState.of(run)
         self.figures = MetricsCache(options.slo or (run.slo if run is not None else None))
         self.feed = EventQueue()
-        self.shown = self.board.steps[options.step] if self.board.steps else None
+        self.shown = self.run_state.steps[options.step] if self.run_state.steps else None
         self.following = run is None
         self.leaving = False
         self.signalled = 0
@@ -121,8 +121,8 @@ class BenchApp(App[None]):
         """Take in what has happened, compute everything that is missing, and paint it."""
         self.tick()
         await self.workers.wait_for_complete()
-        while self.figures.missing(self.board, self.shown, self.current == "percentiles"):
-            await self.figures.update(self.board, self.shown, self.current == "percentiles")
+        while self.figures.missing(self.run_state, self.shown, self.current == "percentiles"):
+            await self.figures.update(self.run_state, self.shown, self.current == "percentiles")
         self.paint()
         await self.workers.wait_for_complete()
 
@@ -168,37 +168,37 @@ class BenchApp(App[None]):
         """Take in the events since the last time, and paint if anything is new."""
         over = self.feed.over  # asked first: what was put before it is drained now
         for event in self.feed.drain():
-            self.board.apply(event)
-        if over and self.board.run is None and self.board.fatal is None:
+            self.run_state.apply(event)
+        if over and self.run_state.run is None and self.run_state.fatal is None:
             self._note_failure()
-        if self.board.run is not None and self.board.run.target.model:
-            self.heading = replace(self.heading, model=self.board.run.target.model)
-        if self.following and self.board.running is not None:
-            self.shown = self.board.running
-        elif self.shown not in self.board.steps:
-            self.shown = self.board.steps[0] if self.board.steps else None
+        if self.run_state.run is not None and self.run_state.run.target.model:
+            self.heading = replace(self.heading, model=self.run_state.run.target.model)
+        if self.following and self.run_state.running is not None:
+            self.shown = self.run_state.running
+        elif self.shown not in self.run_state.steps:
+            self.shown = self.run_state.steps[0] if self.run_state.steps else None
         if self.leaving and (over or time.monotonic() > self._deadline):
             self._close()
             return
         history = self._poller.history.version if self._poller is not None else 0
-        if (self.board.version, history) != self._painted:
-            self._painted = (self.board.version, history)
+        if (self.run_state.version, history) != self._painted:
+            self._painted = (self.run_state.version, history)
             self.paint()
         tables = self.current == "percentiles"
-        if not self._computing and self.figures.due(self.board, self.shown, tables):
+        if not self._computing and self.figures.due(self.run_state, self.shown, tables):
             self._computing = True
             self.run_worker(self._compute(tables))
 
     async def _compute(self, tables: bool) -> None:
         try:
-            await self.figures.update(self.board, self.shown, tables)
+            await self.figures.update(self.run_state, self.shown, tables)
         finally:
             self._computing = False
         self.paint()
 
     async def _ask(self) -> None:
         """Ask the server, once somebody has wanted to see what it says."""
-        run = self.board.run
+        run = self.run_state.run
         if self._options.url is None or (run is not None and run.target.started_here):
             return  # a server of the run's own ends with it
         if self._poller is None and self.current == "server":
@@ -210,17 +210,17 @@ class BenchApp(App[None]):
     def _note_failure(self) -> None:
         failure = self.feed.failure
         if isinstance(failure, TgiError):
-            self.board.give_up(failure.cause, failure.remedy)
+            self.run_state.give_up(failure.cause, failure.remedy)
         elif failure is not None:
-            self.board.give_up(f"{type(failure).__name__}: {failure}")
+            self.run_state.give_up(f"{type(failure).__name__}: {failure}")
 
     # Painting.
 
     @property
-    def scene(self) -> ViewState:
+    def view_state(self) -> ViewState:
         """This moment."""
         return ViewState(
-            board=self.board,
+            run_state=self.run_state,
             figures=self.figures,
             shown=self.shown,
             zoom=self.zoomed,
@@ -233,18 +233,18 @@ class BenchApp(App[None]):
         """Show this moment: the frame, and the view that is open."""
         if not (self.is_running and self.screen_stack and self.query("#head")):
             return  # not yet, or no more
-        scene = self.scene
-        state = widgets.status_text(scene, self.leaving, self._options.start is not None)
+        state = self.view_state
+        status = widgets.status_text(state, self.leaving, self._options.start is not None)
         self.query_one("#head", DrawnText).show(
-            lambda width, height: widgets.head_line(self.heading, state, width),
-            (self.heading, state),
+            lambda width, height: widgets.head_line(self.heading, status, width),
+            (self.heading, status),
         )
-        tabs = widgets.step_tabs(scene)
-        place = self.board.steps.index(self.shown) if self.shown in self.board.steps else -1
+        tabs = widgets.step_tabs(state)
+        place = self.run_state.steps.index(self.shown) if self.shown in self.run_state.steps else -1
         self.query_one("#tabs", TabRow).show(tabs, place)
         names = [Tab(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
         self.query_one("#view-tabs", TabRow).show(names, VIEWS.index(self.current))
-        message = widgets.message_line(scene, self.leaving)
+        message = widgets.message_line(state, self.leaving)
         drawing = self.query_one("#message", DrawnText)
         drawing.display = bool(message.plain)
         drawing.show(lambda width, height: widgets.truncated(message, width), message.plain)
@@ -252,13 +252,13 @@ class BenchApp(App[None]):
         assert isinstance(
             view, StepsView | PercentilesView | RequestsView | ServerView | CompareView
         )
-        view.paint(scene)
+        view.paint(state)
 
     # Keys and clicks.
 
     def action_step(self, by: int) -> None:
         """Show the next step, or the one before; the running one is followed no more."""
-        steps = self.board.steps
+        steps = self.run_state.steps
         if steps:
             here = steps.index(self.shown) if self.shown in steps else 0
             self._choose(steps[(here + by) % len(steps)])
@@ -266,8 +266,8 @@ class BenchApp(App[None]):
     @on(TabRow.Chosen, "#tabs")
     def choose_tab(self, event: TabRow.Chosen) -> None:
         """A step's tab was clicked."""
-        if event.index < len(self.board.steps):
-            self._choose(self.board.steps[event.index])
+        if event.index < len(self.run_state.steps):
+            self._choose(self.run_state.steps[event.index])
 
     @on(TabRow.Chosen, "#view-tabs")
     async def choose_view(self, event: TabRow.Chosen) -> None:
@@ -282,7 +282,7 @@ class BenchApp(App[None]):
     def action_follow(self) -> None:
         """Show the running step again, and go on with the next ones."""
         self.following = True
-        self.shown = self.board.running or self.shown
+        self.shown = self.run_state.running or self.shown
         self.paint()
 
     def action_zoom(self, by: int) -> None:

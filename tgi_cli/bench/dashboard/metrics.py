@@ -170,19 +170,19 @@ class MetricsCache:
         kept = self._tables.get(step)
         return kept[1] if kept else None
 
-    def missing(self, board: RunState, shown: StepState | None, tables: bool) -> bool:
+    def missing(self, run_state: RunState, shown: StepState | None, tables: bool) -> bool:
         """Whether ``update`` has something to do."""
-        return bool(self._stale_panels(board)) or (tables and self._stale_table(shown))
+        return bool(self._stale_panels(run_state)) or (tables and self._stale_table(shown))
 
-    def due(self, board: RunState, shown: StepState | None, tables: bool) -> bool:
+    def due(self, run_state: RunState, shown: StepState | None, tables: bool) -> bool:
         """Whether it is time for ``update`` to do it."""
-        return time.monotonic() >= self._next and self.missing(board, shown, tables)
+        return time.monotonic() >= self._next and self.missing(run_state, shown, tables)
 
-    async def update(self, board: RunState, shown: StepState | None, tables: bool) -> None:
+    async def update(self, run_state: RunState, shown: StepState | None, tables: bool) -> None:
         """Compute what is missing: all panels, and the table of the step that is shown."""
         began = time.monotonic()
         live = False
-        for step in self._stale_panels(board):
+        for step in self._stale_panels(run_state):
             version, record = step.version, step.snapshot()
             found = await asyncio.to_thread(panels, record)
             self._panels[step] = (version, found)
@@ -197,9 +197,9 @@ class MetricsCache:
         if live:
             self._next = ended + max((ended - began) * (1 - SHARE) / SHARE, PAUSE)
 
-    def _stale_panels(self, board: RunState) -> list[StepState]:
+    def _stale_panels(self, run_state: RunState) -> list[StepState]:
         kept = self._panels
-        return [s for s in board if s not in kept or kept[s][0] != s.version]
+        return [s for s in run_state if s not in kept or kept[s][0] != s.version]
 
     def _stale_table(self, step: StepState | None) -> bool:
         kept = self._tables.get(step) if step is not None else None

@@ -178,7 +178,7 @@ def _first_seen(widths: list[int], active: int, first: int, room: int) -> int:
     return first
 
 
-def head_line(title: ScreenTitle, state: str, width: int) -> Text:
+def head_line(title: ScreenTitle, status: str, width: int) -> Text:
     """Model, lengths, and at the right how the run is getting on where there is room for it.
 
     A name that is too long loses its front: the end tells models apart.
@@ -191,33 +191,33 @@ def head_line(title: ScreenTitle, state: str, width: int) -> Text:
     text = Text(no_wrap=True, overflow="crop")
     text.append(model, style="bold")
     text.append(rest)
-    gap = width - text.cell_len - cell_len(state)
+    gap = width - text.cell_len - cell_len(status)
     if gap >= 2:
         text.append(" " * gap)
-        text.append(state, style="dim")
+        text.append(status, style="dim")
     return truncated(text, width)
 
 
-def status_text(scene: ViewState, leaving: bool, live: bool) -> str:
+def status_text(state: ViewState, leaving: bool, live: bool) -> str:
     """How the run is getting on."""
-    board = scene.board
+    run_state = state.run_state
     if leaving:
         return "stopping"
-    if board.fatal is not None:
+    if run_state.fatal is not None:
         return "failed"
-    if board.run is not None:
+    if run_state.run is not None:
         return "over" if live else "saved"
-    if board.running is None:
+    if run_state.running is None:
         return "starting" if live else ""
-    seen = board.running.progress
+    seen = run_state.running.progress
     return "running" if seen is None else f"{seen.in_flight} in flight"
 
 
-def step_tabs(scene: ViewState) -> list[Tab]:
+def step_tabs(state: ViewState) -> list[Tab]:
     """One for each step, in the colour of its points."""
     return [
-        Tab(_one_line(step.label), step_color(place, scene.dark), step.bad)
-        for place, step in enumerate(scene.board)
+        Tab(_one_line(step.label), step_color(place, state.dark), step.bad)
+        for place, step in enumerate(state.run_state)
     ]
 
 
@@ -230,35 +230,35 @@ def key_help() -> Text:
     return text
 
 
-def message_line(scene: ViewState, leaving: bool) -> Text:
+def message_line(state: ViewState, leaving: bool) -> Text:
     """What the user must know now; empty where there is nothing."""
-    board, dark = scene.board, scene.dark
+    run_state, dark = state.run_state, state.dark
     if leaving:
         return Text(
             "stopping: waiting for the run's record; q again leaves at once",
             style=warning_style(dark),
         )
-    if board.fatal is not None:
-        cause, remedy = board.fatal
+    if run_state.fatal is not None:
+        cause, remedy = run_state.fatal
         advice = f" ({remedy})" if remedy else ""
         return Text(_one_line(f"failed: {cause}{advice}"), style=error_style(dark))
-    if board.error:
-        count = f"{board.errors} errors, the newest: " if board.errors > 1 else "error: "
-        return Text(_one_line(count + board.error), style=error_style(dark))
-    if board.saying:
-        return Text(_one_line(board.saying), style="dim")
-    notes = _notes(board, scene.shown)
+    if run_state.error:
+        count = f"{run_state.errors} errors, the newest: " if run_state.errors > 1 else "error: "
+        return Text(_one_line(count + run_state.error), style=error_style(dark))
+    if run_state.saying:
+        return Text(_one_line(run_state.saying), style="dim")
+    notes = _notes(run_state, state.shown)
     return Text(_one_line("; ".join(notes)), style=warning_style(dark))
 
 
-def _notes(board: RunState, shown: StepState | None) -> list[str]:
+def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
     notes = []
     record = shown.record if shown is not None else None
     if record is not None and record.client.behind:
         reason = record.client.reason or "its clock ticked late"
         notes.append(f"the client was the bottleneck: {reason}")
-    if board.run is not None:
-        notes += board.run.notes
+    if run_state.run is not None:
+        notes += run_state.run.notes
     return notes
 
 

@@ -117,7 +117,7 @@ async def test_errors_are_red_and_the_sweep_goes_on() -> None:
         assert bad.lower() in app.export_screenshot().lower()
         await driven.tell(*step_events(1, 3, http_step(4), 10))
         await pilot.pause()
-        assert app.shown is app.board.steps[1]
+        assert app.shown is app.run_state.steps[1]
         assert "10 / 60" in shown(app)
 
 
@@ -198,9 +198,9 @@ async def test_thousands_of_requests_are_painted_seldom() -> None:
         app.tick()
         await pilot.pause()
         assert painted <= 5
-        assert len(app.board.steps[0].requests) == 5000
+        assert len(app.run_state.steps[0].requests) == 5000
         await app.settle()
-        table = app.figures.panels(app.board.steps[0])
+        table = app.figures.panels(app.run_state.steps[0])
         assert table is not None
         assert 0 < len(table.prefill.values) <= 4000
 

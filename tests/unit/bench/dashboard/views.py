@@ -49,7 +49,7 @@ def server() -> ServerPoller:
 
 def steady(app: BenchApp) -> None:
     """Intervals that no other version of a random generator changes."""
-    for step in app.board:
+    for step in app.run_state:
         figures = step_metrics(step.snapshot(), app.figures.slo, intervals=False)
         if step.record is not None:
             figures = msgspec.structs.replace(
@@ -116,12 +116,12 @@ async def apps() -> AsyncIterator[tuple[str, BenchApp, list[str]]]:
     app = BenchApp(ScreenOptions(title=ScreenTitle.of(run), run=run, other=before), asked)
     yield "http", app, list(VIEWS)
     live = BenchApp(ScreenOptions(title=ScreenTitle.of(run)))
-    live.board = RunState()
+    live.run_state = RunState()
     for event in (
         *step_events(0, 3, http_step(4)),
         *step_events(1, 3, http_step(16), upto=30),
     ):
-        live.board.apply(event)
+        live.run_state.apply(event)
     yield "live", live, ["steps", "percentiles", "requests", "server", "compare"]
 
 

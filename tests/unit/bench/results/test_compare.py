@@ -167,9 +167,7 @@ def test_gaps_between_events_of_several_tokens_are_not_compared() -> None:
     result = compare(first, second)
     assert verdicts(result, "itl") == set()
     assert verdicts(result, "tpot") == {"same"}
-    assert result.notes == [
-        "events of the second run have several tokens: ITL is not compared"
-    ]
+    assert result.notes == ["events of the second run have several tokens: ITL is not compared"]
 
 
 def test_what_differs_is_told() -> None:

@@ -29,7 +29,7 @@ class ViewState:
         other: a saved run to compare with.
     """
 
-    board: RunState
+    run_state: RunState
     figures: MetricsCache
     shown: StepState | None
     zoom: int = 0

@@ -29,10 +29,10 @@ class CompareView(VerticalScroll):
         """Textual's."""
         yield Static(id="comparison", markup=False)
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
-        run, other = scene.board.run, scene.other
-        key = (run is None, self._of is None, self._found is None, self.size.width, scene.dark)
+        run, other = state.run_state.run, state.other
+        key = (run is None, self._of is None, self._found is None, self.size.width, state.dark)
         if key == self._painted:
             return
         self._painted = key
@@ -41,17 +41,17 @@ class CompareView(VerticalScroll):
         elif run is None:
             text = Text("The comparison comes when the run is over.", style="dim")
         elif self._found is not None:
-            text = draw_comparison(self._found, self.size.width - 1, dark=scene.dark)
+            text = draw_comparison(self._found, self.size.width - 1, dark=state.dark)
         else:
             text = Text("comparing ...", style="dim")
             if self._of is None:
                 self._of = (other, run)
-                self.run_worker(self._compare(scene, other, run))
+                self.run_worker(self._compare(state, other, run))
         self.query_one("#comparison", Static).update(text)
 
-    async def _compare(self, scene: ViewState, before: BenchRun, after: BenchRun) -> None:
+    async def _compare(self, state: ViewState, before: BenchRun, after: BenchRun) -> None:
         self._found = await asyncio.to_thread(compare, before, after)
-        self.paint(scene)
+        self.paint(state)
 
 
 def draw_comparison(found: Comparison, width: int, *, dark: bool = True) -> Text:

@@ -44,20 +44,20 @@ class PercentilesView(VerticalScroll):
         """Textual's."""
         yield Static(id="percentiles", markup=False)
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
         width = self.size.width - 1  # the scroll bar's
-        table = scene.figures.table(scene.shown) if scene.shown is not None else None
-        key = (table, scene.shown, width, scene.dark)
+        table = state.figures.table(state.shown) if state.shown is not None else None
+        key = (table, state.shown, width, state.dark)
         if key == self._painted:
             return
         self._painted = key
         if table is None:
             text = Text("no figures yet", style="dim")
         else:
-            running = scene.shown is not None and scene.shown.record is None
+            running = state.shown is not None and state.shown.record is None
             text = draw_percentiles(
-                table, width, slo=scene.figures.slo, running=running, dark=scene.dark
+                table, width, slo=state.figures.slo, running=running, dark=state.dark
             )
         self.query_one("#percentiles", Static).update(text)
 

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from tgi_cli.bench.dashboard.charts import RoundTicks
 from tgi_cli.bench.dashboard.formatting import error_style, seconds, step_color
 from tgi_cli.bench.dashboard.metrics import PAUSE
-from tgi_cli.bench.dashboard.run_state import StepState, described
+from tgi_cli.bench.dashboard.run_state import StepState, error_of
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText
 from tgi_cli.bench.events import BatchRecord, BenchRequestRecord, StepRecord
@@ -63,7 +63,7 @@ def _row(request: BenchRequestRecord) -> TimelineRow:
         first=request.arrivals[0] if request.arrivals else request.finished,
         last=request.finished,
         tokens=request.output_tokens,
-        error=described(request) if request.error is not None else "",
+        error=error_of(request) if request.error is not None else "",
         warmup=request.warmup,
     )
 
@@ -100,10 +100,10 @@ class RequestsView(Vertical):
         yield Timeline(id="timeline")
         yield DrawnText(id="legend")
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
-        shown = scene.shown
-        key = (shown, shown.version if shown is not None else 0, scene.zoom, scene.dark)
+        shown = state.shown
+        key = (shown, shown.version if shown is not None else 0, state.zoom, state.dark)
         running = shown is not None and shown.record is None
         if running and time.monotonic() < self._next and self._same(key):
             return  # so many rows are not laid out anew ten times a second
@@ -111,7 +111,7 @@ class RequestsView(Vertical):
         timeline = self.query_one("#timeline", Timeline)
         if key != self._painted:
             self._painted = key
-            timeline.show(scene)
+            timeline.show(state)
         self.query_one("#axis", DrawnText).show(lambda width, _: timeline.axis(width), key)
         self.query_one("#legend", DrawnText).show(lambda width, _: timeline.legend(), key)
 
@@ -128,9 +128,9 @@ class Timeline(ScrollView, can_focus=True):
         self._style = ""
         self._error = ""
 
-    def show(self, scene: ViewState) -> None:
+    def show(self, state: ViewState) -> None:
         """The step of this moment; a running one is followed down unless it was scrolled up."""
-        step = scene.shown
+        step = state.shown
         following = self.scroll_offset.y >= self.max_scroll_y and step is not None
         another = step is not self._shown
         self._shown = step
@@ -141,10 +141,10 @@ class Timeline(ScrollView, can_focus=True):
             self.scroll_to(y=0, animate=False)
         if following and step is not None and step.record is None:
             self.scroll_end(animate=False)
-        place = scene.board.steps.index(step) if step is not None else 0
-        self._style = step_color(place, scene.dark)
-        self._error = error_style(scene.dark)
-        self._zoom = min(scene.zoom, MAX_ZOOM)
+        place = state.run_state.steps.index(step) if step is not None else 0
+        self._style = step_color(place, state.dark)
+        self._error = error_style(state.dark)
+        self._zoom = min(state.zoom, MAX_ZOOM)
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:

@@ -51,20 +51,20 @@ class ServerView(Vertical):
             for plot in _PLOTS:
                 yield DrawnText(id=f"plot-{plot.name}")
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
-        history = scene.history
+        history = state.history
         self.query_one("#plots").display = history is not None
-        self.query_one("#server-state", Static).update(state_of(scene))
+        self.query_one("#server-state", Static).update(state_of(state))
         if history is None:
             return
-        key = (history.version, scene.dark)
+        key = (history.version, state.dark)
         for place, plot in enumerate(_PLOTS):
             drawing = self.query_one(f"#plot-{plot.name}", DrawnText)
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"
-            drawing.show(partial(_drawn, plot, history, step_color(place, scene.dark)), key)
+            drawing.show(partial(_drawn, plot, history, step_color(place, state.dark)), key)
 
 
 def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, height: int) -> Text:
@@ -87,17 +87,17 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
     return text
 
 
-def state_of(scene: ViewState) -> Text:
+def state_of(state: ViewState) -> Text:
     """The line above the plots; of a saved run, what its record says of the server."""
-    history = scene.history
+    history = state.history
     if history is not None:
         if history.error:
-            return Text(f"{history.url}: {history.error}", style=error_style(scene.dark))
+            return Text(f"{history.url}: {history.error}", style=error_style(state.dark))
         if not history.samples:
             return Text(f"{history.url}: asking ...", style="dim")
         span = history.samples[-1].at - history.samples[0].at
         return Text(f"{history.url}, the last {seconds(span)}", style="dim")
-    told = scene.shown.record.server if scene.shown and scene.shown.record else {}
+    told = state.shown.record.server if state.shown and state.shown.record else {}
     if not told:
         return Text(
             "No server to ask: this is a saved run, or a shard without HTTP.\n"
