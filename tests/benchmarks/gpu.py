@@ -257,7 +257,7 @@ class Benchmark:
 
         def watch(stats: StepStats) -> None:
             nonlocal alone
-            if stats.context_requests:
+            if stats["Context Requests"]:
                 return
             alone += 1
             if alone == new // 4:

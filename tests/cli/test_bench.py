@@ -148,26 +148,26 @@ def test_what_a_load_is_made_of(asked: list[BenchConfig]) -> None:
     ("arguments", "said"),
     [
         ("--url http://h -m /s", "two targets"),
-        ("--url ftp://h", "is no URL"),
+        ("--url ftp://h", "is not a URL"),
         ("-m /s -c 4", "behind a shard's socket"),
         ("--url http://h -c 4 --rate 1", "--concurrency and --rate are two loads"),
         ("--url http://h -c x", "--concurrency: 'x' is not numbers"),
-        ("--url http://h -c 0", "cannot be"),
-        ("--url http://h --rate -1", "cannot be"),
+        ("--url http://h -c 0", "is out of range"),
+        ("--url http://h --rate -1", "is out of range"),
         ("--url http://h --ramp 3", "is not FROM:TO"),
         ("--url http://h --slo speed:3", "--slo:"),
-        ("--url http://h -b 4 --requests 3", "--requests has no meaning for closed batches"),
+        ("--url http://h -b 4 --requests 3", "--requests does not apply to closed batches"),
         ("--url http://h -c 4 -r 3", "--runs is for closed batches only"),
-        ("--url http://h --input-tokens 5 -s 5", "say the same"),
+        ("--url http://h --input-tokens 5 -s 5", "set the same"),
         ("--url http://h --input-tokens much", "says no lengths"),
         ("--url http://h --arrival never --rate 1", "says no arrivals"),
-        ("--url http://h --arrival ramp:1,2,3 --rate 1", "give --ramp"),
+        ("--url http://h --arrival ramp:1,2,3 --rate 1", "use --ramp"),
         ("--url http://h --prefix 0", "--prefix"),
         ("--url http://h --header nothing", "is not NAME:VALUE"),
-        ("--url http://h --extra-body [1]", "no JSON object"),
-        ("--url http://h --serve-args x", "started here"),
+        ("--url http://h --extra-body [1]", "is not a JSON object"),
+        ("--url http://h --serve-args x", "that this command starts"),
         ("--url http://h --output no/such/run.json", "does not exist"),
-        ("--url http://h --svg a.svg --ui plain", "picture of the dashboard"),
+        ("--url http://h --svg a.svg --ui plain", "screenshot of the dashboard"),
         ("--url http://h --ui tui", "--ui tui"),
         ("--url http://h --batch-size 0", "is not at least 1"),
         ("compare a.json", "Missing argument"),
@@ -316,21 +316,32 @@ def test_a_model_named_as_a_command_is_given_as_a_path(asked: list[BenchConfig])
     assert asked[-1].model == "./view"
 
 
-def test_secrets_are_not_kept() -> None:
-    from tgi_cli.cli.bench_request import without_secrets
-
-    words = ["/bin/tgi", "bench", "--api-key", "a", "--api-key=b", "-H", "c: d", "-Hx:e", "-n", "3"]
-    assert without_secrets(words) == [
-        *("tgi", "bench", "--api-key", "***", "--api-key=***", "-H", "***", "-H***", "-n", "3"),
+def test_secrets_are_masked_in_the_saved_command(asked: list[Any]) -> None:
+    options(asked, "m", "--url", "http://h", "--api-key=b", "-H", "c: d", "-Hx:e", "-n", "3")
+    assert asked[-1].command == [
+        *("tgi", "bench", "m", "--url", "http://h", "--api-key", "***"),
+        *("--header", "***", "--header", "***", "--requests", "3"),
     ]
+
+
+def test_settings_come_from_a_file_too(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tgi.yaml"
+    path.write_text("port: 8080\napi_key: [a, b]\nbench:\n  batch-size: [2, 4]\n  runs: 3\n")
+    found = options(asked, "a/model", "--config", str(path), "--runs", "5", "--api-key", "c")
+    assert (found.values, found.requests) == ((2, 4), 5)
+    path.write_text("bench:\n  batch-size: [0]\n")
+    assert main.run(["bench", "a/model", "--config", str(path)]) == ExitCode.USAGE
+    assert "bench: batch-size: 0 is not at least 1" in capsys.readouterr().err
 
 
 def test_help_names_the_inner_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench", "--help"]) == ExitCode.OK
     out = " ".join(capsys.readouterr().out.split())
     assert "tgi bench view" in out
-    assert out.count("[default: ") > 10, "also those that the help texts name"
-    assert "[default: 256]" in out
+    assert out.lower().count("default: ") > 10, "also those that the help texts name"
+    assert "Default: 256." in out
     assert "tgi bench compare" in out
     assert main.run(["bench", "compare", "--help"]) == ExitCode.OK
     assert "--fail-on" in capsys.readouterr().out

@@ -22,10 +22,10 @@ def test_writing_them_anew_changes_nothing(tmp_path: Path) -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
     assert kept == written, "run `make completions`"
-    assert set(written) == set(completions.FILES.values())
+    assert set(written) == {name for name, _ in completions.SCRIPTS.values()}
 
 
-@pytest.mark.parametrize("shell", list(completions.FILES))
+@pytest.mark.parametrize("shell", list(completions.SCRIPTS))
 def test_every_shell_knows_every_visible_flag(
     shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +38,7 @@ def test_every_shell_knows_every_visible_flag(
             if word.startswith("--") and word[2:].replace("-", "").isalpha():
                 flag = word[2:] if shell == "fish" else word
                 assert flag in script, (command, word)
-    assert "lifeline" not in script
+    assert "config-fd" not in script
 
 
 BASH = """
@@ -76,5 +76,5 @@ def test_bash_completes(words: str, expected: list[str]) -> None:
 )
 def test_the_shells_that_are_here_can_read_them(shell: str, command: list[str]) -> None:
     if shutil.which(shell):
-        path = FOLDER / completions.FILES[shell]
+        path = FOLDER / completions.SCRIPTS[shell][0]
         subprocess.run([*command, str(path)], check=True, timeout=30)

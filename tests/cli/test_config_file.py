@@ -94,7 +94,7 @@ def test_sections_are_for_one_command(served: dict[str, Any], write: Any) -> Non
         ("batching: eager", "batching: 'eager' is not one of 'fused'", ""),
         ("trust_remote_code: maybe", "trust_remote_code: 'maybe' is not true or false", ""),
         ("port: [1, 2]", "port: [1, 2] is not one value", ""),
-        ("lifeline_fd: 3", "'lifeline_fd' is not a setting", ""),
+        ("config_fd: 3", "'config_fd' is not a setting", ""),
         ("config: x.yaml", "'config' is not a setting", ""),
         ("serve: 3", "serve is not a section", ""),
         ("serve:\n  engine_url: x", "serve: 'engine_url' is not a setting", ""),
@@ -162,7 +162,7 @@ def test_env_says_where_each_setting_comes_from(
     assert found["payload_limit"] == {"value": 2_000_000, "source": "default", "name": None}
     assert found["model_id"] == {"value": "org/m", "source": "flag", "name": "MODEL"}
     assert found["api_key"]["value"] == found["ngrok_authtoken"]["value"] == "********"
-    visible = {s.name for s in SETTINGS if SERVE in s.of and not (s.hidden or s.argument)}
+    visible = {s.name for s in SETTINGS if SERVE in s.commands and not (s.hidden or s.argument)}
     assert set(found) == visible - {"config", "env"}
 
 

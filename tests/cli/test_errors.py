@@ -167,6 +167,6 @@ def test_a_socket_that_others_could_reach_is_refused_before_anything_is_loaded(
     assert_error(done, ExitCode.USAGE, "other users", "0700")
 
 
-def test_a_lifeline_is_not_for_people(tmp_path: Path) -> None:
-    done = tgi("router", "--lifeline-fd", "999", home=tmp_path)
-    assert_error(done, ExitCode.USAGE, "--lifeline-fd", "leave it off")
+def test_a_childs_configuration_is_refused_without_a_parent(tmp_path: Path) -> None:
+    done = tgi("router", "--config-fd", "999", home=tmp_path)
+    assert_error(done, ExitCode.USAGE, "--config-fd", "leave it off")

@@ -13,12 +13,14 @@ import tgi_cli
 from tests.tools.certificates import Files
 from tgi_cli import demo
 from tgi_cli.cli import main
+from tgi_cli.cli.local_model import locate
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ExitCode
-from tgi_cli.hub import LocalModel
-from tgi_cli.launcher import commands
 from tgi_cli.launcher import serve as launcher
-from tgi_cli.launcher.commands import RouterOptions
+from tgi_cli.launcher.child_process import inherited_environment
+from tgi_cli.model_server.config import ModelServerConfig
+from tgi_cli.process.spawn import write_config
+from tgi_cli.router.config import RouterConfig
 
 HEAVY = {
     "torch",
@@ -131,7 +133,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def test_the_defaults_are_those_of_the_contract(served: dict[str, Any]) -> None:
     assert main.run(["serve"]) == ExitCode.OK
     assert served["config"] == ServeConfig(model_id="")
-    assert served["router"] == RouterOptions()
+    router = served["router"]
+    assert router == RouterConfig(model_path=Path(), model_id="", engine_url="")
 
 
 VARIABLES = {
@@ -276,70 +279,50 @@ def test_a_containers_name_is_no_address(
     assert served["config"].hostname == "localhost"
 
 
-def test_the_halves_are_told_what_the_whole_was_told(
+def test_the_children_get_the_configuration_of_the_launcher(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Files
 ) -> None:
-    """The command lines of the children, read by the children, give the same settings."""
+    """The structs of the children, read by the children, give the same settings."""
     import tgi_cli.model_server.main as model_server
     import tgi_cli.router.server as router_server
 
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        model_server, "run_model_server", lambda *told, **_: seen.__setitem__("server", told)
+        model_server, "run_model_server", lambda *got: seen.__setitem__("server", got)
     )
-    monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
-    monkeypatch.setattr("tgi_cli.process.parent_death.exit_with_parent", lambda *_, **__: None)
-    monkeypatch.setattr(launcher, "with_adapters", lambda config: config)
+    monkeypatch.setattr(router_server, "run_router", lambda got: seen.__setitem__("router", got))
+    monkeypatch.setattr("tgi_cli.process.parent_death.exit_with_parent", lambda *_: None)
     values = dict(VARIABLES.values()) | {"json_output": False}
-    config = ServeConfig(**values)  # type: ignore[arg-type]
-    router = RouterOptions(
-        max_best_of=3,
-        max_stop_sequences=6,
-        max_top_n_tokens=7,
-        max_client_batch_size=8,
-        validation_workers=9,
-        payload_limit=10,
-        watermark_gamma=0.25,
-        watermark_delta=3.5,
-        generation_config="none",
+    serve = ServeConfig(**values)  # type: ignore[arg-type]
+    uds = tmp_path / "engine.sock"
+    server = ModelServerConfig(serve=serve, model_path=tmp_path, uds_path=uds, parent_fd=3)
+    arguments = ["model-server", "org/model", f"--config-fd={write_config(server)}"]
+    assert main.run(arguments) == ExitCode.OK
+    got, (generate,) = seen["server"]
+    assert got == server
+    options = generate.keywords["options"]
+    assert options.uds_path == Path("/tmp/tgi-shard")
+    assert (options.watermark.gamma, options.watermark.delta) == (0.25, 3.5)
+
+    router = RouterConfig(
+        model_path=tmp_path,
+        model_id="org/model",
+        engine_url=f"unix:{uds}",
         tokenizer_config_path=files.cert,
-        tool_call_parser="hermes",
-        reasoning_parser="think",
         api_key="secret,second",
         cors_allow_origin=("https://a.example", "http://localhost:8000"),
-        ssl_certfile=files.cert,
-        ssl_keyfile=files.key,
-        otlp_endpoint="http://collector:4317",
-        otlp_service_name="mine",
-        vllm_metrics=True,
+        socket_fd=4,
+        parent_fd=3,
     )
-    model = LocalModel(tmp_path, "org/model", "refs/pr/1")
-    uds = tmp_path / "engine.sock"
-
-    assert main.run(commands.model_server_command(config, model, uds, 3)) == ExitCode.OK
-    told, path, told_uds, generate = seen["server"]
-    assert (path, told_uds) == (tmp_path, uds)
-    assert generate.uds_path == Path("/tmp/tgi-shard")
-    assert (generate.watermark.gamma, generate.watermark.delta) == (0.25, 3.5)
-    for name in ("hostname", "port", "max_restarts", "watchdog_timeout"):
-        values.pop(name)
-    assert {name: getattr(told, name) for name in values} == values
-
-    arguments = commands.router_command(config, router, model, f"unix:{uds}", 4, 3)
-    assert "secret" not in str(arguments), "anybody may look at the list of processes"
-    monkeypatch.setenv("API_KEY", "secret,second")
+    arguments = ["router", "org/model", f"--config-fd={write_config(router)}"]
     assert main.run(arguments) == ExitCode.OK
-    told = seen["router"]
-    assert told.api_keys == ("secret", "second")
-    assert (told.engine_url, told.socket_fd) == (f"unix:{uds}", 4)
-    assert (told.model_path, told.model_id, told.revision) == (tmp_path, "org/model", "refs/pr/1")
-    for name in RouterOptions.__dataclass_fields__:
-        assert getattr(told, name) == getattr(router, name), name
-    for name in ("max_concurrent_requests", "graceful_termination_timeout", "trust_remote_code"):
-        assert getattr(told, name) == values[name]
+    assert seen["router"] == router
+    assert seen["router"].api_keys == ("secret", "second")
 
 
-def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_do_not_inherit_the_variables_of_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dropped = {
         *VARIABLES,
         *("MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY", "HF_MODEL_ID", "TGI_CONFIG"),
@@ -348,7 +331,7 @@ def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.Monkey
     for name in dropped:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    environment = commands.environment()
+    environment = inherited_environment()
     assert not set(environment) & dropped
     assert environment["HF_TOKEN"] == "secret"
 
@@ -442,7 +425,7 @@ def test_adapters_are_found_before_anything_is_loaded(
     def never(*_: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr("tgi_cli.launcher.serve.Child", never)
+    monkeypatch.setattr("tgi_cli.launcher.serve.ChildProcess", never)
     monkeypatch.setattr("tgi_cli.model_server.main.run_model_server", never)
     port = ["--port", "0"] if command == "serve" else []
     for adapters, code, says in (
@@ -461,6 +444,6 @@ def test_adapters_are_found_before_anything_is_loaded(
 
 def test_no_model_is_the_bundled_one(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="tgi_cli"):
-        config, path = launcher.located(ServeConfig(model_id=""), None)
+        config, path = locate(ServeConfig(model_id=""))
     assert (config.model_id, path) == (demo.MODEL_ID, demo.model_path())
     assert "bundled" in caplog.text

@@ -15,8 +15,9 @@ import tgi_cli.router.server as router_server
 from tgi_cli import demo
 from tgi_cli.cli import main, tgi_aliases
 from tgi_cli.cli.commands import COMMANDS
-from tgi_cli.config.settings import SETTINGS
+from tgi_cli.config.settings import SERVE, settings_of
 from tgi_cli.errors import ExitCode
+from tgi_cli.model_server.config import ModelServerConfig
 
 SHARD = "/tmp/text-generation-server"
 INFERENCE = "text-generation-inference"
@@ -26,7 +27,7 @@ MODEL = str(demo.model_path())
 class Row(NamedTuple):
     """A flag of TGI.
 
-    ``effect`` is the field of ServeConfig or RouterOptions that it sets (``=``: that of its own
+    ``effect`` is the field of ServeConfig or RouterConfig that it sets (``=``: that of its own
     name; ``value`` is what it has then), or, behind ``note:``, words of the line that it is
     answered with.
     """
@@ -159,7 +160,7 @@ def test_each_variable_of_the_launcher(
 
 
 def test_each_default_of_the_launcher() -> None:
-    table = {setting.flag: setting.default for setting in SETTINGS}
+    table = {setting.flag: setting.default for setting in settings_of(SERVE)}
     for row in LAUNCHER:
         if row.flag.startswith("--"):
             default = tgi_aliases.LAUNCHER_DEFAULTS.get(row.name, table[row.flag])
@@ -246,7 +247,7 @@ def test_each_flag_of_the_router(
 
 
 def test_each_default_of_the_router(routed: dict[str, Any]) -> None:
-    table = {setting.flag: setting.default for setting in SETTINGS}
+    table = {setting.flag: setting.default for setting in settings_of("router")}
     for row in ROUTER:
         said = tgi_aliases.ROUTER_DEFAULTS.get(row.name)
         assert row.default == (table[row.flag] if said is None else type(row.default)(said))
@@ -277,8 +278,8 @@ SERVER = [
 def run_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def run(config: Any, path: Path, uds_path: Path, generate: Any, **_: object) -> None:
-        seen.update(config=config, generate=generate)
+    def run(config: ModelServerConfig, services: Any) -> None:
+        seen.update(config=config.serve, generate=services[-1].keywords["options"])
 
     monkeypatch.setattr(model_server_module, "run_model_server", run)
     monkeypatch.setattr("tgi_cli.logging.dump_on_signal", lambda: None)
@@ -442,7 +443,8 @@ def test_log_colorize_is_inverted_as_it_was(
         (
             "quantize",
             "--revision --logger-level --json-output --trust-remote-code --upload-to-model-id "
-            "--percdamp --act-order --no-act-order --groupsize",
+            "--percdamp --act-order --no-act-order --groupsize --no-trust-remote-code "
+            "--no-json-output",
         ),
         (
             "download-weights",
@@ -458,11 +460,3 @@ def test_the_other_programs_flags_are_known(command: str, flags: str) -> None:
     found = built.commands[entry.name]  # type: ignore[attr-defined]
     known = {word for p in found.params for word in (*p.opts, *p.secondary_opts)}
     assert set(flags.split()) <= known
-
-
-def test_quantize_takes_its_switches_in_the_negative(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[str]] = []
-    monkeypatch.setattr(tgi_aliases, "run", lambda words, defaults: ran.append(words) or 0)
-    words = ["quantize", "org/m", "/out", "--no-trust-remote-code", "--no-json-output"]
-    assert tgi_aliases.as_server([*words, "--act-order"]) == ExitCode.OK
-    assert ran == [["quantize", "org/m", "/out", "--act-order"]]

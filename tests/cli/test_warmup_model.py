@@ -51,7 +51,7 @@ def test_a_model_without_kernels(
     assert rows["max_batch_total_tokens"][1] == str(found["max_batch_total_tokens"])
     assert rows["4"][-1].endswith("%")
     assert not set(out) & set("─│╭"), "plain where there is no terminal"
-    assert "kept for" not in out
+    assert "saved for" not in out
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,10 +142,10 @@ def test_a_running_server_gets_prompts_of_all_sizes(
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        (["--url", "localhost:3000"], "no address of a server", ExitCode.USAGE),
-        (["--url", "http://127.0.0.1:1"], "does not answer", ExitCode.FAILURE),
-        (["--url", "URL", "--api-key", "wrong"], "another API key", ExitCode.FAILURE),
-        (["--url", "URL", "--model-id", "x"], "which has its model", ExitCode.USAGE),
+        (["--url", "localhost:3000"], "is not the URL of a server", ExitCode.USAGE),
+        (["--url", "http://127.0.0.1:1"], "is unavailable", ExitCode.FAILURE),
+        (["--url", "URL", "--api-key", "wrong"], "rejects the API key", ExitCode.FAILURE),
+        (["--url", "URL", "--model-id", "x"], "has its own model", ExitCode.USAGE),
     ],
 )
 def test_a_server_that_cannot_be_warmed(
@@ -168,4 +168,4 @@ def test_a_server_of_another_kind(
     for info in ([], {"max_input_tokens": None}):
         handler.info = info
         assert main.run(["warmup", "--url", url]) == ExitCode.FAILURE
-        assert "no server of TGI's kind" in capsys.readouterr().err
+        assert "is not a server of TGI's kind" in capsys.readouterr().err

@@ -257,7 +257,7 @@ def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], in
                 )
             )
         client.read_until_finished(*range(len(prompts)))
-        preemptions = client.core._scheduler.preemptions
+        preemptions = client.core.metrics.load.preemptions
     return [client.tokens[i] for i in range(len(prompts))], preemptions
 
 

@@ -225,7 +225,7 @@ def test_random_arrivals_and_cancellations(
                 if client.core.live_requests:
                     client.read()
         client.read_until_finished(*requests)
-        preemptions = client.core._scheduler.preemptions
+        preemptions = client.core.metrics.load.preemptions
     small = switches.get("num_blocks") == 14
     assert (preemptions > 0) == (small and "capacity_policy" not in switches)
     for i, (prompt, new) in requests.items():

@@ -1,7 +1,7 @@
 """TGI's own services over a real model: what transformers says, however the caller drives them.
 
 The client is made from the services' reflection at run time. A miniature checkpoint of random
-weights in fp32 stands behind them; both fronts of the server share it.
+weights in fp32 stands behind them; both services of the server share it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.tgi_grpc.model_text import load_model_text
@@ -112,26 +113,24 @@ def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> I
         "block_size": 16,
         "num_blocks": 256,
     }
-    core = EngineCore(
-        worker, SchedulerConfig(**(values | changes)), depth, grammars=worker.grammars
-    )
+    core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth, worker.grammars)
     info = worker.info()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         socket = Path(folder) / "engine.sock"
         server = EngineServer(core, info)
         options = GenerateOptions(load_text=partial(load_model_text, path, False))
-        server.fronts.append(GenerateServices(core.inbox, info, server.adapters, options, socket))
+        served = ServedEngine(core.inbox, info, server.adapters, socket)
+        server.services.append(GenerateServices(served, options))
         server.start(socket)
         loop = threading.Thread(target=core.run, daemon=True)
         loop.start()
         try:
             yield f"unix:{socket}"
-            pool = core._scheduler.pool
         finally:
             core.inbox.put(Shutdown())
             loop.join(timeout=60)
             server.stop()
-    assert pool.num_available == pool.num_blocks
+    assert core.metrics.load.used_blocks == 0
 
 
 def some_text(dice: random.Random, length: int) -> str:
@@ -260,7 +259,7 @@ def test_grammars_hold(worker: ModelWorker, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("depth", "num_blocks"), [(0, 256), (1, 36), (0, 36)])
-def test_both_fronts_at_once_under_random_load(
+def test_both_services_at_once_under_random_load(
     worker: ModelWorker, checkpoint: Path, oracle: Oracle, depth: int, num_blocks: int
 ) -> None:
     """Sessions and two step-driven callers; with few blocks, the sessions' are preempted."""

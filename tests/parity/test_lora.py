@@ -187,7 +187,7 @@ def test_mixed_batches_answer_as_merged_models(
                 if client.core.live_requests:
                     client.read()
         client.read_until_finished(*requests)
-        assert (client.core._scheduler.preemptions > 0) == ("num_blocks" in switches)
+        assert (client.core.metrics.load.preemptions > 0) == ("num_blocks" in switches)
     differing = 0
     for i, request in requests.items():
         told = client.tokens.get(i, [])

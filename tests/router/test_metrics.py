@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -26,15 +27,15 @@ HISTOGRAMS = {
     "tgi_request_input_length",
     "tgi_request_generated_tokens",
     "tgi_request_max_new_tokens",
-    "tgi_request_time_to_first_token_duration",
-    "tgi_request_inter_token_duration",
+    "tgi_request_time_to_first_token_seconds",
+    "tgi_request_inter_token_seconds",
 }
 GAUGES = {
     "tgi_queue_size": 3,
     "tgi_batch_current_size": 2,
     "tgi_batch_current_max_tokens": 80,
     "tgi_batch_max_total_tokens": 1024,
-    "tgi_kv_cache_usage": 80 / 1024,
+    "tgi_kv_cache_usage_ratio": 80 / 1024,
     "tgi_request_in_flight": 0,
     "tgi_prefix_cache_blocks": 7,
     "tgi_lora_adapters": 0,
@@ -83,11 +84,11 @@ LABELS = {
 """TGI's, and ``timeout`` for deadlines, which it did not have."""
 
 ENGINE_COUNTERS = {
-    "tgi_preemption_count": 1,
-    "tgi_engine_step_count": 11,
-    "tgi_engine_prompt_tokens": 60,
-    "tgi_prefix_cache_query_tokens": 100,
-    "tgi_prefix_cache_hit_tokens": 40,
+    "tgi_preemptions_total": 1,
+    "tgi_engine_steps_total": 11,
+    "tgi_engine_prompt_tokens_total": 60,
+    "tgi_prefix_cache_query_tokens_total": 100,
+    "tgi_prefix_cache_hit_tokens_total": 40,
 }
 
 
@@ -97,8 +98,10 @@ async def samples(client: httpx.AsyncClient) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            # The parser writes counters OpenMetrics' way.
-            name = sample.name.removesuffix("_total") if family.type == "counter" else sample.name
+            # The parser appends the suffix to counters that lack it.
+            name = sample.name
+            if family.type == "counter" and f"# TYPE {name} " not in text:
+                name = name.removesuffix("_total")
             labels = "".join(f"{{{key}={value}}}" for key, value in sorted(sample.labels.items()))
             found[name + labels] = sample.value
     return found
@@ -122,7 +125,7 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
         for name in names:
             assert types[name] == kind, name
     assert "process_resident_memory_bytes" in types
-    assert not any("_total" in name for name in types if name.startswith("tgi_request"))
+    assert not any("_total" in name for name in COUNTERS | LABELS.keys() if name in types)
 
 
 async def test_engine_gauges(client: httpx.AsyncClient) -> None:
@@ -196,7 +199,7 @@ class TestGateways:
         model = "{model_name=acme/tiny}"
         assert found[f"vllm:num_requests_waiting{model}"] == found["tgi_queue_size"] == 3
         assert found[f"vllm:num_requests_running{model}"] == found["tgi_batch_current_size"] == 2
-        usage = found["tgi_kv_cache_usage"]
+        usage = found["tgi_kv_cache_usage_ratio"]
         assert found[f"vllm:kv_cache_usage_perc{model}"] == usage
         assert found[f"vllm:gpu_cache_usage_perc{model}"] == usage
         assert found["vllm:cache_config_info{block_size=16}{num_gpu_blocks=64}"] == 1
@@ -262,14 +265,14 @@ async def test_a_request_is_counted_once(
     tokens = len(engine.replies[0])
     assert found["tgi_request_count"] == 1
     assert found["tgi_request_success"] == 1
-    for name in HISTOGRAMS - {"tgi_request_inter_token_duration"}:
+    for name in HISTOGRAMS - {"tgi_request_inter_token_seconds"}:
         assert found[f"{name}_count"] == 1, name
         assert found[f"{name}_bucket{{le=+Inf}}"] == 1, name
-    assert found["tgi_request_inter_token_duration_count"] == tokens - 1
+    assert found["tgi_request_inter_token_seconds_count"] == tokens - 1
     assert found["tgi_request_generated_tokens_sum"] == tokens
     assert found["tgi_request_input_length_sum"] == len(engine.requests[0].prompt_ids)
     assert found["tgi_request_queue_duration_sum"] == pytest.approx(0.002)
-    assert found["tgi_request_cached_tokens"] == 4
+    assert found["tgi_request_cached_tokens_total"] == 4
     assert sum(v for name, v in found.items() if name.startswith("tgi_request_failure")) == 0
 
 
@@ -283,7 +286,7 @@ async def test_samples_share_what_is_of_their_prompt(
     assert found["tgi_request_max_new_tokens_count"] == 3
     assert found["tgi_request_input_length_count"] == 1
     assert found["tgi_request_input_length_sum"] == len(engine.requests[0].prompt_ids)
-    assert found["tgi_request_cached_tokens"] == 4
+    assert found["tgi_request_cached_tokens_total"] == 4
 
 
 async def test_prompts_of_one_request_are_counted_each(client: httpx.AsyncClient) -> None:
@@ -315,3 +318,26 @@ async def test_a_failure_is_counted_once(
     assert failures.pop(f"tgi_request_failure{{err={label}}}") == count
     assert set(failures.values()) == {0}
     assert (found["tgi_request_count"], found["tgi_request_success"]) == (count, 0)
+
+
+TGIS = COUNTERS | LABELS.keys() | {name.removesuffix("_bucket") for name in DASHBOARD}
+"""Names that TGI had, which may not change."""
+
+
+async def test_names_follow_prometheus_conventions(client: httpx.AsyncClient) -> None:
+    """The rules of ``promtool check metrics``, for all names but TGI's."""
+    text = (await client.get("/metrics")).text
+    heads = re.findall(r"^# HELP (\w+) (.*)\n# TYPE \1 (\w+)$", text, re.MULTILINE)
+    own = [head for head in heads if head[0] not in TGIS]
+    assert len(own) > 20
+    for name, help, kind in own:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name), name
+        assert help, name
+        assert name.endswith("_total") == (kind == "counter"), name
+        if kind != "histogram":
+            assert not name.endswith(("_count", "_sum", "_bucket")), name
+        words = name.split("_")
+        assert kind not in words, name
+        assert not {"duration", "milliseconds", "ms", "minutes", "kilobytes", "mb", "percent"} & {
+            *words
+        }, name

@@ -212,8 +212,8 @@ class TestOperations:
     async def test_time_to_first_token_and_between_tokens(self, client: httpx.AsyncClient) -> None:
         await client.post("/generate", json={"inputs": "hi"})
         metrics = (await client.get("/metrics")).text
-        assert "tgi_request_time_to_first_token_duration_count 1" in metrics
-        assert "tgi_request_inter_token_duration_count" in metrics
+        assert "tgi_request_time_to_first_token_seconds_count 1" in metrics
+        assert "tgi_request_inter_token_seconds_count" in metrics
 
     async def test_metrics_are_served_where_the_api_is(self) -> None:
         """There is no second port that another server could hold."""

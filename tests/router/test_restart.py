@@ -91,7 +91,7 @@ class TestLimits:
     ) -> None:
         engine.restart(load_seconds=7.0, step_seconds=3.0)
         assert not warnings(caplog)
-        assert state.metrics.info.load_seconds == 7.0
+        assert state.generator.info.load_seconds == 7.0
 
     async def test_another_model_is_an_error_in_the_log(
         self, engine: FakeEngine, state: RouterState, caplog: pytest.LogCaptureFixture

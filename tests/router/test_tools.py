@@ -320,7 +320,7 @@ async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngi
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "has no name"),
         ({"functions": [{}]}, "functions", "use `tools`"),
         ({"function_call": {"name": "f"}}, "function_call", "use `tools`"),
-        ({"chat_template": "{{ 1 }}"}, "chat_template", "of the request's own"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "in the request"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
         ({"chat_template_kwargs": {"eos_token": ""}}, "chat_template_kwargs", "'eos_token'"),
         ({"chat_template_kwargs": {"nothing": 1}}, "chat_template_kwargs", "does not use it"),
@@ -328,7 +328,7 @@ async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngi
          "continue_final_message", "contradict"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "must name its"),
         ({"messages": [{"role": "assistant", "tool_calls": [
-            {"function": {"name": "f", "arguments": "{"}}]}]}, "messages", "are no JSON"),
+            {"function": {"name": "f", "arguments": "{"}}]}]}, "messages", "are not valid JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": [
             {"function": {"name": "f", "arguments": "[1]"}}]}]}, "messages", "a JSON object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages",

@@ -224,7 +224,7 @@ def test_a_launcher_killed_while_it_waits_to_start_again_leaves_nothing(start: S
     server = start(1)
     processes = server.everything()
     os.kill(server.shard, signal.SIGKILL)
-    poll(lambda: "starting it again" in server.process.log, 30, "it is lost")
+    poll(lambda: "restarting it" in server.process.log, 30, "it is lost")
     processes += server.everything()
     server.process.process.kill()
     server.process.process.wait()

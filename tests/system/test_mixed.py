@@ -155,6 +155,6 @@ async def test_mixed_requests_are_answered_as_each_is_alone(small: ServerProcess
 
 def preemptions(measured: str) -> float:
     """Times that a sequence gave up its cache."""
-    found = re.search(r"^tgi_preemption_count\S* (\S+)$", measured, re.MULTILINE)
+    found = re.search(r"^tgi_preemptions_total\S* (\S+)$", measured, re.MULTILINE)
     assert found is not None, measured
     return float(found[1])

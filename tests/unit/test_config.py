@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from tgi_cli.config import (
-    BATCHINGS,
     BLOCK_SIZE,
-    CAPACITY_POLICIES,
     DEFAULT_CPU_PREFILL_TOKENS,
-    ON_THE_FLY,
     DeviceFacts,
     EngineConfig,
     ModelFacts,
     ServeConfig,
     resolve,
 )
+from tgi_cli.config.settings.engine import BATCHINGS, CAPACITY_POLICIES
+from tgi_cli.config.settings.model import ON_THE_FLY
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.errors import ConfigError, ExitCode, UnsupportedModelError
 
@@ -130,7 +129,7 @@ def test_a_flag_may_say_what_the_checkpoint_says(
     ("asked", "found", "words"),
     [
         ("int3", None, "--quantize 'int3' is not known"),
-        ("gptq", None, "--quantize gptq contradicts the checkpoint, which has plain weights"),
+        ("gptq", None, "--quantize gptq contradicts the checkpoint, which has unquantized weights"),
         ("int8", "gptq", "--quantize int8 contradicts .* is quantized with gptq"),
         ("awq", "gptq", "--quantize awq contradicts .* is quantized with gptq"),
         ("marlin", "gptq", "--quantize marlin names kernels of CUDA"),
@@ -258,7 +257,7 @@ def test_slots_for_adapters_follow_what_is_named(
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        ({"lora_adapters": ("a=/a",), "max_loras": 0}, "--max-loras 0 leaves no room"),
+        ({"lora_adapters": ("a=/a",), "max_loras": 0}, "--max-loras 0 leaves no slot"),
         ({"max_loras": -1}, "--max-loras -1"),
         ({"max_cpu_loras": 0}, "--max-cpu-loras 0 must be positive"),
         ({"max_lora_rank": 0}, "--max-lora-rank 0 must be positive"),

@@ -43,7 +43,7 @@ def test_the_number_of_shards(said: dict[str, Any], device: Any, shards: int) ->
     [
         ({"num_shard": 5}, FOUR, "--num-shard 5 is more than", "at most 4"),
         ({"num_shard": 2}, CUDA, "--num-shard 2 is more than", "at most 1"),
-        ({"sharded": True}, CUDA, "there is one alone", "leave it off"),
+        ({"sharded": True}, CUDA, "there is only one", "leave it off"),
         ({"sharded": True}, CPU, "this machine has none", "--num-shard N"),
         ({"sharded": True, "num_shard": 1}, FOUR, "--sharded and --num-shard 1", "leave one off"),
         ({"sharded": False, "num_shard": 2}, FOUR, "--no-sharded", "leave one off"),

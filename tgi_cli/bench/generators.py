@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 
-import tgi_cli
 from tgi_cli.bench.events import BenchRequest, BenchStep
 from tgi_cli.bench.load.frames import (
     EndOfRequests,
@@ -27,6 +23,7 @@ from tgi_cli.bench.load.frames import (
     ToGenerator,
     pack,
 )
+from tgi_cli.process.spawn import child_environment, module_command
 
 _CHUNK = 32
 """Requests that are built and sent at a time."""
@@ -72,11 +69,11 @@ class GeneratorProcess:
     async def start(self, job: ToGenerator) -> None:
         """Start the process with its job."""
         self._process = process = await asyncio.create_subprocess_exec(
-            *command("tgi_cli.bench.load"),
+            *module_command("tgi_cli.bench.load"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment(),
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C on the terminal is for the parent process
         )
         tasks = (self._read_frames(process), self._read_stderr(process))
@@ -212,15 +209,3 @@ class RequestFeeder:
                     process.send(EndOfRequests())
         for process in self._processes:
             await process.drain()
-
-
-def command(module: str) -> list[str]:
-    """The command of a module; files in the working directory do not pass for modules."""
-    return [sys.executable, "-P", "-m", module]
-
-
-def environment() -> dict[str, str]:
-    """The environment, with this package in the path."""
-    root = str(Path(tgi_cli.__file__).resolve().parents[1])
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}

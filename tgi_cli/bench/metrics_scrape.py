@@ -22,14 +22,14 @@ _TIMEOUT = 2.0
 _ALIASES = {
     "tgi_queue_size": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
     "tgi_batch_current_size": ("vllm:num_requests_running", "sglang:num_running_reqs"),
-    "tgi_kv_cache_usage": (
+    "tgi_kv_cache_usage_ratio": (
         "vllm:kv_cache_usage_perc",
         "vllm:gpu_cache_usage_perc",
         "sglang:token_usage",
     ),
     "tgi_prefix_cache_query_tokens": ("vllm:prefix_cache_queries_total",),
     "tgi_prefix_cache_hit_tokens": ("vllm:prefix_cache_hits_total",),
-    "tgi_preemption_count": ("vllm:num_preemptions_total",),
+    "tgi_preemptions": ("vllm:num_preemptions_total",),
     "tgi_engine_prompt_tokens": ("vllm:prompt_tokens_total",),
     "tgi_request_generated_tokens_sum": ("vllm:generation_tokens_total",),
 }
@@ -56,7 +56,7 @@ def parse_metrics(text: str) -> MetricsReading:
         for sample in family.samples:
             name = sample.name
             if name.startswith("tgi_"):
-                name = name.removesuffix("_total")  # the parser adds it to TGI's counters
+                name = name.removesuffix("_total")  # the parser adds it to all counters
             if not name.endswith(("_bucket", "_info", "_created")):
                 sums[name] += sample.value
                 if family.type == "gauge":

@@ -18,6 +18,7 @@ import msgspec
 from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
 from tgi_cli.bench.statistics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.metrics import ENOUGH, find_knee, meets
+from tgi_cli.config.settings import BENCH, default
 from tgi_cli.errors import ConfigError
 
 DEFAULT_SIZES = (1, 2, 4, 8, 16, 32)
@@ -80,17 +81,17 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float, ...] = ()
     input_tokens: str = "256"
     output_tokens: str = ""
-    arrival: str = "poisson"
+    arrival: str = default("arrival", BENCH)
     prefix: SharedPrefix | None = None
     turns: str = ""
-    think: float = 0.0
+    think: float = default("think", BENCH)
     prompts: Path | None = None
     trace: Path | None = None
-    speed: float = 1.0
+    speed: float = default("speed", BENCH)
     requests: int | None = None
     seconds: float | None = None
-    warmups: int = 1
-    seed: int = 0
+    warmups: int = default("warmups", BENCH)
+    seed: int = default("seed", BENCH)
     slo: dict[str, float] = {}
     enough: float = ENOUGH
     chat: bool = False

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tgi_cli.bench.events import BenchTarget
+from tgi_cli.config.settings import BENCH, default
 from tgi_cli.errors import ConfigError
 
 Route = Literal["generate_stream", "completions", "chat"]
@@ -58,7 +59,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     sampling: BenchSampling = BenchSampling()
     ignore_eos: bool = False
     include_usage: bool = True
-    timeout: float = 600.0
+    timeout: float = default("timeout", BENCH)
     connect_timeout: float = 10.0
     drain: float = 60.0
     insecure: bool = False

@@ -1,4 +1,4 @@
-"""Makes commands of functions: their flags, variables and help come from the table of settings."""
+"""Makes commands of functions, with flags, variables and help from the table of settings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Annotated, Any, Literal, Optional
 
 import typer
 
-from tgi_cli.cli.groups import PlainCommand
-from tgi_cli.cli.parsed_settings import FILE, REFUSAL, ParsedSettings
-from tgi_cli.cli.parsers import parser
-from tgi_cli.config.settings import SETTINGS, Setting, settings_of
+from tgi_cli.cli.commands import PlainCommand
+from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
+from tgi_cli.config.settings import Setting, settings_of
 
 Runner = Callable[[ParsedSettings], None]
 
 
 def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
-    """A decorator: the function is called with the settings of ``command``, as Given."""
+    """A decorator: make a command of a function that takes the settings of ``command``."""
 
     def declare(run: Runner) -> Callable[..., None]:
         def called(context: typer.Context, **values: Any) -> None:
@@ -27,35 +26,36 @@ def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
 
         parameters = [_parameter("context", typer.Context)]
         for setting in settings_of(command):
-            kind, default = _annotation(setting, command), setting.default
-            parameters.append(_parameter(setting.name, kind, default))
-            if setting.negative and default is False:
-                # Apart and hidden: it is what is so anyway, and two long flags do not fit a line.
-                option = typer.Option(f"--no-{setting.flag[2:]}", hidden=True)
+            default = () if setting.required else (setting.default,)
+            parameters.append(_parameter(setting.name, _annotation(setting, command), *default))
+            if setting.negative and setting.default is False:
+                # A hidden option of its own: two long flags do not fit on a line.
+                option = typer.Option(setting.negative_flag, hidden=True)
                 parameters.append(
-                    _parameter(REFUSAL + setting.name, Annotated[bool, option], False)
+                    _parameter(NEGATION + setting.name, Annotated[bool, option], False)
                 )
         for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
             setattr(called, attribute, getattr(run, attribute))
         called.__annotations__ = {p.name: p.annotation for p in parameters}
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.settings = settings_of(command)  # type: ignore[attr-defined]
         return called
 
     return declare
 
 
 class SettingsCommand(PlainCommand):
-    """A command whose words are read by the table's kinds alone.
+    """A command whose values are parsed by the table of settings alone.
 
-    Typer would have pydantic read them again, which finds nothing else, but takes memory and time
-    in each process of a server; see :mod:`tgi_cli.cli.groups`.
+    Typer would parse them again with pydantic, to the same result, at a cost in memory and time in
+    each process of a server; see :mod:`tgi_cli.cli.commands`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = {setting.name: setting for setting in SETTINGS}
+        settings = {setting.name: setting for setting in getattr(self.callback, "settings", ())}
         for param in self.params:
-            setting = settings.get(param.name.removeprefix(REFUSAL) if param.name else "")
+            setting = settings.get((param.name or "").removeprefix(NEGATION))
             if setting is not None:
                 read = partial(_read, param, setting, param.process_value)
                 param.process_value = read  # type: ignore[method-assign]
@@ -68,26 +68,29 @@ def _read(
     context: typer.Context,
     value: Any,
 ) -> Any:
-    """A parameter's value: a word is read, what is a value already stays as it is."""
-    if isinstance(value, str):
-        try:
+    """A parameter's value: words are parsed, values such as defaults are returned as they are."""
+    try:
+        if isinstance(value, str):
             value = setting.kind.read(value)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), ctx=context, param=param) from None
-    elif not isinstance(value, int | float | Path | list | tuple | None):
-        return by_typer(context, value)  # what stands for no value differs between versions
+        elif isinstance(value, list | tuple) and setting.kind.type is list:
+            value = [part for word in value for part in setting.kind.read(word)] or None
+        elif value is None and setting.required:
+            return by_typer(context, value)  # which reports that it is missing
+        elif not isinstance(value, int | float | Path | list | tuple | None):
+            return by_typer(context, value)  # the sentinel for "no value" varies by version
+    except ValueError as error:
+        raise typer.BadParameter(str(error), ctx=context, param=param) from None
     return value if param.callback is None else param.callback(context, param, value)
 
 
 def _parameter(name: str, annotation: Any, *default: Any) -> inspect.Parameter:
+    value = default[0] if default else inspect.Parameter.empty
     kind = inspect.Parameter.KEYWORD_ONLY
-    if not default:
-        return inspect.Parameter(name, kind, annotation=annotation)
-    return inspect.Parameter(name, kind, annotation=annotation, default=default[0])
+    return inspect.Parameter(name, kind, annotation=annotation, default=value)
 
 
 def _annotation(setting: Setting, command: str) -> Any:
-    """The setting as Typer wants it declared."""
+    """The setting as a declaration for Typer."""
     kind = setting.kind
     base: Any = kind.type
     if kind.choices:
@@ -96,8 +99,8 @@ def _annotation(setting: Setting, command: str) -> Any:
         base = list[str]
     elif kind.type is tuple:
         base = Any
-    if setting.default is None and base is not Any:
-        base = Optional[base]  # noqa: UP045 (made while the program runs)
+    if setting.default is None and base is not Any and not setting.required:
+        base = Optional[base]  # noqa: UP045 (built at run time)
     common: dict[str, Any] = {
         "metavar": kind.metavar or None,
         "help": setting.help,
@@ -109,18 +112,35 @@ def _annotation(setting: Setting, command: str) -> Any:
     if setting.argument:
         common |= {"show_default": False, "rich_help_panel": None}
         return Annotated[base, typer.Argument(**common)]
-    if kind.parse is not None:
-        common["parser"] = parser(kind.parse)
+    if kind.parse is not None and kind.type is not list:
+        common["parser"] = _parser(kind.parse)
     if setting.name == "config":
-        common |= {"is_eager": True, "callback": _reader(command)}
-    has_two = setting.negative and setting.default is not False
-    negative = f"/--no-{setting.flag[2:]}" if has_two else ""
-    names = [setting.flag + negative, *([f"-{setting.short}"] if setting.short else [])]
-    return Annotated[base, typer.Option(*names, show_default=setting.default != (), **common)]
+        common |= {"is_eager": True, "callback": _file_reader(command)}
+    names = [setting.flag]
+    if setting.negative and setting.default is not False:
+        names = [f"{setting.flag}/{setting.negative_flag}"]
+    if setting.short:
+        names.append(f"-{setting.short}")
+    shown = setting.default not in ((), "")
+    return Annotated[base, typer.Option(*names, show_default=shown, **common)]
 
 
-def _reader(command: str) -> Callable[[typer.Context, Path | None], Path | None]:
-    """What makes the file's values the defaults of all flags that are read after --config."""
+def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A parser for Typer, from a function that raises ValueError."""
+
+    def parsed(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value  # a default
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parsed
+
+
+def _file_reader(command: str) -> Callable[[typer.Context, Path | None], Path | None]:
+    """A callback that makes the file's values the defaults of all flags parsed after --config."""
 
     def read(context: typer.Context, value: Path | None) -> Path | None:
         if value is not None and not context.resilient_parsing:

@@ -1,4 +1,4 @@
-"""What commands do with their settings before they act: the log, the address, who may use it."""
+"""Steps that commands share before they run: logging, address, access, validation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -19,24 +21,24 @@ _TARGETS = {
     "text_generation_router": ("router", "text"),
     "text_generation_router_v2": ("router", "text"),
     "text_generation_router_v3": ("router", "text"),
-    "text_generation_server": ("rpc", "engine", "worker", "models"),
+    "text_generation_server": ("model_server", "rpc", "tgi_grpc", "engine", "worker", "models"),
     "text_generation_benchmark": ("bench",),
 }
-"""What TGI's programs are called in filters of logs, and who does their work here."""
+"""TGI's targets in log filters, and the packages here that correspond to them."""
 
 
 def set_up_logs(role: str, level: str, json_output: bool) -> None:
     """Configure this process's log.
 
-    ``level`` may have more after a comma: ``info,router=debug`` for a room of this package,
-    ``info,text_generation_router=debug`` as TGI had it, or any logger's name.
+    ``level`` may have directives: ``info,router=debug`` for a package of ``tgi_cli``,
+    ``info,text_generation_router=debug`` as in TGI, or the name of any logger.
 
     Raises:
-        ConfigError: a level that is none, or a directive that is no ``target=level``.
+        ConfigError: an unknown level, or a directive that is not ``target=level``.
     """
     from tgi_cli import logging as logs
 
-    if os.environ.get("LOG_COLORIZE") == "1":  # which, in TGI, takes colours away
+    if os.environ.get("LOG_COLORIZE") == "1":  # inverted, as in TGI
         os.environ["NO_COLOR"] = "1"
     try:
         directives = logs.parse_directives(level)
@@ -49,30 +51,36 @@ def set_up_logs(role: str, level: str, json_output: bool) -> None:
 
 
 def _loggers(target: str) -> list[str]:
-    rooms = _TARGETS.get(target, (target.removeprefix("tgi_cli."),))
-    here = Path(__file__).parents[1]
-    return [f"tgi_cli.{room}" if (here / room.split(".")[0]).exists() else room for room in rooms]
+    names = _TARGETS.get(target, (target.removeprefix("tgi_cli."),))
+    root = Path(__file__).parents[1]
+    return [f"tgi_cli.{name}" if (root / name.split(".")[0]).exists() else name for name in names]
 
 
-def prepare(given: ParsedSettings, role: str) -> None:
-    """Set up the log, say what has no effect, and tell libraries what they read themselves.
+def prepare(settings: ParsedSettings, role: str, level: str = "") -> None:
+    """Configure the log, log settings without effect, and export variables for libraries.
 
     Raises:
-        ConfigError: something that cannot be.
+        ConfigError: an invalid log level, or a setting that is rejected.
     """
-    set_up_logs(role, given["logger_level"], given["json_output"])
-    given.explain()
-    given.export()
+    set_up_logs(role, level or settings["logger_level"], settings["json_output"])
+    settings.log_ignored()
+    settings.export()
 
 
-def listen_address(given: ParsedSettings) -> str:
+def serve_config(settings: ParsedSettings, **overrides: Any) -> ServeConfig:
+    """The settings as a ServeConfig; without a model, its id is empty."""
+    own = {"model_id": settings["model_id"] or "", **overrides}
+    return ServeConfig(**settings.fields_of(ServeConfig) | own)
+
+
+def listen_address(settings: ParsedSettings) -> str:
     """The address to listen on.
 
-    Shells and containers set HOSTNAME to the machine's name, which nobody means as an address
-    to listen on; as in TGI, what is no address there counts as 0.0.0.0.
+    Shells and containers set HOSTNAME to the machine's name. As in TGI, a value of the variable
+    that is not an address counts as 0.0.0.0.
     """
-    hostname: str = given["hostname"]
-    if given.origins["hostname"].kind != "variable":
+    hostname: str = settings["hostname"]
+    if settings.origins["hostname"].kind != "variable":
         return hostname
     try:
         ipaddress.ip_address(hostname)
@@ -83,18 +91,18 @@ def listen_address(given: ParsedSettings) -> str:
     return hostname
 
 
-def checked_key(given: ParsedSettings) -> str | None:
-    """API keys that clients can send, with commas between them; None for none.
+def checked_key(settings: ParsedSettings) -> str | None:
+    """The API keys, comma-separated, or None.
 
     Raises:
-        ConfigError: an empty one, which would guard nothing, or one that no header can carry.
+        ConfigError: an empty key, or one that cannot be sent in a header.
     """
-    said: list[str] = list(given["api_key"] or ())
-    if given.origins["api_key"].kind == "variable" or (not said and "API_KEY" in os.environ):
-        said = [os.environ["API_KEY"]]  # whole: what takes lists would part it at spaces
-    if not said:
+    words: list[str] = list(settings["api_key"] or ())
+    if settings.origins["api_key"].kind == "variable" or (not words and "API_KEY" in os.environ):
+        words = [os.environ["API_KEY"]]  # unsplit: click splits variables of lists at spaces
+    if not words:
         return None
-    keys = [key.strip() for part in said for key in part.split(",")]
+    keys = [key.strip() for word in words for key in word.split(",")]
     for key in keys:
         if not key:
             raise ConfigError(
@@ -103,19 +111,19 @@ def checked_key(given: ParsedSettings) -> str | None:
             )
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ConfigError(
-                "the API key has characters that no header can carry",
-                "use letters, digits and signs of ASCII",
+                "the API key has characters that cannot be sent in a header",
+                "use ASCII letters, digits and punctuation",
             )
     return ",".join(keys)
 
 
-def checked_origins(given: list[str] | None) -> tuple[str, ...]:
-    """Origins of pages, as browsers send them; none, or ``*``: all.
+def checked_origins(words: list[str] | None) -> tuple[str, ...]:
+    """CORS origins, as browsers send them; empty: all.
 
     Raises:
-        ConfigError: one that no browser would send.
+        ConfigError: a word that is not an origin.
     """
-    origins = [part.strip() for text in given or () for part in text.split(",") if part.strip()]
+    origins = [part.strip() for word in words or () for part in word.split(",") if part.strip()]
     for origin in origins:
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin) and origin not in (
             "*",
@@ -123,35 +131,35 @@ def checked_origins(given: list[str] | None) -> tuple[str, ...]:
         ):
             raise ConfigError(
                 f"--cors-allow-origin {origin!r} is not an origin",
-                "give scheme, host and port alone: https://app.example.org",
+                "give only scheme, host and port: https://app.example.org",
             )
     return () if "*" in origins else tuple(origins)
 
 
 def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
-    """Whether these files can be served with, if there are any. Raises ConfigError."""
+    """Raise ConfigError if the certificate cannot be used."""
     if certfile is not None:
         from tgi_cli.router.http.tls import server_context
 
         server_context(certfile, keyfile)
     elif keyfile is not None:
-        raise ConfigError("--ssl-keyfile has no certificate", "give its --ssl-certfile too")
+        raise ConfigError("--ssl-keyfile needs a certificate", "add --ssl-certfile")
 
 
 def check_otlp(endpoint: str | None) -> None:
-    """Whether traces can be sent to there, if anywhere. Raises ConfigError."""
+    """Raise ConfigError if traces cannot be exported."""
     if endpoint:
         from tgi_cli.router.observability.tracing import check
 
         check(endpoint)
 
 
-def front(given: ParsedSettings) -> dict[str, object]:
-    """What the router is told that wants a check first. Raises ConfigError."""
-    check_tls(given["ssl_certfile"], given["ssl_keyfile"])
-    check_otlp(given["otlp_endpoint"])
+def front(settings: ParsedSettings) -> dict[str, object]:
+    """The router's settings that need validation. Raises ConfigError."""
+    check_tls(settings["ssl_certfile"], settings["ssl_keyfile"])
+    check_otlp(settings["otlp_endpoint"])
     return {
-        "api_key": checked_key(given),
-        "cors_allow_origin": checked_origins(given["cors_allow_origin"]),
-        "otlp_endpoint": given["otlp_endpoint"] or None,
+        "api_key": checked_key(settings),
+        "cors_allow_origin": checked_origins(settings["cors_allow_origin"]),
+        "otlp_endpoint": settings["otlp_endpoint"] or None,
     }

@@ -1,7 +1,7 @@
-"""TGI's own programs: the same words, with TGI's defaults, do the same here.
+"""TGI's programs, with TGI's commands, flags and defaults.
 
 Installed as ``text-generation-launcher``, ``text-generation-router``, ``text-generation-server``
-and ``text-generation-benchmark``, so that start scripts, charts and tests for TGI start us.
+and ``text-generation-benchmark``, so that start scripts, charts and tests for TGI work unchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ SERVER_DEFAULTS: Mapping[str, str] = {
     "otlp_service_name": "text-generation-inference.server",
 }
 
-_AS_IT_IS = ("--no-trust-remote-code", "--no-json-output")
-
 
 def launcher() -> None:
     """``text-generation-launcher``: ``tgi serve``."""
@@ -55,12 +53,12 @@ def benchmark() -> None:
 
 
 def as_launcher(arguments: list[str]) -> int:
-    """The exit code of one run of the launcher."""
+    """Run the launcher and return its exit code."""
     return _run("serve", arguments, LAUNCHER_DEFAULTS)
 
 
 def as_router(arguments: list[str]) -> int:
-    """The same of the router."""
+    """Run the router and return its exit code."""
     if "print-schema" in arguments:
         from tgi_cli.router.app import schema  # brings starlette
 
@@ -70,13 +68,11 @@ def as_router(arguments: list[str]) -> int:
 
 
 def as_server(arguments: list[str]) -> int:
-    """The same of the model server's program, which has commands of its own."""
+    """Run a command of the model server's program and return its exit code."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command == "serve":
         return _serve_shard(rest)
-    if command == "quantize":  # which knows these switches in the affirmative alone
-        return _run(command, [word for word in rest if word not in _AS_IT_IS])
-    if command == "download-weights":
+    if command in ("download-weights", "quantize"):
         return _run(command, rest)
     if command in ("-h", "--help"):
         print(
@@ -86,11 +82,11 @@ def as_server(arguments: list[str]) -> int:
             "  quantize MODEL OUTPUT_FOLDER   tgi quantize"
         )
         return ExitCode.OK
-    return run([command, *rest])  # --version, or a word that is refused by name
+    return run([command, *rest])  # --version, or an unknown command
 
 
 def as_benchmark(arguments: list[str]) -> int:
-    """The same of the benchmark."""
+    """Run the benchmark and return its exit code."""
     return _run("bench", arguments)
 
 
@@ -101,7 +97,7 @@ def _run(command: str, arguments: list[str], defaults: Mapping[str, str] | None 
 
 
 def _serve_shard(arguments: list[str]) -> int:
-    """``serve``: TGI's launcher started one for each shard, ours starts the others itself."""
+    """``serve``: TGI's launcher runs it for each shard; here shard 0 starts the others."""
     words = []
     for word in arguments:
         flag, equals, value = word.partition("=")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 from tgi_cli.config import EngineConfig
+from tgi_cli.config.settings.engine import MAX_WAITING_TOKENS, WAITING_SERVED_RATIO
+from tgi_cli.config.settings.model import DEFAULT_CPU_LORAS
 
 
 class Batching(StrEnum):
@@ -58,37 +61,37 @@ class SchedulerConfig:
     window: int | None = None
     batching: Batching = Batching.FUSED
     capacity_policy: CapacityPolicy = CapacityPolicy.MAX_UTILIZATION
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
+    waiting_served_ratio: float = WAITING_SERVED_RATIO
+    max_waiting_tokens: int = MAX_WAITING_TOKENS
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     max_loras: int = 0
-    max_cpu_loras: int = 32
+    max_cpu_loras: int = DEFAULT_CPU_LORAS
 
     @property
     def max_input_tokens(self) -> int:
         """Prompt tokens of one request, which leave at least one token to be generated."""
         return self.max_total_tokens - 1
 
+    def prefill_budget(self, num_decodes: int) -> int:
+        """Prompt tokens that a step may compute beside decodes.
+
+        Many decodes must not starve prefills: a quarter of the budget is always theirs.
+        """
+        most = self.max_batch_prefill_tokens
+        return max(most - num_decodes, max(1, most // 4))
+
     @classmethod
     def of(
         cls, config: EngineConfig, num_blocks: int, window: int | None = None
     ) -> SchedulerConfig:
-        """Those of a resolved configuration and the blocks that warm-up found."""
-        return cls(
-            max_total_tokens=config.max_total_tokens,
-            max_batch_prefill_tokens=config.max_batch_prefill_tokens,
-            max_batch_size=config.max_batch_size,
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            window=window,
-            prefix_caching=config.prefix_caching,
-            batching=Batching(config.batching),
-            capacity_policy=CapacityPolicy(config.capacity_policy),
-            waiting_served_ratio=config.waiting_served_ratio,
-            max_waiting_tokens=config.max_waiting_tokens,
-            max_queued_requests=config.max_queued_requests,
-            max_queued_tokens=config.max_queued_tokens,
-            max_loras=config.max_loras,
-            max_cpu_loras=config.max_cpu_loras,
-        )
+        """The scheduler's part of a resolved configuration, with the blocks that warm-up found."""
+        found = {"num_blocks": num_blocks, "window": window}
+        values: dict[str, Any] = {
+            field.name: getattr(config, field.name)
+            for field in fields(cls)
+            if field.name not in found
+        }
+        values["batching"] = Batching(config.batching)
+        values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
+        return cls(**values, **found)

@@ -33,11 +33,10 @@ class Grammars:
         self._compiling: dict[int, tuple[Sequence, Future[GrammarMatcher]]] = {}
         self._choosing: list[tuple[int, ScheduledSequence]] = []
 
-    def refusal(self, request: GenerationRequest) -> str:
-        """Why a request's grammar cannot be used, or nothing."""
-        if request.grammar is None or self._compiler is not None:
-            return ""
-        return "this engine has no support for grammars"
+    def validate(self, request: GenerationRequest) -> None:
+        """Check that a request may have a grammar. Raises ValueError."""
+        if request.grammar is not None and self._compiler is None:
+            raise ValueError("this engine has no support for grammars")
 
     def joined(self, sequence: Sequence) -> None:
         """A request was queued; its grammar is compiled while it waits."""

@@ -9,24 +9,23 @@ from strangers, and a forged collision would show one tenant another's context.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 from tgi_cli.engine.block_pool import BlockPool
 from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
-from tgi_cli.engine.optional_outputs import wants_context
 from tgi_cli.engine.sequence import Sequence
 
 
 class KVCache:
     """Gives blocks to sequences by the capacity policy, and takes them back."""
 
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self.pool = BlockPool(limits.num_blocks)
-        self.block_size = limits.block_size
-        self._reuse = limits.prefix_caching
-        self._window = limits.window
-        self._guaranteed = limits.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self.block_size = config.block_size
+        self._reuse = config.prefix_caching
+        self._window = config.window
+        self._guaranteed = config.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold so many tokens."""
@@ -46,7 +45,7 @@ class KVCache:
 
         At least one token is left to be computed: its logits choose the next one.
         """
-        if not self._reuse or wants_context(sequence.request):
+        if not self._reuse or sequence.request.computes_whole_prompt:
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
         usable = (len(sequence.token_ids) - 1) // self.block_size
@@ -58,7 +57,7 @@ class KVCache:
             found.append(block)
         return found
 
-    def admit(self, sequence: Sequence, computed: list[int], running: Iterable[Sequence]) -> bool:
+    def admit(self, sequence: Sequence, computed: list[int], running: Collection[Sequence]) -> bool:
         """Give a waiting sequence the blocks of its known tokens, if they fit beside ``running``.
 
         ``computed`` blocks hold its beginning already and are shared, not taken. Running
@@ -66,10 +65,7 @@ class KVCache:
         each to grow into: letting others in at their cost would only mean preemption.
         """
         self.pool.share(computed)  # before counting, for they may be among the available ones
-        claims = sum(
-            self.demand(other) - len(other.block_ids) if self._guaranteed else 1
-            for other in running
-        )
+        claims = self.promised(running) if self._guaranteed else len(running)
         if self.demand(sequence) - len(computed) + claims > self.pool.num_available:
             self.pool.release(computed)
             return False
@@ -77,6 +73,10 @@ class KVCache:
         sequence.num_computed = len(computed) * self.block_size
         self.grow(sequence, sequence.num_tokens)
         return True
+
+    def promised(self, running: Iterable[Sequence]) -> int:
+        """Blocks that running sequences may still demand."""
+        return sum(self.demand(sequence) - len(sequence.block_ids) for sequence in running)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Take the blocks it lacks for so many tokens. Raises IndexError if there are fewer."""

@@ -67,19 +67,19 @@ class LoraSlots:
     """Gives slots of the device to adapters whose requests run, and room on the host to others.
 
     Args:
-        limits: how many slots there are, and how much room.
+        config: how many slots there are, and how many adapters the host may hold.
         store: the worker; None where there are no slots.
 
     Attributes:
         answers: what became of loads and unloads, to be told.
     """
 
-    def __init__(self, limits: SchedulerConfig, store: AdapterStore | None) -> None:
-        self._max_held = limits.max_cpu_loras
+    def __init__(self, config: SchedulerConfig, store: AdapterStore | None) -> None:
+        self._max_held = config.max_cpu_loras
         self._store = store
         self._known: dict[int, _Adapter] = {}
         self._spent: set[int] = set()
-        self._slots: list[_Adapter | None] = [None] * (limits.max_loras if store else 0)
+        self._slots: list[_Adapter | None] = [None] * (config.max_loras if store else 0)
         self._busy = 0
         self._wanted: dict[int, None] = {}
         self._reading: dict[int, _Adapter] = {}
@@ -190,14 +190,15 @@ class LoraSlots:
 
     # ------------------------------------------------------------------ requests
 
-    def refusal(self, request: GenerationRequest) -> str:
-        """Why a request's adapter cannot be used, or nothing."""
+    def validate(self, request: GenerationRequest) -> None:
+        """Check that a request's adapter can be used. Raises ValueError."""
         if not request.adapter_id:
-            return ""
+            return
         adapter = self._known.get(request.adapter_id)
         if adapter is None:
-            return f"adapter id {request.adapter_id} is not loaded"
-        return f"{adapter.label} is being unloaded" if adapter.leaving else ""
+            raise ValueError(f"adapter id {request.adapter_id} is not loaded")
+        if adapter.leaving:
+            raise ValueError(f"{adapter.label} is being unloaded")
 
     def joined(self, adapter_id: int) -> None:
         """A request was queued."""

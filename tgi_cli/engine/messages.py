@@ -101,6 +101,11 @@ class GenerationRequest:
     return_context_logits: bool = False
     return_generation_logits: bool = False
 
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether every prompt position is computed, cached or not."""
+        return self.prompt_logprobs is not None or self.return_context_logits
+
     def fork(self, request_id: int, sample: int) -> GenerationRequest:
         """The request of another sample of the prompt, number ``sample`` (at least 1)."""
         sampling = self.sampling

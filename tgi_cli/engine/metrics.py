@@ -1,12 +1,10 @@
 """What the engine measures: its load, and the number, size and duration of its steps.
 
 :class:`EngineMetrics` is the one record of it, from the core loop to ``/metrics``.
-:class:`StepStats` describes a single step, for callers of the Python API who ask for it.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from bisect import bisect_left
 from collections import deque
@@ -22,6 +20,12 @@ STAGES = ("total", "schedule", "forward", "update", "send")
 still spent on the step before), applying the result, and handing the outputs over."""
 JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
 """TGI's names of why waiting requests join a running batch."""
+
+StepStats = dict[str, int | str]
+"""One step under the names of TensorRT-LLM's batch manager, and ours for what it lacks.
+
+https://nvidia.github.io/TensorRT-LLM/legacy/advanced/batch-manager.html#statistics
+"""
 
 SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
 """TGI's buckets of all durations: 0.00015 to 145.6."""
@@ -134,7 +138,7 @@ def _method(step: Step) -> str:
     return "prefill" if len(step.rows) > step.num_decodes else "decode"
 
 
-class StepTimer:
+class StageTimer:
     """Times the stages of steps, which end in the order of their launches.
 
     Args:
@@ -178,56 +182,3 @@ class StepTimer:
         """The oldest step has failed, and has no durations."""
         self._metrics.counts["failed", self._launched.popleft()[0]] += 1
         self._previous = time.perf_counter()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStats:
-    """One step, in the terms of TensorRT-LLM's batch manager.
-
-    https://nvidia.github.io/TensorRT-LLM/legacy/advanced/batch-manager.html#statistics
-
-    Attributes:
-        timestamp: seconds since the epoch.
-        load: after the step was scheduled.
-        context_requests: requests whose prompt the step computes, or what a preemption lost or a
-            grammar forced.
-        generation_requests: requests that the step gives one more token.
-        context_tokens: tokens of the context requests.
-        max_requests: requests that can run at once.
-        max_blocks: KV blocks.
-        tokens_per_block: of the KV cache.
-    """
-
-    timestamp: float
-    load: EngineLoad
-    context_requests: int
-    generation_requests: int
-    context_tokens: int
-    max_requests: int
-    max_blocks: int
-    tokens_per_block: int
-
-    def to_json(self) -> str:
-        """One object under the batch manager's names, and ours for what it lacks."""
-        load = self.load
-        return json.dumps(
-            {
-                "Timestamp": time.strftime("%m-%d-%Y %H:%M:%S", time.localtime(self.timestamp)),
-                "Iteration Counter": load.steps,
-                "Active Request Count": load.queued + load.running,
-                "Max Request Count": self.max_requests,
-                "Max KV cache blocks": self.max_blocks,
-                "Free KV cache blocks": self.max_blocks - load.used_blocks,
-                "Used KV cache blocks": load.used_blocks,
-                "Tokens per KV cache block": self.tokens_per_block,
-                "Scheduled Requests": self.context_requests + self.generation_requests,
-                "Context Requests": self.context_requests,
-                "Generation Requests": self.generation_requests,
-                "Total Context Tokens": self.context_tokens,
-                "MicroBatch ID": 0,
-                "Cached KV cache blocks": load.cached_blocks,
-                "Reused prompt tokens": load.reused_tokens,
-                "Total prompt tokens": load.prompt_tokens,
-                "Preemptions": load.preemptions,
-            }
-        )

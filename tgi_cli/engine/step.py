@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tgi_cli.engine.messages import LogitsProcessor
+from tgi_cli.engine.messages import GenerationRequest, LogitsProcessor
 from tgi_cli.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class OptionalOutputs:
-    """What few requests ask for; see :class:`tgi_cli.engine.messages.GenerationRequest`."""
+    """Rarely used fields of a :class:`~tgi_cli.engine.messages.GenerationRequest`."""
 
     stop_token_ids: frozenset[int] = frozenset()
     """Not to be chosen before ``sampling.min_new_tokens`` tokens."""
@@ -26,6 +26,26 @@ class OptionalOutputs:
     client_id: int | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
+
+    @staticmethod
+    def of(request: GenerationRequest) -> OptionalOutputs:
+        """The worker's part of a request beyond the sampling parameters."""
+        minimum = request.sampling.min_new_tokens > 0
+        if not (
+            minimum
+            or request.logits_processors
+            or request.return_generation_logits
+            or request.computes_whole_prompt
+        ):
+            return NO_EXTRAS
+        return OptionalOutputs(
+            stop_token_ids=request.stop_token_ids if minimum else frozenset(),
+            prompt_logprobs=request.prompt_logprobs,
+            logits_processors=request.logits_processors,
+            client_id=request.client_id,
+            return_context_logits=request.return_context_logits,
+            return_generation_logits=request.return_generation_logits,
+        )
 
 
 NO_EXTRAS = OptionalOutputs()

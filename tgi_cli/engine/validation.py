@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from itertools import chain
 from typing import Protocol
 
-from tgi_cli.engine.config import SchedulerConfig
-from tgi_cli.engine.grammar import Grammars
-from tgi_cli.engine.lora_slots import LoraSlots
-from tgi_cli.engine.messages import EngineInfo, Finished, FinishReason, GenerationRequest
-from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.waiting_queue import WaitingQueue
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.sampling.params import MAX_TOKEN_IDS
 
 _MAX_STOP_IDS = 2 * MAX_TOKEN_IDS
@@ -47,7 +41,7 @@ class LengthError(ValueError):
         self.fault = fault
 
 
-def check_length(prompt_tokens: int, max_new_tokens: int, limits: LengthLimits) -> None:
+def validate_length(prompt_tokens: int, max_new_tokens: int, limits: LengthLimits) -> None:
     """Check the length of a request, in TGI's order. Raises LengthError."""
     if not prompt_tokens:
         raise LengthError(LengthFault.EMPTY_PROMPT, "the prompt has no tokens")
@@ -67,13 +61,13 @@ def check_length(prompt_tokens: int, max_new_tokens: int, limits: LengthLimits) 
         raise LengthError(LengthFault.NO_NEW_TOKENS, "max_new_tokens must be at least 1")
 
 
-def check_request(request: GenerationRequest, info: EngineInfo) -> None:
+def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Check a request that comes from outside the engine's process.
 
     Raises:
         ValueError: the engine cannot run it, or it would cost too much memory.
     """
-    check_length(len(request.prompt_ids), request.max_new_tokens, info)
+    validate_length(len(request.prompt_ids), request.max_new_tokens, info)
     sampling = request.sampling
     token_ids = chain(
         request.prompt_ids,
@@ -91,46 +85,3 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
         raise ValueError(
             f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"
         )
-
-
-def validate_request(
-    request: GenerationRequest,
-    limits: SchedulerConfig,
-    live: Mapping[int, Sequence],
-    waiting: WaitingQueue,
-    adapters: LoraSlots,
-    grammars: Grammars,
-) -> Finished | None:
-    """The end of a request that can never run (ERROR) or finds the queue full (OVERLOADED)."""
-    cause = (
-        _impossible(request, limits, live) or adapters.refusal(request) or grammars.refusal(request)
-    )
-    if cause:
-        return Finished(request.request_id, FinishReason.ERROR, cause)
-    most_requests, most_tokens = limits.max_queued_requests, limits.max_queued_tokens
-    if most_requests is not None and len(waiting) >= most_requests:
-        cause = f"{len(waiting)} requests are waiting"
-    if most_tokens is not None and waiting.num_tokens + len(request.prompt_ids) > most_tokens:
-        cause = f"{waiting.num_tokens} tokens are waiting to be computed"
-    return Finished(request.request_id, FinishReason.OVERLOADED, cause) if cause else None
-
-
-def _impossible(
-    request: GenerationRequest, limits: SchedulerConfig, live: Mapping[int, Sequence]
-) -> str:
-    """Why a request can never run, or nothing."""
-    if request.request_id in live:
-        return f"request id {request.request_id} is in use"
-    try:
-        check_length(len(request.prompt_ids), request.max_new_tokens, limits)
-    except LengthError as error:
-        return str(error)
-    parent = None if request.fork_of is None else live.get(request.fork_of)
-    if parent is not None and (
-        parent.request.prompt_ids != request.prompt_ids
-        or parent.request.cache_salt != request.cache_salt
-    ):
-        return f"fork_of {request.fork_of} is a request of another prompt"
-    if parent is not None and parent.request.adapter_id != request.adapter_id:
-        return f"fork_of {request.fork_of} is a request of another adapter"
-    return ""

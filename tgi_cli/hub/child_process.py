@@ -10,21 +10,23 @@ import errno
 import json
 import logging
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from tgi_cli import errors
+from tgi_cli.process.spawn import child_environment, module_command
 
 logger = logging.getLogger(__name__)
 
 
 def run(module: str, *arguments: str | Path) -> None:
     """``python -m MODULE ARGUMENTS``; raises the error that the child reports."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command, environment = module_command(module, *arguments), child_environment()
     with tempfile.TemporaryFile("w+", errors="replace") as noise:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=noise, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=noise, text=True, env=environment
+        )
         told: errors.TgiError | None = None
         try:
             assert process.stdout is not None

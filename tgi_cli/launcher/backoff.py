@@ -1,4 +1,4 @@
-"""When a model server that has died is started again: soon, then ever later, and not for ever."""
+"""Exponential back-off between restarts of a model server that died, and a bound on them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections import deque
 from collections.abc import Callable
 
 WINDOW_SECONDS = 600.0
-"""Restarts are counted within so much time: a server that has run for longer starts anew."""
+"""Restarts count within this window: a server that has run for longer starts over."""
 
 FIRST_SECONDS = 0.5
+"""Longest wait before the first restart; it doubles with each further one."""
 LONGEST_SECONDS = 30.0
 
 
 class Restarts:
-    """Exponential back-off with jitter, and a bound on the tries within a window of time.
+    """Decides whether and when to restart.
 
     Half of each wait is fixed and half random, so that servers that died together, of one cause,
     do not come back together (M. Brooker, "Exponential Backoff And Jitter",
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
 
     Args:
-        most: tries within ``window`` seconds; 0: none.
-        window: see there.
-        draw: a random number below 1.
+        most: Restarts within ``window`` seconds at most.
+        window: Seconds.
+        draw: Returns a random number below 1.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class Restarts:
 
     @property
     def tried(self) -> int:
-        """Tries within the window, as of the last :meth:`next`."""
+        """Restarts within the window, as of the last :meth:`next`."""
         return len(self._tries)
 
     def next(self, now: float) -> float | None:
-        """Seconds to wait before another try, which then counts; None: there were enough.
+        """Return the seconds to wait before another restart, or None if there were too many.
 
         Args:
-            now: a clock's seconds.
+            now: A clock's seconds.
         """
         while self._tries and now - self._tries[0] > self._window:
             self._tries.popleft()

@@ -1,4 +1,4 @@
-"""What is said when a server is ready: a short table on a terminal, lines elsewhere, or JSON."""
+"""The report that a server is ready: a table on a terminal, lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TextIO
 
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.process.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +21,14 @@ _EXAMPLE_PROMPT = "def read_json(path):"
 def announce(
     config: ServeConfig, info: EngineInfo, url: str, seconds: float, key: bool = False
 ) -> None:
-    """Say that the server is ready, with what it came to.
+    """Report that the server is ready, with its effective settings.
 
     Args:
-        config: what was asked for.
-        info: of the engine: what it is.
-        url: of the HTTP port.
-        seconds: since the command began.
-        key: whether requests need one.
+        config: The user's settings.
+        info: The engine's effective settings.
+        url: Of the HTTP port.
+        seconds: Since the command began.
+        key: Whether requests need an API key.
     """
     if config.json_output:
         log.info("ready: %s on %s", info.model_id, url, extra=fields(config, info, url, seconds))
@@ -47,34 +48,26 @@ def announce(
 def fields(
     config: ServeConfig, info: EngineInfo, url: str, seconds: float
 ) -> dict[str, str | int | float]:
-    """The table's facts for programs."""
-    return {
-        "model_id": info.model_id,
-        "revision": info.revision,
-        "dtype": info.dtype,
-        "quantize": info.quantize,
-        "device": info.device,
-        "num_shard": info.num_shard,
+    """Return the effective settings as fields of a JSON record."""
+    names = (
+        *("model_id", "revision", "dtype", "quantize", "device", "num_shard", "block_size"),
+        *("max_batch_total_tokens", "max_input_tokens", "max_total_tokens"),
+        *("max_batch_prefill_tokens", "max_batch_size", "weight_bytes"),
+    )
+    return {name: getattr(info, name) for name in names} | {
         "kv_blocks": info.max_batch_total_tokens // info.block_size,
-        "block_size": info.block_size,
-        "max_batch_total_tokens": info.max_batch_total_tokens,
-        "max_input_tokens": info.max_input_tokens,
-        "max_total_tokens": info.max_total_tokens,
-        "max_batch_prefill_tokens": info.max_batch_prefill_tokens,
-        "max_batch_size": info.max_batch_size,
         "max_concurrent_requests": config.max_concurrent_requests,
-        "weight_bytes": info.weight_bytes,
         "url": url,
         "start_seconds": round(seconds, 3),
     }
 
 
 def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str]]:
-    """The same for people: a name and what is to be said of it."""
+    """Return the effective settings as rows of a table."""
     model = info.model_id if not info.revision else f"{info.model_id} ({info.revision[:12]})"
     blocks = info.max_batch_total_tokens // info.block_size
     return [
-        ("model", f"{model}, {_size(info.weight_bytes)} of weights"),
+        ("model", f"{model}, {format_size(info.weight_bytes)} of weights"),
         ("dtype", info.dtype),
         ("quantization", info.quantize or "none"),
         ("device", info.device),
@@ -84,20 +77,20 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
             f"{blocks:,} blocks of {info.block_size}: {info.max_batch_total_tokens:,} tokens",
         ),
         (
-            "a request",
+            "request",
             f"up to {info.max_input_tokens:,} tokens in, {info.max_total_tokens:,} in and out",
         ),
         (
-            "at once",
+            "concurrency",
             f"{config.max_concurrent_requests:,} requests, {info.max_batch_size:,} of them running",
         ),
-        ("a step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens"),
+        ("step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens"),
         ("URL", url),
     ]
 
 
 def show(table: Sequence[tuple[str, str]], file: TextIO) -> None:
-    """Write a table: with a frame on a terminal, as plain lines without one."""
+    """Write a table, with a frame on a terminal."""
     if not file.isatty():
         width = max(len(name) for name, _ in table)
         lines = (f"  {name:<{width}}  {text}\n" for name, text in table)
@@ -116,7 +109,3 @@ def show(table: Sequence[tuple[str, str]], file: TextIO) -> None:
     for name, text in table:
         frame.add_row(name, Text(text, style="bold" if name == "URL" else ""))
     console.print(frame)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,4 +1,4 @@
-"""A process of the server: its start, its end, and what the end means."""
+"""A process of the server: its start, its end, and the error that its end amounts to."""
 
 from __future__ import annotations
 
@@ -12,35 +12,32 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from tgi_cli.config.settings import SETTINGS
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.launcher import oom
-from tgi_cli.launcher.commands import environment
-from tgi_cli.launcher.log_forwarder import Relay
-
-# -P: files in the working directory do not pass for modules.
-TGI = [sys.executable, "-P", "-m", "tgi_cli"]
+from tgi_cli.launcher.log_forwarder import LogForwarder
+from tgi_cli.process.spawn import child_environment
 
 _TIDY_SECONDS = 2.0
-"""What the processes that a child has started get to end by themselves when it has ended."""
+"""Time for a child's own children to end after it has ended."""
 _DUMP_SECONDS = 0.5
-"""What a child that hangs gets to say where it does."""
-_PR_SET_PDEATHSIG = 1
+"""Time for a hung child to write the stacks of its threads."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 _SEE_LOG = "see its log above"
 
 
-class Child:
-    """A running part of the server, named in the words of its users.
+class ChildProcess:
+    """A running part of the server.
 
     Args:
-        name: such as "model server".
-        failure: the error that its unexplained end is.
-        command: what to run, in a process group of its own.
-        pass_fds: what it inherits.
-        variables: of its environment, beside ours.
-        role: with one, what it writes to stderr is passed on as log lines of that role; None: it
-            writes to our stderr itself.
+        name: As users know it, such as "model server".
+        failure: The error that an unexplained end amounts to.
+        command: Runs in a process group of its own.
+        pass_fds: Descriptors that it inherits.
+        variables: Environment variables besides :func:`inherited_environment`.
+        role: If set, what it writes to stderr is forwarded as log lines of this role; otherwise
+            it writes to this process's stderr.
     """
 
     def __init__(
@@ -64,12 +61,12 @@ class Child:
             stdin=subprocess.DEVNULL,
             stderr=None if role is None else subprocess.PIPE,
             pass_fds=tuple(pass_fds),
-            env=environment() | dict(variables or {}),
+            env=inherited_environment() | dict(variables or {}),
             start_new_session=True,
         )
-        self._relay: Relay | None = None
+        self._forwarder: LogForwarder | None = None
         if role is not None and self._process.stderr is not None:
-            self._relay = Relay(self._process.stderr, role)
+            self._forwarder = LogForwarder(self._process.stderr, role)
 
     @property
     def pid(self) -> int:
@@ -80,26 +77,26 @@ class Child:
         return self._process.poll() is None
 
     def wait(self) -> None:
-        """Block until it has ended, and all that it had started."""
+        """Block until the process and everything that it started have ended."""
         self._process.wait()
         with self._ending:
-            if self._ended:  # its number may be somebody else's by now
+            if self._ended:  # another process may have its id by now
                 return
             self._end_group()
-            if self._relay is not None:
-                self._relay.finish()
+            if self._forwarder is not None:
+                self._forwarder.finish()
             self._ended = True
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it, if it runs."""
+        """Signal the process if it runs."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it now; what it had started ends by itself, or with :meth:`wait`."""
+        """Kill the process; what it started ends by itself, or with :meth:`wait`."""
         self.send(signal.SIGKILL)
 
     def kill_hung(self, cause: str) -> None:
-        """Kill it because of ``cause``, after it was asked for the stacks of its threads."""
+        """Kill the process because of ``cause``, after asking for the stacks of its threads."""
         self._cause = cause
         self.send(signal.SIGUSR1)  # see tgi_cli.logging.dump_on_signal
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,28 +104,27 @@ class Child:
         self.kill()
 
     def end(self) -> TgiError:
-        """Its unasked-for end in words."""
+        """Return the unexpected end as an error."""
         status = self._process.wait()
+        remedy = _SEE_LOG
         if self._cause:
-            return self._failure(self._cause, _SEE_LOG)
-        if status < 0:
-            return self._failure(
-                f"the {self.name} was killed by {_signal_name(-status)}",
-                self._kill_explained() if status == -signal.SIGKILL else _SEE_LOG,
-            )
-        if status == ExitCode.OK:
-            return self._failure(f"the {self.name} ended unexpectedly", _SEE_LOG)
-        return self._failure(f"the {self.name} ended with code {status}", _SEE_LOG)
-
-    def _kill_explained(self) -> str:
-        return oom.explain(self._kills, oom.kills())
+            cause = self._cause
+        elif status < 0:
+            cause = f"the {self.name} was killed by {_signal_name(-status)}"
+            if status == -signal.SIGKILL:
+                remedy = oom.explain(self._kills, oom.kills())
+        elif status == ExitCode.OK:
+            cause = f"the {self.name} ended unexpectedly"
+        else:
+            cause = f"the {self.name} ended with code {status}"
+        return self._failure(cause, remedy)
 
     def failed(self) -> int:
-        """The exit code that its unasked-for end gives the launcher.
+        """Return the launcher's exit code after an unexpected end.
 
         Raises:
-            ShardError, RouterError: it ended without a word; one that exits with an error's code
-                has said why itself.
+            ShardError, RouterError: The process did not report why it ended; one that exits with
+                an error's code has done so.
         """
         status = self._process.wait()
         if status <= 0 or self._cause:
@@ -138,7 +134,7 @@ class Child:
         return status
 
     def _end_group(self) -> None:
-        """Whatever it had started ends with it: by itself, or killed."""
+        """Wait for everything that the process started, and kill what does not end."""
         end = time.monotonic() + _TIDY_SECONDS
         while self._group_lives():
             if time.monotonic() > end:
@@ -148,7 +144,7 @@ class Child:
             time.sleep(0.02)
 
     def _group_lives(self) -> bool:
-        """Whether a process of its group is left; those that are ours by now are collected."""
+        """Whether a process of the group is left; collects those that this process adopted."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.pid, os.WNOHANG)[0]:
                 pass
@@ -159,21 +155,24 @@ class Child:
         return True
 
 
-def adopt_orphans() -> None:
-    """Let processes whose parents die become this one's children, which it then collects.
+def inherited_environment() -> dict[str, str]:
+    """Return this process's environment without settings: children receive those as structs."""
+    settings = {
+        name for setting in SETTINGS if not setting.inherited for name in setting.all_variables
+    }
+    return child_environment(
+        {name: value for name, value in os.environ.items() if name not in settings}
+    )
 
-    As if it were the first process of a container, where nobody else would (prctl(2)). Linux
-    alone; elsewhere they go to the system's first process.
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that they are collected.
+
+    In a container whose first process this is not, nothing else may do so (prctl(2)). On Linux
+    only; elsewhere orphans go to the system's first process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_with_parent(parent: int) -> None:
-    """Have this process, a fork of ``parent``, get SIGTERM when that ends (prctl(2); Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(ExitCode.FAILURE)
 
 
 def _signal_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Asks a router of our own how it is."""
+"""Health checks of the router that the launcher started."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import ssl
 from dataclasses import dataclass, field
 
 HEALTH = "/health"
-"""Whether requests would be answered."""
+"""Succeeds if requests would be answered."""
 LIVE = "/v2/health/live"
-"""Whether it answers at all, whatever the model server does (KServe's liveness)."""
+"""Succeeds if the router answers, whatever the model server does (KServe's liveness)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Where a router of this machine listens, and how it speaks."""
+    """The address of a router on this machine."""
 
     host: str
     port: int
@@ -22,7 +22,7 @@ class Probe:
     timeout: float = field(default=5.0, kw_only=True)
 
     def ask(self, path: str) -> int | None:
-        """The status of GET ``path``; None: no answer in time, or nobody there."""
+        """Return the status of GET ``path``, or None without an answer in time."""
         connection = self._connection()
         try:
             connection.request("GET", path)
@@ -35,7 +35,7 @@ class Probe:
     def _connection(self) -> http.client.HTTPConnection:
         if not self.tls:
             return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
-        # Our own child, under an address that its certificate need not name.
+        # It is our own child, at an address that its certificate need not name.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -1,8 +1,8 @@
-"""What a child writes to stderr, as log lines: with JSON logs every line has to be JSON.
+"""Forwards a child's stderr as log lines: with JSON logs every line has to be JSON.
 
-Most lines are log lines already. The others come from libraries below Python, from an interpreter
-that crashes, or are the half of a line that a killed process was writing. Those that come together
-(the stacks of all threads) become one.
+Most lines are log lines already. Others come from libraries below Python or from an interpreter
+that crashes, or are the half of a line that a killed process was writing. Those that arrive
+together, such as the stacks of all threads, become one record.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import IO
 from tgi_cli.logging import is_log_line, pass_on, say_for
 
 _LAST_SECONDS = 1.0
-"""For what is still in the pipe when the child has ended; who else holds it is not waited for."""
+"""Time to read what is left in the pipe after the child's end, as others may hold the pipe."""
 _TOGETHER_SECONDS = 0.1
-_MOST_LINES = 500
-_LONGEST = 1 << 20
-"""Bytes of a line."""
+"""Pause after which foreign lines no longer belong together."""
+_MAX_LINES = 500
+"""Foreign lines in one record."""
+_MAX_LINE_BYTES = 1 << 20
 
 
-class Relay:
-    """Passes lines on in a thread until the other end closes.
+class LogForwarder:
+    """Forwards lines in a thread until the other end of the pipe closes.
 
     Args:
-        source: the reading end of the pipe.
-        role: of the process that writes to it.
+        source: The reading end.
+        role: Role of the process that writes.
     """
 
     def __init__(self, source: IO[bytes], role: str) -> None:
@@ -38,7 +39,7 @@ class Relay:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all that was written is passed on."""
+        """Wait until everything that was written is forwarded."""
         self._thread.join(_LAST_SECONDS)
 
     def _run(self) -> None:
@@ -52,7 +53,7 @@ class Relay:
                 if not data:
                     break
                 *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > _LONGEST:
+                if len(rest) > _MAX_LINE_BYTES:
                     lines, rest = [*lines, rest], b""
                 for line in lines:
                     self._take(line)
@@ -65,7 +66,7 @@ class Relay:
             pass_on(line)
         elif line.strip():
             self._foreign.append(line)
-            if len(self._foreign) >= _MOST_LINES:
+            if len(self._foreign) >= _MAX_LINES:
                 self._flush()
 
     def _flush(self) -> None:

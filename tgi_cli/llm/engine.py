@@ -7,6 +7,7 @@ step by step. Callers, in any threads, share nothing but the engine's inbox.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import threading
 import time
@@ -284,7 +285,7 @@ def _told(on_stats: Callable[[str], None]) -> Callable[[StepStats], None]:
         if broken:
             return
         try:
-            on_stats(stats.to_json())
+            on_stats(json.dumps(stats))
         except Exception:  # a user's code, which must not take the engine down
             broken = True
             log.exception("on_stats raised, and is not called any more")

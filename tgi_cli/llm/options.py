@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, TypedDict
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, LogitsProcessor
-from tgi_cli.engine.validation import LengthError, check_length
+from tgi_cli.engine.validation import LengthError, validate_length
 from tgi_cli.sampling.params import MAX_TOKEN_IDS, SamplingParams
 from tgi_cli.text.grammar.checker import token_setup
 from tgi_cli.text.grammar.compile import Compiler
@@ -193,7 +193,7 @@ def new_tokens_of(prompt: Prompt, max_new_tokens: int | None, info: EngineInfo) 
     if max_new_tokens is None:
         max_new_tokens = max(info.max_total_tokens - len(prompt.ids), 1)
     try:
-        check_length(len(prompt.ids), max_new_tokens, info)
+        validate_length(len(prompt.ids), max_new_tokens, info)
     except LengthError as error:
         raise ValueError(f"prompt {prompt.index}: {error}") from None
     return max_new_tokens

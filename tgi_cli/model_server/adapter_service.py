@@ -13,9 +13,8 @@ from tgi_cli.hub.lora_files import resolve_adapter, split_revision
 from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError
 from tgi_cli.rpc import codec, engine_pb2_grpc
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.adapter_calls import STATUS_CODES
 from tgi_cli.rpc.interface import AdapterError, AdapterFault
-from tgi_cli.rpc.status_details import short
+from tgi_cli.rpc.status import ADAPTER_STATUSES, shorten
 
 MAX_CALLS = 4
 """Adapters that are fetched and loaded at once; each holds a thread that other calls need."""
@@ -68,9 +67,9 @@ class AdapterServicer(engine_pb2_grpc.EngineServicer):
         try:
             work()
         except EngineEndedError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, short(error.cause))
+            context.abort(grpc.StatusCode.UNAVAILABLE, shorten(error.cause))
         except TgiError as error:
-            context.abort(STATUS_CODES[_fault(error)], short(one_line(error)))
+            context.abort(ADAPTER_STATUSES[_fault(error)], shorten(one_line(error)))
         finally:
             self._places.release()
         return codec.encode_adapters(self.adapters.now)

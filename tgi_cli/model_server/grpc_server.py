@@ -35,16 +35,16 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.metrics import EngineMetrics
-from tgi_cli.engine.validation import check_request
+from tgi_cli.engine.validation import validate_request
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.model_server.adapter_service import AdapterServicer
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
-from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, metrics_codec, step_socket
+from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, step_socket
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.status_details import short
+from tgi_cli.rpc.status import shorten
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class EngineServer(AdapterServicer):
         max_loras: adapters that share a batch; 0: none can be loaded.
 
     Attributes:
-        fronts: what else is to be served, from the start to the end.
+        services: Other services on the same server; add them before :meth:`start`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EngineServer(AdapterServicer):
         max_loras: int = 0,
     ) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
-        self.fronts: list[GrpcService] = []
+        self.services: list[GrpcService] = []
         self._engine = engine
         self._info = info
         self._instance = uuid.uuid4().hex
@@ -123,12 +123,12 @@ class EngineServer(AdapterServicer):
         server = grpc.server(
             ThreadPoolExecutor(MAX_SESSIONS + _UNARY_THREADS, thread_name_prefix="rpc"),
             options=channel_options.TCP_SERVER
-            if any(f.afar for f in self.fronts)
+            if any(service.remote for service in self.services)
             else channel_options.SERVER,
         )
         engine_pb2_grpc.add_EngineServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        for front in self.fronts:
-            front.add_to(server)
+        for service in self.services:
+            service.add_to(server)
         try:
             server.add_insecure_port(f"unix:{path}")
             path.chmod(0o600)
@@ -144,8 +144,8 @@ class EngineServer(AdapterServicer):
         """Refuse new requests from now on; live ones go on."""
         with self._lock:
             self._closed_because = "the model server is shutting down"
-        for front in self.fronts:
-            front.drain()
+        for service in self.services:
+            service.drain()
 
     def stop(self, cause: str = "the model server has stopped") -> None:
         """End every session and close the socket. Requests still live end with ``cause``.
@@ -154,8 +154,8 @@ class EngineServer(AdapterServicer):
         """
         if self._dispatcher.is_alive():
             self._dispatcher.join(timeout=2.0)
-        for front in self.fronts:
-            front.end(cause)
+        for service in self.services:
+            service.end(cause)
         with self._lock:
             self._closed_because = cause
             for session in self._sessions:
@@ -177,7 +177,7 @@ class EngineServer(AdapterServicer):
     def Metrics(
         self, request: pb.MetricsRequest, context: grpc.ServicerContext
     ) -> pb.MetricsResponse:
-        return metrics_codec.encode(self._engine.metrics)
+        return codec.encode_metrics(self._engine.metrics)
 
     def Session(
         self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext
@@ -189,7 +189,7 @@ class EngineServer(AdapterServicer):
             if not full and not closed:
                 self._sessions.add(session)
         if closed:
-            context.abort(grpc.StatusCode.UNAVAILABLE, short(closed))
+            context.abort(grpc.StatusCode.UNAVAILABLE, shorten(closed))
         if full:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_SESSIONS} clients are connected already"
@@ -244,7 +244,7 @@ class EngineServer(AdapterServicer):
         try:
             request = codec.decode_submit(message)
             adapter_id = self.adapters.id_of(message.adapter)
-            check_request(request, self._info)
+            validate_request(request, self._info)
             if adapter_id is None:
                 raise ValueError(unknown(message.adapter, self.adapters.now.names))
         except ValueError as error:

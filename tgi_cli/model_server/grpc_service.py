@@ -1,34 +1,65 @@
-"""What else may be served beside the sessions, on the same gRPC server."""
+"""The interface of services that share the engine's gRPC server."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.model_server.adapters import AdapterRegistry
+
+if TYPE_CHECKING:
+    from tgi_cli.engine.core import Inbound
+
 
 class GrpcService(Protocol):
-    """Other services of the same engine.
+    """Services besides the engine's own, or an address besides its socket.
 
     Attributes:
-        afar: its clients may be on other machines.
+        remote: Whether clients may be on other machines.
     """
 
     @property
-    def afar(self) -> bool: ...
+    def remote(self) -> bool: ...
 
     def add_to(self, server: grpc.Server) -> None:
-        """Add them, and addresses of their own if they have any; the server is not started yet.
+        """Add services and addresses to a server that is not started yet.
 
         Raises:
-            TgiError: they cannot be served.
+            TgiError: They cannot be served.
         """
         ...
 
     def drain(self) -> None:
-        """Refuse new work from now on; what is under way goes on."""
+        """Refuse new work from now on; work in progress continues."""
         ...
 
     def end(self, cause: str) -> None:
-        """The engine's loop is over: keep nobody waiting."""
+        """End all calls that wait: the engine's loop has ended."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEngine:
+    """What a service uses of the engine.
+
+    Attributes:
+        inbox: Takes the engine's messages.
+        info: The engine's effective settings.
+        adapters: Adapters that requests may name.
+        uds_path: The server's own socket.
+    """
+
+    inbox: SimpleQueue[Inbound]
+    info: EngineInfo
+    adapters: AdapterRegistry
+    uds_path: Path
+
+
+ServiceFactory = Callable[[ServedEngine], GrpcService]
+"""Creates a service once the engine exists."""

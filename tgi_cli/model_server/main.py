@@ -1,128 +1,136 @@
 """The model server's process: load, warm up, open the socket, run the engine's loop.
 
-The socket exists only while the engine can serve: whoever connects is answered.
+The socket exists only while the engine can serve: every client that connects gets an answer.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from tgi_cli.config import ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.messages import Shutdown
-from tgi_cli.errors import ShardError
+from tgi_cli.engine.messages import Fail, Shutdown
+from tgi_cli.errors import ExitCode, ShardError, TgiError
+from tgi_cli.model_server.adapters import EngineEndedError
+from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
 from tgi_cli.model_server.limits_report import log_limits
-from tgi_cli.model_server.load_progress import LoadProgress
-from tgi_cli.model_server.startup import Startup
-from tgi_cli.model_server.worker_failure import stop_on_worker_failure
 from tgi_cli.process import unix_socket
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
+from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.signals import delivered
 
 if TYPE_CHECKING:
-    from tgi_cli.model_server.tcp_listener import TcpListen
-    from tgi_cli.tgi_grpc.mount import GenerateOptions
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
     from tgi_cli.worker.worker import ModelWorker
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_HANG_SECONDS = 5.0
+"""Time for the loop to end after a worker failed. By then every operation that waits for the lost
+process has failed, except one that hangs in a driver."""
+_BAR_DELAY = 1.0
+"""Loading that takes less time than this needs no progress bar."""
 
 
 def run_model_server(
-    serve: ServeConfig,
-    model_path: Path,
-    uds_path: Path,
-    generate: GenerateOptions | None = None,
-    listen: TcpListen | None = None,
-    pulse: SharedHeartbeat | None = None,
+    server_config: ModelServerConfig, services: Sequence[ServiceFactory] = ()
 ) -> None:
     """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
 
-    They get ``serve.graceful_termination_timeout`` seconds; a second signal ends them at once.
-    Call it in the process's main thread. ``generate`` has TGI's own services served as well,
-    ``listen`` has all of them on TCP too; ``pulse`` shows who watches that it moves.
+    They get ``graceful_termination_timeout`` seconds; a second signal ends them at once. Call it
+    in the process's main thread.
+
+    Args:
+        server_config: What to serve, and where.
+        services: Services besides the engine's own.
 
     Raises:
-        TgiError: the model cannot be loaded, does not fit, or an address cannot be bound.
-        ShardError: the engine failed while it served.
+        TgiError: The model cannot be loaded, does not fit, or an address cannot be bound.
+        ShardError: The engine failed while it served.
     """
-    _claim(uds_path, generate, listen)
+    unix_socket.claim(server_config.uds_path)
+    fd = server_config.heartbeat_fd
     from tgi_cli.worker.worker import load_worker
 
-    signal.signal(signal.SIGTERM, _leave)
-    with HeartbeatWriter(pulse).beating() as heart:
-        with LoadProgress(serve.json_output) as progress:
-            worker, config = load_worker(serve, model_path, progress)
+    signal.signal(signal.SIGTERM, _exit)
+    serve = server_config.serve
+    with HeartbeatWriter(None if fd is None else SharedHeartbeat.attach(fd)).beating() as heartbeat:
+        with load_progress(serve.json_output) as progress:
+            worker, config = load_worker(serve, server_config.model_path, progress.update)
         try:
-            _serve(serve, uds_path, worker, config.max_total_tokens, generate, listen, heart)
+            _serve(server_config, services, worker, config.max_total_tokens, heartbeat)
         finally:
             worker.close()
 
 
+def load_progress(json_output: bool) -> ProgressReporter:
+    """Start the progress of loading a model, in bytes."""
+    progress = ProgressReporter(
+        show_bar=False if json_output else None, delay=_BAR_DELAY, transient=True
+    )
+    progress.start("loading weights", 0)
+    return progress
+
+
 def _serve(
-    serve: ServeConfig,
-    uds_path: Path,
+    server_config: ModelServerConfig,
+    services: Sequence[ServiceFactory],
     worker: ModelWorker | ShardedWorker,
-    context: int,
-    generate: GenerateOptions | None,
-    listen: TcpListen | None,
-    heart: HeartbeatWriter,
+    max_total_tokens: int,
+    heartbeat: HeartbeatWriter,
 ) -> None:
-    """Warm up and serve; ``context`` is what a request may take if the memory allows."""
-    heart.enter(State.WARMING_UP)
+    """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
+    serve, uds_path = server_config.serve, server_config.uds_path
+    heartbeat.enter(State.WARMING_UP)
     capacity = worker.warmup()
-    log_limits(serve, context, capacity)
+    log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
-    limits = SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window)
-    depth = 0 if config.device == "cpu" else 1
     engine = EngineCore(
         worker,
-        limits,
-        depth,
-        grammars=worker.grammars,
+        SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window),
+        0 if config.device == "cpu" else 1,
+        compiler=worker.grammars,
     )
-    # What lives now lives for ever: the collector need not walk the model again.
+    # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()
     gc.freeze()
-    server = EngineServer(engine, worker.info(), config.max_loras)
-    heart.publish(asdict(worker.info()))
-    if generate is not None:
-        from tgi_cli.tgi_grpc.mount import GenerateServices  # which not every server has
-
-        server.fronts.append(
-            GenerateServices(engine.inbox, worker.info(), server.adapters, generate, uds_path)
-        )
-    if listen is not None:
-        server.fronts.append(listen)
+    info = worker.info()
+    server = EngineServer(engine, info, config.max_loras)
+    heartbeat.publish(asdict(info))
+    served = ServedEngine(engine.inbox, info, server.adapters, uds_path)
+    server.services += [create(served) for create in services]
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
         target=_shut_down,
-        args=(signals, engine, server, serve.graceful_termination_timeout, heart),
+        args=(signals, engine, server, serve.graceful_termination_timeout, heartbeat),
         name="shutdown",
         daemon=True,
     ).start()
 
-    def opened() -> None:
-        where = f"{config.num_shard} shards on {config.device}"
+    def on_open() -> None:
+        shards = f"{config.num_shard} shards on {config.device}"
         log.info(
             "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
             config.model_id,
             config.dtype,
-            where if config.num_shard > 1 else config.device,
+            shards if config.num_shard > 1 else config.device,
             capacity.max_batch_total_tokens,
             capacity.load_seconds,
             capacity.warmup_seconds,
@@ -130,12 +138,12 @@ def _serve(
 
     cause = ""
     with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
-        opening = Startup(
-            server, serve.lora_adapters, uds_path, opened, lambda: engine.inbox.put(Shutdown())
+        startup = Startup(
+            server, serve.lora_adapters, uds_path, on_open, lambda: engine.inbox.put(Shutdown())
         )
         try:
-            heart.watch(engine, capacity.step_seconds)
-            with stop_on_worker_failure(worker, engine, server):
+            heartbeat.watch(engine, capacity.step_seconds)
+            with _stop_on_worker_failure(worker, engine, server):
                 engine.run()
         except ShardError as error:
             cause = error.cause
@@ -144,25 +152,98 @@ def _serve(
             cause = f"the engine failed: {error}"
             raise ShardError(cause, "its log above says why each step failed") from error
         finally:
-            opening.join()
+            startup.join()
             server.stop(cause or "the model server has stopped")
-        if opening.error is not None:
-            raise opening.error
+        if startup.error is not None:
+            raise startup.error
 
 
-def _claim(uds_path: Path, generate: GenerateOptions | None, listen: TcpListen | None) -> None:
-    """An address that cannot be bound is known before a model is loaded."""
-    unix_socket.claim(uds_path)
-    if generate is not None and generate.socket is not None:
-        from tgi_cli.tgi_grpc import mount
+class Startup:
+    """Loads the adapters and opens the socket, in a thread beside the engine's loop.
 
-        mount.claim(generate.socket)
-    if listen is not None:
-        listen.claim()
+    Args:
+        server: Not started yet.
+        adapters: Each ``name=path``.
+        path: Of the socket.
+        on_open: Called when the socket is open.
+        on_failure: Called when it cannot be opened.
+
+    Attributes:
+        error: Why the socket could not be opened, or None.
+    """
+
+    def __init__(
+        self,
+        server: EngineServer,
+        adapters: Sequence[str],
+        path: Path,
+        on_open: Callable[[], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.error: BaseException | None = None
+        self._server = server
+        self._adapters = adapters
+        self._path = path
+        self._on_open = on_open
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, name="startup", daemon=True)
+        server.listen_to_engine()
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread, which ends soon once the engine's loop has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for item in self._adapters:
+                name, _, path = item.partition("=")
+                self._server.adapters.load(name, partial(Path, path))
+            self._server.start(self._path)
+        except EngineEndedError:
+            return  # a signal came first, or the loop reports why it ended
+        except BaseException as error:  # whatever it is, the main thread raises it
+            self.error = error
+            self._on_failure()
+        else:
+            self._on_open()
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM while nothing is served yet: nothing to finish."""
+class _WatchedWorker(Protocol):
+    def watch(self, on_lost: Callable[[TgiError], None]) -> None:
+        """Have ``on_lost`` called, once and from any thread, when the worker is lost."""
+        ...
+
+
+@contextmanager
+def _stop_on_worker_failure(
+    worker: _WatchedWorker, engine: EngineCore, server: EngineServer
+) -> Iterator[None]:
+    """Around the engine's loop: end it when the worker is lost, whatever the loop waits for.
+
+    If the loop hangs, the process exits once clients have their errors.
+    """
+    ended = threading.Event()
+
+    def end(error: TgiError) -> None:
+        engine.inbox.put(Fail(error.cause, error.remedy))
+        if not ended.wait(_HANG_SECONDS):
+            server.stop(error.cause)
+            log.error("%s; a step hangs on the device, ending the process", error.cause)
+            os._exit(ExitCode.SHARD_FAILED)
+
+    def on_lost(error: TgiError) -> None:
+        threading.Thread(target=end, args=(error,), name="worker failure", daemon=True).start()
+
+    worker.watch(on_lost)
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    """Handle SIGTERM before the socket is open: there is nothing to finish."""
     sys.exit(0)
 
 
@@ -171,11 +252,11 @@ def _shut_down(
     engine: EngineCore,
     server: EngineServer,
     grace: float,
-    heart: HeartbeatWriter,
+    heartbeat: HeartbeatWriter,
 ) -> None:
-    """After a signal: refuse what is new, let the rest finish in time, end the loop."""
+    """After a signal: refuse new requests, let the others finish in time, end the loop."""
     signals.get()
-    heart.enter(State.DRAINING)
+    heartbeat.enter(State.DRAINING)
     server.drain()
     end = time.monotonic() + grace
     while (live := _live(engine)) and signals.empty() and time.monotonic() < end:
@@ -186,5 +267,5 @@ def _shut_down(
 
 
 def _live(engine: EngineCore) -> int:
-    """Requests that somebody waits for."""
+    """Number of requests that clients wait for."""
     return engine.live_requests + engine.driven_requests

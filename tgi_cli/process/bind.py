@@ -1,4 +1,4 @@
-"""The HTTP port, bound before anything slow happens, so that a taken port is an error at once."""
+"""TCP ports, bound before anything slow happens, so that a taken port is an error at once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import socket
 from tgi_cli.errors import AddressInUseError, ConfigError
 
 
-def bind(hostname: str, port: int) -> socket.socket:
-    """A TCP socket that is bound and does not listen yet; ``port`` 0 takes a free one.
+def bind(
+    hostname: str, port: int, host_flag: str = "--hostname", port_flag: str = "--port"
+) -> socket.socket:
+    """Bind a TCP socket, which does not listen yet; ``port`` 0 takes a free one.
+
+    The flags are those that errors name.
 
     Raises:
-        AddressInUseError: the port is taken, or may not be bound.
-        ConfigError: ``hostname`` is no name or address of this machine.
+        AddressInUseError: The port is taken, or may not be bound.
+        ConfigError: ``hostname`` is not a name or address of this machine.
     """
     try:
         found = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"--hostname {hostname!r} is neither an address nor a name that resolves",
+            f"{host_flag} {hostname!r} is neither an address nor a name that resolves",
             "0.0.0.0 listens on all addresses, 127.0.0.1 on this machine only",
         ) from error
     family, kind, protocol, _, address = found[0]
@@ -30,34 +34,36 @@ def bind(hostname: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _explained(error, hostname, port) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"{host_flag} {hostname} is not an address of this machine",
+                "0.0.0.0 listens on all of them",
+            ) from error
+        raise _unavailable(error, hostname, port, port_flag) from error
     return listener
 
 
-def _explained(error: OSError, hostname: str, port: int) -> AddressInUseError | ConfigError:
+def _unavailable(error: OSError, hostname: str, port: int, flag: str) -> AddressInUseError:
+    cause, remedy = error.strerror or str(error), f"choose another port with {flag}"
     if error.errno == errno.EADDRINUSE:
-        return AddressInUseError(
-            f"port {port} is in use", "stop what listens there, or choose another with --port"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return AddressInUseError(
-            f"this user may not listen on port {port}", "choose a port above 1023 with --port"
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(
-            f"--hostname {hostname} is not an address of this machine",
-            "0.0.0.0 listens on all of them",
-        )
-    return AddressInUseError(f"cannot listen on {hostname}:{port}: {error.strerror}")
+        cause, remedy = f"port {port} is in use", f"stop what listens there, or {remedy}"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        cause = f"this user may not listen on port {port}"
+        remedy = f"choose a port above 1023 with {flag}"
+    return AddressInUseError(f"cannot listen on {format_address(hostname, port)}: {cause}", remedy)
 
 
 def local_address(listener: socket.socket) -> tuple[str, int]:
-    """Host and port under which this machine reaches the listener."""
+    """Return host and port under which this machine reaches the listener."""
     host, port = listener.getsockname()[:2]
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
+def format_address(host: str, port: int) -> str:
+    """Return ``HOST:PORT``, with brackets around an IPv6 address (RFC 3986)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def url(host: str, port: int, tls: bool = False) -> str:
-    """The address as a URL; IPv6 addresses in brackets (RFC 3986)."""
-    scheme = "https" if tls else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    """Return the address as a URL."""
+    return f"{'https' if tls else 'http'}://{format_address(host, port)}"

@@ -15,12 +15,12 @@ import json
 import os
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-HEAD = struct.Struct(">I")
+from tgi_cli.process.framing import encode_frame, read_frame, read_length
+
 OUT_OF_MEMORY = 77
 """Exit code of a process that had no memory left even to say so."""
 
@@ -31,7 +31,7 @@ Work = Callable[[bytes], dict[str, Any]]
 def serve(begin: Callable[[Any], Work]) -> None:
     """Answer until the input ends; ``begin`` makes the work of its setup."""
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    first = _read(source, _length(source))
+    first = read_frame(source)
     if first is None:
         return
     told = json.loads(first)
@@ -42,10 +42,10 @@ def serve(begin: Callable[[Any], Work]) -> None:
     # From here on, what a library says while it dies is no news: the parent tells of it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
-        while (length := _length(source)) is not None:
+        while (length := read_length(source)) is not None:
             limit.apply(length)
-            body = _read(source, length)
-            if body is None:
+            body = source.read(length)
+            if len(body) < length:
                 return
             # The parent kills a process that is late; unless the parent is gone itself.
             signal.setitimer(signal.ITIMER_REAL, told["seconds"] + 2)
@@ -158,18 +158,6 @@ class MemoryLimit:
         return size > self._size + most or resident > self._resident + most
 
 
-def _length(source: BinaryIO) -> int | None:
-    """Of the next message; None at the end."""
-    head = source.read(HEAD.size)
-    return HEAD.unpack(head)[0] if len(head) == HEAD.size else None
-
-
-def _read(source: BinaryIO, length: int | None) -> bytes | None:
-    body = b"" if length is None else source.read(length)
-    return body if len(body) == length else None
-
-
 def _send(target: BinaryIO, body: bytes) -> None:
-    target.write(HEAD.pack(len(body)))
-    target.write(body)
+    target.write(encode_frame(body))
     target.flush()

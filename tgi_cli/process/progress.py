@@ -127,7 +127,8 @@ class ProgressReporter:
 
     def _log_lines(self) -> None:
         while not self._stopped.wait(self._log_interval):
-            log.info("%s", self.line())
+            if self._total:
+                log.info("%s", self.line())
 
     def _draw(self) -> None:
         if not self.show_bar or time.monotonic() - self._began < self._delay:

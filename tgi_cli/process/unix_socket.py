@@ -1,4 +1,4 @@
-"""Where a model server listens: a unix socket that no other user can reach."""
+"""The path of a unix socket that no other user can reach or replace."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from tgi_cli.errors import AddressInUseError, ConfigError
 
 MAX_PATH_BYTES = 103
-"""Of ``sun_path``: 108 on Linux, 104 on macOS, both with the final zero."""
+"""Length of ``sun_path``: 108 on Linux, 104 on macOS, both with the final zero."""
 
 
 def make_folder(path: Path) -> None:
     """Make the folder of the socket ``path`` (mode 0700) if it is missing.
 
-    Not for a folder that somebody else made: who has removed it since does not want it back.
+    Only for folders of our own: one that another program made and has removed stays removed.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: It cannot be made.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -28,12 +28,17 @@ def make_folder(path: Path) -> None:
         raise _unusable(path, error) from error
 
 
-def claim(path: Path) -> None:
-    """Make ``path`` ready to be bound: a private folder, nobody listening, no stale file.
+def claim(path: Path, *, allow_shared: bool = False) -> None:
+    """Make ``path`` ready to be bound: a safe folder, no listener, no stale file.
+
+    Args:
+        path: Of the socket.
+        allow_shared: Whether other users may enter the folder, as /tmp, as long as they can
+            neither connect to the socket nor replace it.
 
     Raises:
-        ConfigError: the path is too long, its folder is missing, or other users may enter it.
-        AddressInUseError: something listens there already.
+        ConfigError: The path is too long, or its folder is missing or not safe.
+        AddressInUseError: A server listens there already, or the file cannot be removed.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(
@@ -41,25 +46,33 @@ def claim(path: Path) -> None:
         )
     folder = path.parent
     try:
-        private = is_private(folder)
+        private, mode = is_private(folder), folder.stat().st_mode
     except OSError as error:
         raise _unusable(path, error) from error
-    if not private:
+    if not private and not allow_shared:
         raise ConfigError(
             f"other users may enter the socket's folder {folder}",
-            "use a folder of your own with mode 0700: who reaches the socket commands the model",
+            "use a folder of your own with mode 0700: whoever reaches the socket commands the "
+            "model",
         )
-    if not path.exists():
-        return
+    if not private and mode & 0o022 and not mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"other users may replace files in the socket's folder {folder}",
+            "use a folder of your own with mode 0700: whoever answers there poses as the model",
+        )
     if is_listening(path):
+        flag = "--shard-uds-path" if allow_shared else "--uds-path"
         raise AddressInUseError(
-            f"a model server listens on {path} already", "stop it, or choose another --uds-path"
+            f"a model server listens on {path} already", f"stop it, or choose another {flag}"
         )
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise AddressInUseError(f"{path} cannot be replaced: {error.strerror}") from error
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this user alone may enter a folder. Raises OSError."""
+    """Whether only this user may enter a folder. Raises OSError."""
     status = folder.stat()
     return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tgi_cli.errors import RouterError
-from tgi_cli.process.pool_child import Child
+from tgi_cli.process.pool_child import PoolChild
 from tgi_cli.process.pool_worker import OUT_OF_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -112,8 +112,8 @@ class WorkerPool:
         )
         self._changed = threading.Condition()
         """Guards what follows."""
-        self._idle: list[Child] = []
-        self._all: set[Child] = set()
+        self._idle: list[PoolChild] = []
+        self._all: set[PoolChild] = set()
         self._starting = 0
         self._waiting = 0
         """Jobs that a thread has, or will have, and that have no process yet."""
@@ -206,7 +206,7 @@ class WorkerPool:
                         self._large -= 1
                         self._changed.notify_all()
 
-    def _take_in(self, child: Child, answer: dict[str, Any]) -> dict[str, Any]:
+    def _take_in(self, child: PoolChild, answer: dict[str, Any]) -> dict[str, Any]:
         """What a process answered, which is free now. Raises LimitError."""
         if answer["last"]:
             self._forget(child)
@@ -228,7 +228,7 @@ class WorkerPool:
     def _memory(self) -> str:
         return f"more than {self._limits.megabytes} MB of memory"
 
-    def _failed(self, child: Child, error: Exception) -> Exception:
+    def _failed(self, child: PoolChild, error: Exception) -> Exception:
         """End a process that gave no answer; whose fault that was."""
         slow = isinstance(error, TimeoutError)
         code = child.end(0.0 if slow else _EXIT_SECONDS)
@@ -241,11 +241,11 @@ class WorkerPool:
             return LimitError(self._memory)
         return _Killed(f"by signal {-code}" if code < 0 else f"exit code {code}")
 
-    def _idle_child(self) -> Child | None:
+    def _idle_child(self) -> PoolChild | None:
         with self._changed:
             return None if self._waiting else self._pop()
 
-    def _pop(self) -> Child | None:
+    def _pop(self) -> PoolChild | None:
         while self._idle:
             child = self._idle.pop()
             if child.alive:
@@ -253,7 +253,7 @@ class WorkerPool:
             self._all.discard(child)
         return None
 
-    def _child(self, latest: float, large: bool) -> Child:
+    def _child(self, latest: float, large: bool) -> PoolChild:
         """A process for one job, for which :attr:`_waiting` counts, and that it does not then."""
         most = max(self._limits.processes - 1, 1)
         patient = time.monotonic() + _PATIENCE_SECONDS
@@ -292,10 +292,10 @@ class WorkerPool:
                     self._large -= 1
             raise
 
-    def _start(self) -> Child:
+    def _start(self) -> PoolChild:
         child = None
         try:
-            child = Child(self._module, self._environment)
+            child = PoolChild(self._module, self._environment)
             with self._changed:
                 self._all.add(child)
             child.exchange(self._hello, _START_SECONDS)
@@ -316,16 +316,16 @@ class WorkerPool:
                 self._changed.notify_all()
         return child
 
-    def _end_of(self, child: Child) -> None:
+    def _end_of(self, child: PoolChild) -> None:
         child.end()
         self._forget(child)
 
-    def _forget(self, child: Child) -> None:
+    def _forget(self, child: PoolChild) -> None:
         with self._changed:
             self._all.discard(child)
             self._changed.notify_all()
 
 
-def _kill_all(children: set[Child]) -> None:
+def _kill_all(children: set[PoolChild]) -> None:
     for child in list(children):
         child.kill()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tgi_cli.config.settings import QUANTIZE, default
+
 Method = Literal["gptq", "awq", "rtn", "fp8", "int8"]
 Layout = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
 
@@ -45,7 +47,7 @@ class QuantizeOptions:
     model_id: str
     output_dir: Path | None = None
     inspect: bool = False
-    method: Method = "gptq"
+    method: Method = default("method", QUANTIZE)
     bits: int | None = None
     group_size: int | None = None
     sym: bool | None = None
@@ -53,18 +55,18 @@ class QuantizeOptions:
     static_groups: bool = False
     group_aware: bool | None = None
     mse: bool = False
-    percdamp: float = 0.01
+    percdamp: float = default("percdamp", QUANTIZE)
     format: Layout | None = None
     calibration: str | None = None
-    samples: int = 128
+    samples: int = default("samples", QUANTIZE)
     seq_len: int | None = None
-    seed: int = 0
+    seed: int = default("seed", QUANTIZE)
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     evaluate: bool = False
     resume: bool = False
     device: Literal["cpu", "cuda"] | None = None
-    backend: Literal["builtin", "gptqmodel"] = "builtin"
+    backend: Literal["builtin", "gptqmodel"] = default("backend", QUANTIZE)
     upload_to_model_id: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False

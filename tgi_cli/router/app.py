@@ -79,7 +79,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
     generator = Generator(client, text, workers, metrics, admission, grammars)
     dynamic = DynamicAdapters(client)
-    EngineRestart(client, config, generator, metrics, dynamic)
+    EngineRestart(client, config, generator, dynamic)
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
     tracing = None
     if config.otlp_endpoint is not None:

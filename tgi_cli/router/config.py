@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tgi_cli.config.settings import default
 from tgi_cli.rpc.tls import TlsFiles
 
 
@@ -14,9 +15,10 @@ class RouterConfig:
 
     Attributes:
         model_path: the model's folder, for its tokenizer and chat template.
-        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.Endpoint.parse`.
+        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
         engine_tls: how it is spoken to on TCP; None: in the clear.
         socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
+        parent_fd: a pipe that closes when the parent is gone; None: run alone.
         max_input_tokens, max_total_tokens: limits of a request below the engine's; None: the
             engine's.
         validation_workers: threads for tokenizing long prompts off the event loop.
@@ -47,35 +49,36 @@ class RouterConfig:
     engine_tls: TlsFiles | None = None
     revision: str = ""
     socket_fd: int | None = None
-    hostname: str = "0.0.0.0"
-    port: int = 3000
-    max_concurrent_requests: int = 128
+    parent_fd: int | None = None
+    hostname: str = default("hostname")
+    port: int = default("port")
+    max_concurrent_requests: int = default("max_concurrent_requests")
     max_input_tokens: int | None = None
     max_total_tokens: int | None = None
-    max_best_of: int = 2
-    max_stop_sequences: int = 4
-    max_top_n_tokens: int = 5
-    max_client_batch_size: int = 4
-    validation_workers: int = 2
+    max_best_of: int = default("max_best_of")
+    max_stop_sequences: int = default("max_stop_sequences")
+    max_top_n_tokens: int = default("max_top_n_tokens")
+    max_client_batch_size: int = default("max_client_batch_size")
+    validation_workers: int = default("validation_workers")
     trust_remote_code: bool = False
     json_output: bool = False
-    logger_level: str = "INFO"
-    graceful_termination_timeout: int = 90
-    watchdog_timeout: float = 60.0
-    payload_limit: int = 2_000_000
-    watermark_gamma: float = 0.5
-    watermark_delta: float = 2.0
-    generation_config: str = "auto"
+    logger_level: str = default("logger_level")
+    graceful_termination_timeout: int = default("graceful_termination_timeout")
+    watchdog_timeout: float = default("watchdog_timeout")
+    payload_limit: int = default("payload_limit")
+    watermark_gamma: float = default("watermark_gamma")
+    watermark_delta: float = default("watermark_delta")
+    generation_config: str = default("generation_config")
     tokenizer_config_path: Path | None = None
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
+    tool_call_parser: str = default("tool_call_parser")
+    reasoning_parser: str = default("reasoning_parser")
     disable_grammar_support: bool = False
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     otlp_endpoint: str | None = None
-    otlp_service_name: str = "text-generation-inference.router"
+    otlp_service_name: str = default("otlp_service_name")
     vllm_metrics: bool = False
 
     @property

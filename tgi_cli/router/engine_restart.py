@@ -12,7 +12,6 @@ from tgi_cli.errors import ShardError
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.http import errors
-from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import GONE, AdapterError, AdapterFault, EngineClient
 
 logger = logging.getLogger(__name__)
@@ -39,13 +38,11 @@ class EngineRestart:
         client: EngineClient,
         config: RouterConfig,
         generator: Generator,
-        metrics: Metrics,
         adapters: DynamicAdapters,
     ) -> None:
         self._client = client
         self._config = config
         self._generator = generator
-        self._metrics = metrics
         self._adapters = adapters
         self._info = client.info
         generator.take(bounded(self._info, config))
@@ -69,7 +66,6 @@ class EngineRestart:
         if (before.model_id, before.vocab_size) != (self._info.model_id, self._info.vocab_size):
             logger.error("the router has the tokenizer of %s: start it anew", before.model_id)
         self._generator.take(bounded(self._info, self._config))
-        self._metrics.info = self._info
 
 
 def bounded(info: EngineInfo, config: RouterConfig) -> EngineInfo:

@@ -21,11 +21,12 @@ import grpc.aio
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, metrics_codec, step_socket, tls_probe
+from tgi_cli.rpc import codec, engine_pb2_grpc, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.endpoint import Endpoint
+from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
-from tgi_cli.rpc.interface import GONE, Adapters
+from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
+from tgi_cli.rpc.status import ADAPTER_STATUSES
 from tgi_cli.rpc.streams import RequestStream, RequestStreams
 from tgi_cli.rpc.tls import TlsFiles
 
@@ -36,6 +37,7 @@ _PATIENCE_SECONDS = 10.0
 """Between two words about waiting."""
 _LIST_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+_ADAPTER_FAULTS = {status: fault for fault, status in ADAPTER_STATUSES.items()}
 
 
 class _Hung(Exception):
@@ -45,7 +47,7 @@ class _Hung(Exception):
 class GrpcEngineClient:
     """An :class:`tgi_cli.rpc.interface.EngineClient` over gRPC. Make it with :meth:`connect`."""
 
-    def __init__(self, endpoint: Endpoint, *, stall_seconds: float = 60.0) -> None:
+    def __init__(self, endpoint: EngineEndpoint, *, stall_seconds: float = 60.0) -> None:
         self._endpoint = endpoint
         self._target = endpoint.url
         self._channel = endpoint.aio_channel()
@@ -75,7 +77,7 @@ class GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
         Args:
-            target: as :meth:`tgi_cli.rpc.endpoint.Endpoint.parse` takes it.
+            target: as :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse` takes it.
             timeout: seconds to wait for it to come up; None waits for ever.
             stall_seconds: how long the engine may stand still while requests are live, before the
                 session ends; one whose steps take longer gets longer, and 0 means for ever.
@@ -85,7 +87,7 @@ class GrpcEngineClient:
             ConfigError: an address that is none, or files that TLS cannot use.
             ShardError: no engine answered in time, or none ever will: TLS keeps it apart.
         """
-        endpoint = Endpoint.parse(target, tls)
+        endpoint = EngineEndpoint.parse(target, tls)
         client = cls(endpoint, stall_seconds=stall_seconds)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client._keeper = asyncio.create_task(client._keep(opened), name="engine session")
@@ -134,7 +136,7 @@ class GrpcEngineClient:
             except grpc.aio.AioRpcError as error:
                 log.debug("no metrics: %s", error.details())
             else:
-                self._metrics = metrics_codec.decode(answer)
+                self._metrics = codec.decode_metrics(answer)
         return self._metrics
 
     @property
@@ -152,12 +154,19 @@ class GrpcEngineClient:
         message = pb.UnloadAdapterRequest(name=name)
         return await self._call(self._stub.UnloadAdapter, message)
 
-    async def _call(self, method: Any, message: object, seconds: float | None = None) -> Adapters:
-        """Call it, of the engine that the session is with: another one is to be met first."""
+    async def _call(self, method: Any, message: object, timeout: float | None = None) -> Adapters:  # noqa: ASYNC109
+        """Make a call about adapters, and keep its answer unless another engine was met since."""
         if not self._connected:
             raise ShardError(GONE, "see its log")
         instance = self._instance
-        answer = await adapter_calls.call(method, message, seconds)
+        try:
+            answer = codec.decode_adapters(await method(message, timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or str(error.code())
+            fault = _ADAPTER_FAULTS.get(error.code())
+            if fault is None:
+                raise ShardError(f"the model server did not answer: {details}") from error
+            raise AdapterError(details, fault=fault) from error
         if self._instance == instance:
             self._adapters = answer
         return answer
@@ -303,7 +312,7 @@ def fetch_info(target: str, timeout: float, tls: TlsFiles | None = None) -> Engi
     Raises:
         ShardError: it did not answer within ``timeout`` seconds.
     """
-    with Endpoint.parse(target, tls).channel() as channel:
+    with EngineEndpoint.parse(target, tls).channel() as channel:
         try:
             stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
             answer = stub.Info(pb.InfoRequest(), timeout=timeout, wait_for_ready=True)

@@ -1,12 +1,14 @@
 """Dataclasses to protobuf and back: pure functions, one pair per message.
 
-Encoding reads lists and never changes them; decoding gives plain Python lists. Log probabilities
-travel as 32-bit floats.
+Encoding does not change lists; decoding returns plain Python lists. Log-probabilities travel as
+32-bit floats.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import chain
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
@@ -48,11 +51,11 @@ _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 
 def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMessage:
-    """A request, and the name of its adapter, as a client's message.
+    """Encode a request and the name of its adapter.
 
     Raises:
-        ValueError: numbers that the wire cannot hold, or what only the engine's own process can
-            have (logits processors, raw logits).
+        ValueError: A number is out of the wire's range, or the request needs the engine's own
+            process (logits processors, raw logits).
     """
     if (
         request.logits_processors
@@ -79,9 +82,10 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
 
 
 def decode_submit(message: pb.Submit) -> GenerationRequest:
-    """The request of a message, its adapter's id left open.
+    """Decode a request, without its adapter's id.
 
-    Raises ValueError for sampling values outside their range.
+    Raises:
+        ValueError: A sampling value is out of range.
     """
     given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     return GenerationRequest(
@@ -119,7 +123,7 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
 
 
 def _unflatten(counts: Iterable[int], flat: list[_T]) -> list[list[_T]]:
-    """Runs of ``counts`` items each."""
+    """Split a list into runs of ``counts`` items."""
     runs = []
     start = 0
     for count in counts:
@@ -129,12 +133,12 @@ def _unflatten(counts: Iterable[int], flat: list[_T]) -> list[list[_T]]:
 
 
 def encode_cancel(request_id: int) -> pb.ClientMessage:
-    """A cancellation as a client's message."""
+    """Encode a cancellation."""
     return pb.ClientMessage(cancel=request_id)
 
 
 def encode_step(outputs: StepOutputs) -> pb.StepMessage:
-    """A step's outputs as one message of packed arrays."""
+    """Encode a step's outputs as packed arrays."""
     message = pb.StepMessage()
     message.request_ids.extend(outputs.request_ids)
     message.token_ids.extend(outputs.token_ids)
@@ -169,7 +173,7 @@ def _encode_tops(
 def _decode_tops(
     message: pb.StepMessage | pb.PromptLogprobs, count: int
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """The likeliest ids and their log-probabilities of ``count`` tokens."""
+    """Decode the most likely ids and their log-probabilities of ``count`` tokens."""
     counts = message.top_counts[:]
     if not counts:
         return [[] for _ in range(count)], [[] for _ in range(count)]
@@ -177,7 +181,7 @@ def _decode_tops(
 
 
 def decode_step(message: pb.StepMessage) -> StepOutputs:
-    """The outputs of a message."""
+    """Decode a step's outputs."""
     request_ids = message.request_ids[:]
     top_ids, top_logprobs = _decode_tops(message, len(request_ids))
     return StepOutputs(
@@ -212,27 +216,56 @@ def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
 def encode_info(
     info: EngineInfo, adapters: Adapters = NO_ADAPTERS, instance: str = ""
 ) -> pb.InfoResponse:
-    """What a client must know of the engine, and which life of it this is, as a message."""
+    """Encode the engine's info; ``instance`` differs after each start of the engine."""
     fields = {name: getattr(info, name) for name in _INFO_FIELDS}
     return pb.InfoResponse(**fields, adapters=encode_adapters(adapters), instance=instance)
 
 
 def decode_info(message: pb.InfoResponse) -> EngineInfo:
-    """What a client must know of the engine; its adapters are decoded by themselves."""
+    """Decode the engine's info, without its adapters."""
     fields = {name: getattr(message, name) for name in _INFO_FIELDS}
     fields["eos_token_ids"] = tuple(message.eos_token_ids)
     return EngineInfo(**fields)
 
 
 def encode_adapters(adapters: Adapters) -> pb.Adapters:
-    """What is loaded, as a message."""
+    """Encode the loaded adapters."""
     loaded = [pb.Adapter(name=adapter.name, path=adapter.path) for adapter in adapters.loaded]
     return pb.Adapters(max_loras=adapters.max_loras, loaded=loaded)
 
 
 def decode_adapters(message: pb.Adapters) -> Adapters:
-    """What is loaded."""
+    """Decode the loaded adapters."""
     return Adapters(
         message.max_loras,
         tuple(Adapter(adapter.name, adapter.path) for adapter in message.loaded),
     )
+
+
+def encode_metrics(metrics: EngineMetrics) -> pb.MetricsResponse:
+    """Encode the engine's metrics."""
+    message = pb.MetricsResponse(
+        queue_seconds=metrics.queue_seconds, load=pb.EngineLoad(**asdict(metrics.load))
+    )
+    for (name, label), histogram in metrics.histograms.items():
+        entry = message.histograms.add(name=name, label=label, sum=histogram.sum)
+        entry.bounds.extend(histogram.bounds)
+        entry.counts.extend(histogram.counts)
+    for (name, label), count in metrics.counts.items():
+        message.counts.add(name=name, label=label, count=count)
+    return message
+
+
+def decode_metrics(message: pb.MetricsResponse) -> EngineMetrics:
+    """Decode the engine's metrics."""
+    load = {name: getattr(message.load, name) for name in EngineLoad.__dataclass_fields__}
+    metrics = EngineMetrics(EngineLoad(**load))
+    for entry in message.histograms:
+        histogram = metrics.histograms[entry.name, entry.label] = Histogram(entry.bounds)
+        histogram.counts = list(entry.counts)
+        histogram.sum = entry.sum
+    for count in message.counts:
+        metrics.counts[count.name, count.label] = count.count
+    if message.queue_seconds:
+        metrics.oldest_ns = time.monotonic_ns() - int(message.queue_seconds * 1e9)
+    return metrics

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.bind import format_address
 from tgi_cli.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _FORMS = "give unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT for TLS"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class EngineEndpoint:
     """A model server as its clients name it. Make it with :meth:`parse`.
 
     Attributes:
@@ -37,7 +38,7 @@ class Endpoint:
     tls: TlsFiles | None = None
 
     @classmethod
-    def parse(cls, url: str, tls: TlsFiles | None = None) -> Endpoint:
+    def parse(cls, url: str, tls: TlsFiles | None = None) -> EngineEndpoint:
         """Of ``unix:/PATH``, a path, ``tcp://HOST:PORT``, ``HOST:PORT`` or ``grpcs://HOST:PORT``.
 
         ``tls`` makes all but the first two speak it; the last does with the system's authorities
@@ -62,7 +63,7 @@ class Endpoint:
             tls = TlsFiles()
         if tls is not None:
             tls.check(server=False)
-        return cls(join_tcp(host, port), None, host, port, tls)
+        return cls(format_address(host, port), None, host, port, tls)
 
     @property
     def url(self) -> str:
@@ -118,11 +119,6 @@ def split_tcp(url: str, what: str) -> tuple[str, str, int]:
     if not host or port is None:
         raise ConfigError(f"{url!r} is no address of {what}", _FORMS)
     return parts.scheme, host, port
-
-
-def join_tcp(host: str, port: int) -> str:
-    """``HOST:PORT``; IPv6 addresses in brackets (RFC 3986)."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -16,18 +16,17 @@ import contextlib
 import re
 import secrets
 import socket
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tgi_cli.process import unix_socket
+from tgi_cli.process.framing import FrameDecoder, encode_frame
 from tgi_cli.rpc import engine_pb2 as pb
 
 METADATA = "tgi-steps"
 """The name, of the call's metadata; in the answer's: that the server has connected."""
 
 _NAME = re.compile(r"steps-[0-9a-f]{8}")
-_LENGTH = struct.Struct("<I")
 _CONNECT_SECONDS = 1.0
 
 
@@ -88,8 +87,7 @@ def send(connection: socket.socket, messages: Iterable[pb.StepMessage]) -> None:
     """Send messages until there are no more or the other end is gone; closes the connection."""
     with connection, contextlib.suppress(OSError):
         for message in messages:
-            content = message.SerializeToString()
-            connection.sendall(_LENGTH.pack(len(content)) + content)
+            connection.sendall(encode_frame(message.SerializeToString()))
 
 
 class Reader(asyncio.Protocol):
@@ -103,14 +101,14 @@ class Reader(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._take = take
         self._transport: asyncio.BaseTransport | None = None
-        self._rest = b""
+        self._decoder = FrameDecoder()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         try:
-            for content in self._frames(data):
+            for content in self._decoder.feed(data):
                 self._take(pb.StepMessage.FromString(content))
         except Exception as error:  # a defect; who waits for the end is told
             if not self.ended.done():
@@ -121,15 +119,3 @@ class Reader(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
-
-    def _frames(self, data: bytes) -> Iterator[bytes]:
-        data = self._rest + data if self._rest else data
-        start = 0
-        while len(data) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(data, start)
-            end = start + _LENGTH.size + size
-            if end > len(data):
-                break
-            yield data[start + _LENGTH.size : end]
-            start = end
-        self._rest = data[start:]

@@ -11,7 +11,7 @@ import socket
 import ssl
 
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc.endpoint import Endpoint
+from tgi_cli.rpc.endpoint import EngineEndpoint
 
 _SECONDS = 3.0
 """For each step of a look; somebody who is silent may be busy."""
@@ -34,7 +34,7 @@ class Closed(Exception):
     """The other end took the connection and closed it without a word."""
 
 
-def watch(endpoint: Endpoint, opened: asyncio.Future[None]) -> asyncio.Task[None]:
+def watch(endpoint: EngineEndpoint, opened: asyncio.Future[None]) -> asyncio.Task[None]:
     """Have who waits for a session on TCP told why there will be none. To be cancelled.
 
     Args:
@@ -51,7 +51,7 @@ def watch(endpoint: Endpoint, opened: asyncio.Future[None]) -> asyncio.Task[None
     return asyncio.create_task(run(), name="probe")
 
 
-async def until_hopeless(endpoint: Endpoint) -> ShardError:
+async def until_hopeless(endpoint: EngineEndpoint) -> ShardError:
     """Look now and then until a reason is found that waiting does not remove; returns it."""
     closed = 0
     while True:
@@ -66,7 +66,7 @@ async def until_hopeless(endpoint: Endpoint) -> ShardError:
             return found
 
 
-def look(endpoint: Endpoint) -> ShardError | None:
+def look(endpoint: EngineEndpoint) -> ShardError | None:
     """One connection; None: all is well, or nobody is there.
 
     Raises:
@@ -83,7 +83,7 @@ def look(endpoint: Endpoint) -> ShardError | None:
         return None
 
 
-def _look_plain(endpoint: Endpoint, connection: socket.socket) -> ShardError | None:
+def _look_plain(endpoint: EngineEndpoint, connection: socket.socket) -> ShardError | None:
     connection.sendall(_HELLO)
     first = connection.recv(1)
     if not first:
@@ -96,7 +96,7 @@ def _look_plain(endpoint: Endpoint, connection: socket.socket) -> ShardError | N
     return None
 
 
-def _look_tls(endpoint: Endpoint, connection: socket.socket) -> ShardError | None:
+def _look_tls(endpoint: EngineEndpoint, connection: socket.socket) -> ShardError | None:
     assert endpoint.tls is not None
     context = endpoint.tls.context(server=False)
     context.set_alpn_protocols(["h2"])
@@ -122,7 +122,9 @@ def _look_tls(endpoint: Endpoint, connection: socket.socket) -> ShardError | Non
     return None
 
 
-def _distrusted(endpoint: Endpoint, error: ssl.SSLCertVerificationError, name: str) -> ShardError:
+def _distrusted(
+    endpoint: EngineEndpoint, error: ssl.SSLCertVerificationError, name: str
+) -> ShardError:
     assert endpoint.tls is not None
     whose = f"the certificate of the model server at {endpoint.url}"
     match error.verify_code:
@@ -145,7 +147,7 @@ def _distrusted(endpoint: Endpoint, error: ssl.SSLCertVerificationError, name: s
     return ShardError(f"{whose} cannot be trusted: {error.verify_message}")
 
 
-def _refused(endpoint: Endpoint, reason: str) -> ShardError:
+def _refused(endpoint: EngineEndpoint, reason: str) -> ShardError:
     where, why = f"the model server at {endpoint.url}", f" ({reason})" if reason else ""
     if endpoint.tls is None:
         return ShardError(

@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tgi_cli.config.settings import default
+
 _UINT64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
 
@@ -76,8 +78,8 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_new_tokens: int = 0
     watermark: bool = False
-    watermark_gamma: float = 0.5
-    watermark_delta: float = 2.0
+    watermark_gamma: float = default("watermark_gamma")
+    watermark_delta: float = default("watermark_delta")
     allowed_token_ids: tuple[int, ...] = ()
     greedy: bool = field(init=False)
 

@@ -1,9 +1,9 @@
-"""How models write reasoning and tool calls: data, and how to tell which a model uses.
+"""Known formats of reasoning and tool calls, and how to detect which one a model uses.
 
-Each entry is a field of a response template, transformers' description of what a model writes
-(https://huggingface.co/docs/transformers/main/chat_response_parsing): what opens it, what closes
-it, and how its content becomes a part of the message. A model whose tokenizer_config.json has a
-``response_template`` of its own needs none of them.
+Each entry is a field of a response template, transformers' description of a model's responses
+(https://huggingface.co/docs/transformers/main/chat_response_parsing): what opens a region, what
+closes it, and how its content becomes a part of the message. Models with a ``response_template``
+in their tokenizer_config.json need none of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 Field = Mapping[str, Any]
 
 ANY_START = r"\A"
-"""Of templates that do not know how a model's turns begin: response.py cuts them out before."""
+"""Start pattern of templates that do not define where a model's turns begin."""
 
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -24,13 +24,16 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class ToolCallGrammar:
-    """What stands around the arguments of calls, to be constrained by; ``NAME`` is the function's.
+    """The texts around the arguments of tool calls; ``NAME`` is replaced by the function's name.
 
     Attributes:
-        trigger: a text that begins with it is a call; empty: only one that must be, and alone.
-        begin, end: around one call's arguments.
-        between: two calls of one answer.
-        first, last: around all of them.
+        trigger: Text that begins like this is a call. If empty, only a forced single call can be
+            constrained.
+        begin: Text in front of one call's arguments.
+        end: Text behind one call's arguments.
+        between: Text between two calls of one response.
+        first: Text in front of all calls.
+        last: Text behind all calls.
     """
 
     trigger: str
@@ -43,16 +46,17 @@ class ToolCallGrammar:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls are written.
+    """A format of tool calls.
 
     Attributes:
-        region: the field of a response template.
-        marks: groups of texts; a model that has all of one group, in its chat template or as
-            tokens, writes calls so.
-        bare: no marker tells a call from text that looks alike, so only names of the request's
+        region: Field of a response template.
+        marks: Groups of texts. A model that has all texts of a group, in its chat template or as
+            tokens, uses the format.
+        bare: No marker distinguishes a call from similar text, so only names of the request's
             tools count.
-        id_length: of the letters and digits of a call's id; 0: OpenAI's form.
-        grammar: None: arguments are no JSON, or nothing marks where a call may begin.
+        id_length: Number of letters and digits in a call's id; 0 for OpenAI's form.
+        grammar: Texts around the arguments, or None if the arguments are not JSON, or nothing
+            marks the beginning of a call.
     """
 
     region: Field
@@ -64,13 +68,13 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How reasoning is told from the answer; fields of a response template.
+    """A format of reasoning.
 
     Attributes:
-        region: the reasoning.
-        content: of the answer itself, where even that is marked.
-        start: what the answer begins behind, in the prompt; None: that is not known.
-        marks: as :class:`ToolFormat`.
+        region: Field of a response template, of the reasoning.
+        marks: As in :class:`ToolFormat`.
+        content: Field of the content, if it is marked, too.
+        start: Text of the prompt that the response follows, or None if unknown.
     """
 
     region: Field
@@ -205,10 +209,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         grammar=ToolCallGrammar("", '{"name": "NAME", "parameters": ', "}"),
     ),
 }
-"""By the names of ``--tool-call-parser``; of two that fit, the earlier is taken.
+"""Tool formats by the names of ``--tool-call-parser``; the first that fits is used.
 
-Repetitions in what opens or closes a region are bounded: as long as it may still match, all of it
-is looked at again with every token.
+Repetitions in opening and closing patterns are bounded: as long as a pattern may still match, its
+text is searched again with every token.
 """
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
@@ -232,17 +236,17 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         {"open": "<seed:think>", "close": "</seed:think>"}, (("<seed:think>",),)
     ),
 }
-"""By the names of ``--reasoning-parser``; of two that fit, the earlier is taken."""
+"""Reasoning formats by the names of ``--reasoning-parser``; the first that fits is used."""
 
 PARSERS = ("auto", "none")
-"""What both flags take besides: see for yourself, and leave all in the text."""
+"""Further values of both flags."""
 
 FALLBACK = "hermes"
-"""What models are asked to write whose templates do not know tools."""
+"""Format that models are prompted for if their chat template does not support tools."""
 
 
 def detect(formats: Mapping[str, Any], has: Callable[[str], bool]) -> str | None:
-    """The first format whose marks a model has; None if it has none's."""
+    """The first format whose marks a model has, or None."""
     for name, form in formats.items():
         if any(all(map(has, group)) for group in form.marks):
             return name
@@ -250,7 +254,7 @@ def detect(formats: Mapping[str, Any], has: Callable[[str], bool]) -> str | None
 
 
 def compose(tools: str | None, reasoning: str | None) -> dict[str, Any] | None:
-    """The response template of both together; None where nothing is marked."""
+    """The response template of two formats together, or None if nothing is marked."""
     fields: dict[str, Any] = {"content": {}}
     start = None
     if reasoning is not None:

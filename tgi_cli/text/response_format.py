@@ -1,4 +1,4 @@
-"""How a model's answers are read: its response template, or the formats that it is seen to use."""
+"""How the responses of a model are parsed: by its own response template, or by known formats."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tgi_cli.text.tool_calls import shape_of
 logger = logging.getLogger(__name__)
 
 _START_KEYS = ("start_anchor", "start_anchor_pattern")
+_MARKERS = ("open", "open_pattern", "close", "close_pattern")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,17 @@ class AnswerMarkers:
 
 
 class ResponseFormat:
-    """How one model's answers are read; built once.
-
-    Raises ValueError for a model's own response template that is none.
+    """How the responses of one model are parsed; built once.
 
     Attributes:
-        tools: how calls are written; None: by the model's own template, or not at all.
-        knows_tools, knows_reasoning: whether calls or reasoning can be told from text.
-        tools_as_text: the chat template does not know tools, so they are told in a message.
-        markers: texts around reasoning and in front of the content.
+        tools: Format of tool calls, or None if the model's own template defines it, or nothing.
+        knows_tools: Whether tool calls can be told from text.
+        knows_reasoning: Whether reasoning can be told from text.
+        tools_as_text: The chat template does not support tools, so a message describes them.
+        markers: Texts around reasoning and in front of the content.
+
+    Raises:
+        ValueError: The model's own response template is invalid.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class ResponseFormat:
 
     @cached_property
     def templates(self) -> ResponseTemplates:
-        """The template as transformers has it; takes half a second and 26 MB the first time."""
+        """The template as transformers loads it; takes 0.5 s and 26 MB the first time."""
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         every = load_response_template(_neutral(self._template, self._fields))
@@ -127,32 +130,34 @@ class ResponseFormat:
 
     @property
     def loaded(self) -> bool:
-        """Whether :meth:`reader` need not load anything any more."""
+        """Whether :meth:`load` has run."""
         return "templates" in vars(self)
 
     def load(self) -> None:
-        """Load what reads answers.
+        """Load the templates.
 
-        Where only calls are marked, that waits for the first request with tools: many servers
-        never see one.
+        If only tool calls have markers, that waits for the first request with tools: many
+        servers never get one.
         """
         _ = self.templates
 
     def shown(self, tools: bool) -> frozenset[int]:
-        """Special tokens that have to be in the text, for regions to be told by them."""
+        """Special tokens that the text must contain, because they mark regions."""
         return self._shown if tools else self._shown_plain
 
-    def reader(
+    def parser(
         self,
         prompt: str,
         continued: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         parallel: bool = True,
     ) -> ResponseParser | None:
-        """For one answer to ``prompt``; None where nothing in it could be marked.
+        """A parser for one response to ``prompt``, or None if nothing in it can be marked.
 
-        ``continued`` is what of the prompt the answer goes on from; ``tools`` those that may be
-        called, of whose calls only the first counts unless they may be ``parallel``.
+        Args:
+            continued: End of the prompt that the response continues.
+            tools: Tools that may be called.
+            parallel: Whether to return more than the first tool call.
         """
         if not tools and not self._marked:
             return None
@@ -160,13 +165,13 @@ class ResponseFormat:
         return ResponseParser(self.templates, self.tools, prefix, tools, parallel)
 
     def is_reasoning(self, prompt: str, continued: str = "") -> bool:
-        """Whether an answer to ``prompt`` begins within reasoning."""
+        """Whether a response to ``prompt`` begins within reasoning."""
         prefix = self._prefix(prompt, continued)
         opened = prefix.rfind(self.markers.open) if self.markers.open else -1
         return opened >= 0 and self.markers.close not in prefix[opened:]
 
     def _prefix(self, prompt: str, continued: str) -> str:
-        """What of the prompt belongs to the answer: templates open the reasoning themselves."""
+        """The end of the prompt that belongs to the response: templates may open the reasoning."""
         if self._anchored:
             starts = [
                 match.end() for match in self.templates.every.start_anchor_re.finditer(prompt)
@@ -189,14 +194,25 @@ def choose_response_format(
     tool_parser: str = "auto",
     reasoning_parser: str = "auto",
 ) -> ResponseFormat | None:
-    """How a model's answers are read; None where nothing in them is marked.
+    """How the responses of a model are parsed, or None if nothing in them is marked.
 
-    A model's ``own`` response template counts where both parsers are left open; else what is
-    named, or what the chat template and the vocabulary give away. Raises ConfigError for a
-    parser that is none.
+    Args:
+        template_text: Source of the chat template.
+        takes_tools: Whether the chat template supports tools.
+        own: The model's own response template; used if both parsers are ``auto``.
+        tool_parser: ``none``, a format, or ``auto``: detect it in template and vocabulary.
+        reasoning_parser: ``none``, a format, or ``auto``.
+
+    Raises:
+        ConfigError: There is no such parser.
     """
-    _known("tool-call-parser", tool_parser, TOOL_FORMATS)
-    _known("reasoning-parser", reasoning_parser, REASONING_FORMATS)
+    for flag, name, formats in (
+        ("tool-call-parser", tool_parser, TOOL_FORMATS),
+        ("reasoning-parser", reasoning_parser, REASONING_FORMATS),
+    ):
+        if name not in formats and name not in PARSERS:
+            known = ", ".join((*PARSERS, *sorted(formats)))
+            raise ConfigError(f"--{flag} {name!r} is unknown", f"one of: {known}")
     if own is not None and tool_parser == reasoning_parser == "auto":
         try:
             return ResponseFormat(own, tokenizer)
@@ -206,17 +222,13 @@ def choose_response_format(
     def has(text: str) -> bool:
         return text in template_text or tokenizer.backend.token_to_id(text) is not None
 
-    tools: str | None = tool_parser
+    tools = None if tool_parser == "none" else tool_parser
     if tool_parser == "auto":
         seen = detect(TOOL_FORMATS, template_text.__contains__) or detect(TOOL_FORMATS, has)
         tools = seen if takes_tools else FALLBACK
-    elif tool_parser == "none":
-        tools = None
-    reasoning: str | None = reasoning_parser
+    reasoning = None if reasoning_parser == "none" else reasoning_parser
     if reasoning_parser == "auto":
         reasoning = detect(REASONING_FORMATS, has)
-    elif reasoning_parser == "none":
-        reasoning = None
     template = compose(tools, reasoning)
     if template is None:
         return None
@@ -225,21 +237,14 @@ def choose_response_format(
     )
 
 
-def _known(flag: str, name: str, formats: Mapping[str, Any]) -> None:
-    if name not in formats and name not in PARSERS:
-        known = ", ".join((*PARSERS, *sorted(formats)))
-        raise ConfigError(f"--{flag} {name!r} is not known", f"one of: {known}")
-
-
 def _neutral(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The template with nothing but regions: their text as it is, which cannot fail."""
-    markers = ("open", "open_pattern", "close", "close_pattern", "repeats")
+    """The template with its regions alone; their text stays as it is, which cannot fail."""
     plain = {"content": "text", "content_args": {"strip": False}, "transform": {}}
     start = {key: template[key] for key in _START_KEYS if key in template}
     return {
         **start,
         "fields": {
-            name: {**{key: field[key] for key in markers if key in field}, **plain}
+            name: {**{key: field[key] for key in (*_MARKERS, "repeats") if key in field}, **plain}
             for name, field in fields.items()
         },
     }
@@ -254,7 +259,7 @@ def _first_text(region: Mapping[str, Any], key: str) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every string within."""
+    """Every string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -267,8 +272,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _shown(tokenizer: Tokenizer, fields: Sequence[Any]) -> frozenset[int]:
     """Special tokens that are part of a marker."""
-    markers = ("open", "open_pattern", "close", "close_pattern")
-    known = [text for field in fields for key in markers for text in _texts(field.get(key, []))]
+    known = [text for field in fields for key in _MARKERS for text in _texts(field.get(key, []))]
     found = set()
     for index in tokenizer.special_ids:
         token = tokenizer.backend.id_to_token(index) or ""

@@ -1,8 +1,8 @@
-"""What a model wrote, taken apart while it is written: answer, reasoning, calls of tools.
+"""Parses a response while it is generated: content, reasoning and tool calls.
 
-transformers' response parser tells the regions of the text apart
-(``transformers.utils.chat_parsing``); what is inside a call comes out as it is written, so that
-its arguments can be streamed. Nothing is lost: what opens like a call and is none, is text.
+transformers' response parser (``transformers.utils.chat_parsing``) finds the regions of the text;
+the inside of a tool call is passed on verbatim, so that its arguments can be streamed. Nothing is
+lost: a region that opens like a call but is not one becomes content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tgi_cli.text.known_formats import REASONING_FIELDS, ToolFormat
 from tgi_cli.text.tool_calls import (
-    ToolCallArguments,
+    ToolCallPart,
     ToolCallShape,
     ToolCallStart,
     ToolCallStream,
@@ -27,24 +27,24 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of the answer."""
+    """More of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what came before it."""
+    """More of the reasoning."""
 
     text: str
 
 
-ResponsePart = Content | Reasoning | ToolCallStart | ToolCallArguments
+ResponsePart = Content | Reasoning | ToolCallPart
 
 
 @dataclass(slots=True)
 class ParsedResponse:
-    """All pieces of one answer together."""
+    """A whole response."""
 
     content: str
     reasoning: str
@@ -53,7 +53,7 @@ class ParsedResponse:
 
     @classmethod
     def of(cls, pieces: Sequence[ResponsePart]) -> ParsedResponse:
-        """Add the pieces up."""
+        """Join the parts of a response."""
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[ToolCallStart] = []
@@ -72,7 +72,7 @@ class ParsedResponse:
 
 
 class _TrimmedText:
-    """Text of one kind without the white space where a region begins or ends."""
+    """Text of one kind without white space at the borders of regions."""
 
     def __init__(self) -> None:
         self.held = ""
@@ -81,7 +81,7 @@ class _TrimmedText:
         self._given = False
 
     def push(self, text: str) -> str:
-        """What may be shown; white space at the end waits for what follows it."""
+        """Add text. Returns what can be shown; trailing white space is held back."""
         text = self.held + text
         if self.trims:
             text = text.lstrip()
@@ -94,12 +94,12 @@ class _TrimmedText:
         return joint + shown
 
     def cut(self, joint: str = "") -> None:
-        """A region begins or ends here; ``joint`` goes between what was and what comes."""
+        """Mark the border of a region; ``joint`` separates the text on both sides."""
         self.held, self.trims = "", True
         self._joint = joint if self._given else ""
 
     def forget(self) -> None:
-        """What was is the prompt's."""
+        """Drop the text so far: it belongs to the prompt."""
         self.held, self._joint, self._given = "", "", False
 
 
@@ -121,13 +121,20 @@ class ResponseTemplates:
 
 
 class ResponseParser:
-    """Reads one answer as it is written.
+    """Parses one response as it is generated.
 
-    The pieces of a text, added up, do not depend on how it was cut. White space around regions
-    is dropped; an answer that has none is left as it is.
+    The joined parts do not depend on how the text was split. White space around regions is
+    dropped; a response without regions stays as it is.
+
+    Args:
+        templates: Response templates of the model.
+        tool_format: Format of its tool calls, or None if its own template defines it.
+        prefix: End of the prompt that belongs to the response.
+        tools: Tools that may be called.
+        parallel: Whether to return more than the first tool call.
 
     Attributes:
-        calls: how many there have been.
+        calls: Number of tool calls so far.
     """
 
     def __init__(
@@ -151,9 +158,9 @@ class ResponseParser:
         self._most = None if parallel else 1
         self.calls = 0
         self._raw = prefix
-        """Text that no event has told of yet: markers, and what may become one."""
+        """Text that is in no event yet: markers and their possible beginnings."""
         self._region = ""
-        """A call's text so far, markers included."""
+        """Text of the current tool call, with its markers."""
         self._call: ToolCallStream | None = None
         self._content, self._reasoning = _TrimmedText(), _TrimmedText()
         self._parser = TemplateParser(template, prefix=prefix)
@@ -163,15 +170,15 @@ class ResponseParser:
         self._reasoning.forget()
 
     def push(self, text: str) -> list[ResponsePart]:
-        """What the next piece of text adds."""
+        """Parse more text."""
         self._raw += text
         return [piece for event in self._parser.feed(text) for piece in self._pieces(event)]
 
     def finish(self, cut_off: bool = False) -> list[ResponsePart]:
-        """What the end adds.
+        """Parse the end.
 
-        Of an answer that was ``cut_off`` behind a call, what looks like the beginning of another
-        is no text.
+        If the response was ``cut_off`` behind a tool call, the beginning of another one is not
+        content.
         """
         called = self.calls > 0
         _, events = self._parser.finalize()
@@ -234,16 +241,16 @@ class ResponseParser:
         return self._numbered(found) if found else self._answer(self._region)
 
     def _leave(self, text: str) -> None:
-        """Leave ``text``, which an event told of, behind."""
-        place = 0 if self._raw.startswith(text) else max(self._raw.find(text), 0)
-        self._raw = self._raw[place + len(text) :]
+        """Drop the text of an event, and all before it."""
+        start = 0 if self._raw.startswith(text) else max(self._raw.find(text), 0)
+        self._raw = self._raw[start + len(text) :]
 
     def _answer(self, text: str) -> list[ResponsePart]:
         shown = self._content.push(text)
         return [Content(shown)] if shown else []
 
-    def _numbered(self, pieces: Sequence[ToolCallStart | ToolCallArguments]) -> list[ResponsePart]:
-        """Numbered and named within the answer; those beyond the limit left out."""
+    def _numbered(self, pieces: Sequence[ToolCallPart]) -> list[ResponsePart]:
+        """Calls with their index and id in the response, without those beyond the limit."""
         found: list[ResponsePart] = []
         for piece in pieces:
             if isinstance(piece, ToolCallStart):

@@ -1,7 +1,7 @@
-"""Calls of tools, as they are written: the name as soon as it is there, then the arguments.
+"""Parses tool calls while they are generated: first the name, then the arguments, verbatim.
 
-How a response template turns a region of text into a call says where in the text both stand; the
-arguments come out verbatim. A region that says neither is read as a whole, when it closes.
+The transform in a response template defines where in a region's text both are. If it does not,
+the whole region is parsed when it closes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tgi_cli.text.partial_json import JsonChunk, JsonValueStream, Path
 
 _TAGS = (("<parameter=", "</parameter>"), ("<arg_value>", "</arg_value>"))
 _MOST_UNCLOSED = 16
-"""Arguments that are begun and not ended: for each, all of the text is searched for its end."""
+"""Most arguments that are opened and not closed: each costs a search of the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins: its place among the answer's calls, its id, the function's name."""
+    """The beginning of a tool call: its index in the response, its id, the function's name."""
 
     index: int
     id: str
@@ -29,21 +29,23 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments, which are JSON when all of them are there."""
+    """More of a call's arguments; joined, they are JSON."""
 
     index: int
     text: str
 
 
+ToolCallPart = ToolCallStart | ToolCallArguments
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCallShape:
-    """Where the JSON of a region holds the calls.
+    """Where the JSON of a region holds the tool calls.
 
     Attributes:
-        name: the path to the function's name; a string: the name of the group of the opening
-            pattern that caught it.
-        arguments: the path to them; empty: they are all of the JSON.
-        items: the JSON is a list of such.
+        name: Path to the function's name, or the group of the opening pattern that matched it.
+        arguments: Path to the arguments; empty if they are the whole JSON.
+        items: The JSON is a list of calls.
     """
 
     name: Path | str
@@ -52,7 +54,7 @@ class ToolCallShape:
 
 
 def shape_of(field: Any) -> ToolCallShape | None:
-    """Of a field of a loaded response template; None where it is no plain JSON."""
+    """The shape of a field of a loaded response template, or None if it is not plain JSON."""
     transform = field.transform
     if field.content != "json" or set(field.content_args) - {"allow_non_json"}:
         return None
@@ -62,15 +64,15 @@ def shape_of(field: Any) -> ToolCallShape | None:
     if not isinstance(function, dict):
         return None
     groups = set(field.open_re.groupindex) if field.open_re is not None else set()
-    name = _place(function.get("name"), groups, field.transform_each)
-    arguments = _place(function.get("arguments"), set(), field.transform_each)
+    name = _source(function.get("name"), groups, field.transform_each)
+    arguments = _source(function.get("arguments"), set(), field.transform_each)
     if name is None or arguments is None or isinstance(arguments, str):
         return None
     return ToolCallShape(name, arguments, field.transform_each)
 
 
-def _place(value: Any, groups: Collection[str], items: bool) -> Path | str | None:
-    """Where a placeholder of a transform points."""
+def _source(value: Any, groups: Collection[str], items: bool) -> Path | str | None:
+    """The path or the group that a placeholder of a transform refers to."""
     if not isinstance(value, str) or not (value.startswith("{") and value.endswith("}")):
         return None
     root, *keys = value[1:-1].split(".")
@@ -82,10 +84,10 @@ def _place(value: Any, groups: Collection[str], items: bool) -> Path | str | Non
 
 
 class ToolCallStream:
-    """The calls of one region, while it is written.
+    """The calls of one region while it is generated. Its user sets indices and ids.
 
-    Numbers and ids are left to whoever knows the whole answer. ``began``: there has been a call;
-    until then, the region may turn out to be something else.
+    Attributes:
+        began: There has been a call; until then, the region may turn out to be content.
     """
 
     def __init__(
@@ -110,46 +112,46 @@ class ToolCallStream:
         self._current = False
         self.began = False
 
-    def begin(self) -> list[ToolCallStart | ToolCallArguments]:
-        """What the opening of the region tells."""
+    def begin(self) -> list[ToolCallPart]:
+        """The parts in the opening of the region."""
         return self._begin(self._name) if self._name else []
 
-    def push(self, text: str) -> list[ToolCallStart | ToolCallArguments]:
-        """What more of the region tells."""
+    def push(self, text: str) -> list[ToolCallPart]:
+        """The parts in more text of the region."""
         if self._shape is None:
             return []
         if self._members is None:
             return self._add(text) if self._current else []
-        found: list[ToolCallStart | ToolCallArguments] = []
-        for part in self._members.push(text):
-            found += self._part(part)
+        found: list[ToolCallPart] = []
+        for chunk in self._members.push(text):
+            found += self._chunk(chunk)
         return found
 
-    def end(self) -> list[ToolCallStart | ToolCallArguments]:
-        """What its end tells."""
+    def end(self) -> list[ToolCallPart]:
+        """The parts at the end of the region."""
         if self._members is None and self._current and not self._given:
             return [ToolCallArguments(0, "{}")]
         return []
 
-    def _part(self, part: JsonChunk) -> list[ToolCallStart | ToolCallArguments]:
+    def _chunk(self, chunk: JsonChunk) -> list[ToolCallPart]:
         assert self._shape is not None
-        if part.path is None:
+        if chunk.path is None:
             return self._end_of_call()
-        if part.path == self._shape.name:
-            self._spelled += part.text
-            if not part.complete:
+        if chunk.path == self._shape.name:
+            self._spelled += chunk.text
+            if not chunk.complete:
                 return []
             name = _decoded(self._spelled)
             if not name or (self._names is not None and name not in self._names):
                 return []
             held, self._held = self._held, ""
             return [*self._begin(name), *self._add(held)]
-        text = part.text
+        text = chunk.text
         if self._quoted is None and not self._given and not self._held and text[:1] == '"':
-            self._quoted = ""  # arguments that are a string of JSON, as in OpenAI's own calls
+            self._quoted = ""  # the arguments are a string with JSON in it, as in OpenAI's API
         if self._quoted is not None:
             self._quoted += text
-            if not part.complete:
+            if not chunk.complete:
                 return []
             text = _decoded(self._quoted)
         if not self._current:
@@ -157,14 +159,14 @@ class ToolCallStream:
             return []
         return self._add(text)
 
-    def _begin(self, name: str) -> list[ToolCallStart | ToolCallArguments]:
+    def _begin(self, name: str) -> list[ToolCallPart]:
         if self._current:
             return []
         self._current = self.began = True
         return [ToolCallStart(0, "", name)]
 
-    def _add(self, text: str) -> list[ToolCallStart | ToolCallArguments]:
-        """Arguments without the white space around them."""
+    def _add(self, text: str) -> list[ToolCallPart]:
+        """More arguments, without surrounding white space."""
         text = self._held + text
         if not self._given:
             text = text.lstrip()
@@ -175,8 +177,8 @@ class ToolCallStream:
         self._given = True
         return [ToolCallArguments(0, shown)]
 
-    def _end_of_call(self) -> list[ToolCallStart | ToolCallArguments]:
-        found: list[ToolCallStart | ToolCallArguments] = []
+    def _end_of_call(self) -> list[ToolCallPart]:
+        found: list[ToolCallPart] = []
         if self._current and not self._given:
             found.append(ToolCallArguments(0, "{}"))
         self._current = self._given = False
@@ -190,8 +192,8 @@ def parse_tool_calls(
     text: str,
     tools: Sequence[Mapping[str, Any]],
     names: Collection[str] | None = None,
-) -> list[ToolCallStart | ToolCallArguments]:
-    """The calls of a complete region as transformers reads it; none if it is no call."""
+) -> list[ToolCallPart]:
+    """The calls in a complete region, as transformers parses it; empty if it is not a call."""
     from transformers.utils.chat_parsing import parse_response
 
     if any(text[text.rfind(close) :].count(opening) > _MOST_UNCLOSED for opening, close in _TAGS):
@@ -199,9 +201,9 @@ def parse_tool_calls(
     try:
         message = parse_response(text, template, prefix="", tools=[dict(tool) for tool in tools])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return []  # the parser's ways to say that the text is not what the template describes
+        return []  # what the parser raises if the text does not match the template
     calls = message.get("tool_calls") or []
-    found: list[ToolCallStart | ToolCallArguments] = []
+    found: list[ToolCallPart] = []
     for call in _flat(calls):
         function = call.get("function", call)
         name = function.get("name") if isinstance(function, dict) else None
@@ -216,14 +218,14 @@ def parse_tool_calls(
 
 
 def _flat(calls: Any) -> list[dict[str, Any]]:
-    """Calls out of lists of lists of them."""
+    """Calls in nested lists."""
     if isinstance(calls, list):
         return [call for item in calls for call in _flat(item)]
     return [calls] if isinstance(calls, dict) else []
 
 
 def _decoded(text: str) -> str:
-    """The string that a JSON literal spells; empty if it is none."""
+    """The value of a JSON string literal; empty if it is invalid."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,11 +1,9 @@
-"""Tokens of long texts, found piece by piece: in bounded memory, and no further than needed.
+"""Encodes long texts in windows: in bounded memory, and no further than needed.
 
-A tokenizer holds up to 400 bytes for each byte of a text, and one call for a whole text gives
-nothing back before its end. Here a window of the text is encoded at a time. Each begins at a token
-of the one before it, some way ahead of that one's end, and counts from where the two have agreed
-for a while: which tokens a text has follows from the text at hand, not from what stands far
-before it. Where two windows do not agree, the earlier one is taken twice as long, up to the end
-of the text.
+A tokenizer takes up to 400 bytes for each byte of a text, and returns nothing before the end of
+the text. So one window of the text is encoded at a time. Windows overlap, and each counts from
+the point where its tokens agree with those of the previous one: tokens depend on nearby text
+alone. If two windows do not agree, the earlier one is doubled, up to the end of the text.
 """
 
 from __future__ import annotations
@@ -17,21 +15,21 @@ if TYPE_CHECKING:
     from tgi_cli.text.tokenizer import Tokenizer
 
 WHOLE_BYTES = 64 * 1024
-"""Of UTF-8: texts of up to so many are encoded in one call, which takes 25 MB in the tokenizer."""
+"""Longest text, as UTF-8, that is encoded in one call; the tokenizer takes 25 MB for it."""
 WINDOW_CHARACTERS = 16 * 1024
-"""Of longer ones at a time: 5 MB, and 25 MB where each character takes four tokens."""
+"""Size of a window: 5 MB in the tokenizer, or 25 MB if each character takes four tokens."""
 _OVERLAP_TOKENS = 192
 _AGREED_TOKENS = 32
-"""In a row, the same in both windows."""
+"""Consecutive tokens that must be equal in both windows."""
 _END_TOKENS = 64
-"""Of a window, which cutting the text may have changed."""
+"""Last tokens of a window, which depend on where the text was split."""
 
 Span = tuple[int, int, int]
-"""An id, and the characters of the text, from and up to, that it stands for."""
+"""A token id with the start and the end of its characters in the text."""
 
 
 def is_long(text: str) -> bool:
-    """Whether a text is to be encoded in windows."""
+    """Whether a text must be encoded in windows."""
     if text.isascii() or len(text) > WHOLE_BYTES:
         return len(text) > WHOLE_BYTES
     return len(text) * 4 > WHOLE_BYTES and len(text.encode(errors="replace")) > WHOLE_BYTES
@@ -40,7 +38,7 @@ def is_long(text: str) -> bool:
 def encode_in_windows(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool, window: int = WINDOW_CHARACTERS
 ) -> Iterator[list[Span]]:
-    """All tokens of the text, those of a window at a time."""
+    """All tokens of the text, one window at a time."""
     first, last = _specials(tokenizer) if add_special_tokens else ([], [])
     yield [(token_id, 0, 0) for token_id in first]
     yield from _windows(tokenizer, text, window)
@@ -49,30 +47,30 @@ def encode_in_windows(
 
 def _windows(tokenizer: Tokenizer, text: str, window: int) -> Iterator[list[Span]]:
     start, size = 0, window
-    told = 0
-    """How many tokens of the window are known to the caller already."""
+    known = 0
+    """Tokens of the window that the caller has already."""
     before: list[Span] = []
-    """What the window before has from this one's start on."""
+    """Tokens of the previous window from this one's start on."""
     longer = (0, 0, 0)
-    """The start, the size and ``told`` of the window before, when it is to be taken again."""
+    """``start``, ``size`` and ``known`` of the previous window, to encode it again."""
     while True:
         found = _encode(tokenizer, text, start, start + size)
         if before:
             agreed = _agreement(before, found)
             if agreed is None:
-                (start, size, told), before = longer, []
+                (start, size, known), before = longer, []
                 continue
             yield before[: agreed[0]]
-            told, before = agreed[1], []
+            known, before = agreed[1], []
         if start + size >= len(text):
-            yield found[told:]
+            yield found[known:]
             return
         end = len(found) - _END_TOKENS
-        cut = _boundary(found, told + _AGREED_TOKENS, end - _OVERLAP_TOKENS)
+        cut = _boundary(found, known + _AGREED_TOKENS, end - _OVERLAP_TOKENS)
         if cut is None:  # few tokens, each of much text
             size *= 2
             continue
-        yield found[told:cut]
+        yield found[known:cut]
         before = found[cut:end]
         longer = (start, size * 2, cut)
         start, size = before[0][1], window
@@ -84,30 +82,30 @@ def _encode(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[Span
 
 
 def _boundary(found: list[Span], first: int, last: int) -> int | None:
-    """The last place up to ``last`` where a token begins with a character; None: there is none."""
-    for place in range(last, first, -1):
-        if found[place - 1][2] <= found[place][1] < found[place][2]:
-            return place
+    """The last index up to ``last`` at which a token begins with a character, or None."""
+    for index in range(last, first, -1):
+        if found[index - 1][2] <= found[index][1] < found[index][2]:
+            return index
     return None
 
 
 def _agreement(before: list[Span], found: list[Span]) -> tuple[int, int] | None:
-    """Where in both lists the first long run of equal tokens begins; None: nowhere."""
-    places = {token: place for place, token in enumerate(found[: 4 * len(before)])}
-    for place in range(len(before) - _AGREED_TOKENS + 1):
-        other = places.get(before[place])
+    """Where in both lists the first long run of equal tokens begins, or None."""
+    indices = {token: index for index, token in enumerate(found[: 4 * len(before)])}
+    for index in range(len(before) - _AGREED_TOKENS + 1):
+        other = indices.get(before[index])
         if other is None:
             continue
-        if before[place : place + _AGREED_TOKENS] == found[other : other + _AGREED_TOKENS]:
-            return place, other
+        if before[index : index + _AGREED_TOKENS] == found[other : other + _AGREED_TOKENS]:
+            return index, other
     return None
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What the tokenizer adds to a text, before and behind it."""
+    """The special tokens that the tokenizer adds before and behind a text."""
     bare = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a", add_special_tokens=True)
-    for place in range(len(whole) - len(bare) + 1):
-        if whole[place : place + len(bare)] == bare:
-            return whole[:place], whole[place + len(bare) :]
+    for index in range(len(whole) - len(bare) + 1):
+        if whole[index : index + len(bare)] == bare:
+            return whole[:index], whole[index + len(bare) :]
     return [], []

@@ -1,4 +1,4 @@
-"""Long work on text, off the event loop."""
+"""Runs long work on text in threads, off the event loop."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 2048
-"""Encoded on the loop itself: 0.2 us a character, so 0.4 ms; a thread's round trip costs 0.1 ms
-and would make short prompts slower. Longer ones must not hold up everybody's tokens."""
+"""Longest text that is encoded on the event loop: 0.2 us a character, so 0.4 ms. A thread's round
+trip costs 0.1 ms and would slow down short prompts; longer ones would delay other requests."""
 _SLOW_SECONDS = 0.02
-"""Of processor time. A tokenizer that takes so long for a short text has regular expressions that
-may take 0.7 s for each match: it is not run on the loop again."""
+"""CPU time for a short text from which on the tokenizer runs in threads alone: its regular
+expressions may take 0.7 s for each match."""
 _LINE = "\n"
-"""Text that a word can follow without a space; no vocabulary joins it with a letter."""
+"""A word can follow it without a space, and no vocabulary joins it with a letter."""
 _WORD_CHARACTERS = 24
-"""What a call costs for each of several texts, as characters of one: 5 us."""
+"""Cost of each of several texts in one call, 5 us, in characters of a single text."""
 
 
 class TextWorkers:
-    """Threads for long texts; the tokenizer drops the interpreter lock meanwhile."""
+    """Threads for long texts. The tokenizer releases the interpreter lock."""
 
     def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
         self._tokenizer = tokenizer
@@ -39,14 +39,12 @@ class TextWorkers:
     async def encode(
         self, text: str, add_special_tokens: bool, most: int | None = None, last: int | None = None
     ) -> list[int]:
-        """As :meth:`Tokenizer.encode`.
+        """Encode a text; see :meth:`Tokenizer.encode`.
 
         Args:
-            text: to be encoded.
-            add_special_tokens: see there.
-            most: a long text that has more tokens is not encoded to its end: the caller refuses
-                it anyway, and gets a few more than so many.
-            last: keep only the last so many.
+            most: Stop encoding a long text after a few more tokens than this: the caller will
+                refuse it.
+            last: Return the last so many tokens.
         """
         if len(text) <= self._inline_characters:
             ids = self._inline(self._tokenizer.encode, text, add_special_tokens)
@@ -62,7 +60,7 @@ class TextWorkers:
         return ids if last is None else ids[-last:]
 
     async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[list[Span]]:
-        """As :meth:`Tokenizer.spans`; of long texts some thousand at a time."""
+        """See :meth:`Tokenizer.spans`; long texts give some thousand tokens at a time."""
         if len(text) <= self._inline_characters:
             yield self._inline(self._tokenizer.spans, text, add_special_tokens)
             return
@@ -74,14 +72,14 @@ class TextWorkers:
             yield window
 
     async def word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """As :func:`word_ids`."""
+        """See :func:`word_ids`."""
         characters = 3 * sum(len(word) + _WORD_CHARACTERS for word in words)
         if characters <= self._inline_characters:
             return self._inline(word_ids, self._tokenizer, words)
         return await self.run(word_ids, self._tokenizer, words)
 
     def _inline(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do it here, and for the last time if that takes long."""
+        """Run work on the event loop; never again if it takes long."""
         begun = time.thread_time()
         try:
             return work(*args, **kwargs)
@@ -90,12 +88,12 @@ class TextWorkers:
                 self._inline_characters = -1
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Any other long work on text."""
+        """Run other long work on text in a thread."""
         called = partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, called)
 
     def close(self) -> None:
-        """End the threads; work that has not begun is dropped."""
+        """End the threads and drop work that has not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

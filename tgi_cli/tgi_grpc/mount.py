@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +14,8 @@ import grpc
 from grpc_reflection.v1alpha import reflection
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.errors import AddressInUseError, ConfigError
-from tgi_cli.model_server.adapters import AdapterRegistry
+from tgi_cli.errors import AddressInUseError
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.process import unix_socket
 from tgi_cli.rpc import engine_pb2
 from tgi_cli.tgi_grpc import (
@@ -27,7 +26,7 @@ from tgi_cli.tgi_grpc import (
 )
 from tgi_cli.tgi_grpc.requests import RequestReader, Watermark
 from tgi_cli.tgi_grpc.service import GenerateService
-from tgi_cli.tgi_grpc.step_client import Inbox, StepClient
+from tgi_cli.tgi_grpc.step_client import StepClient
 
 if TYPE_CHECKING:
     from tgi_cli.tgi_grpc.model_text import ModelText
@@ -40,14 +39,14 @@ _VERSIONS: tuple[tuple[ModuleType, Callable[..., None]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """That the services are wanted, and how.
+    """Options of the services.
 
     Attributes:
-        load_text: loads the text side of the model; see
+        load_text: Loads the text side of a model; see
             :func:`tgi_cli.tgi_grpc.model_text.load_model_text`.
-        uds_path: TGI's ``--uds-path``: they are to be found on ``<uds_path>-0`` as well. None:
-            on the server's own socket alone.
-        watermark: of requests that ask for one.
+        uds_path: TGI's ``--uds-path``: the services listen on ``<uds_path>-0`` too. None for the
+            server's own socket alone.
+        watermark: Parameters for requests that ask for a watermark.
     """
 
     load_text: Callable[[EngineInfo], ModelText]
@@ -56,44 +55,40 @@ class GenerateOptions:
 
     @property
     def socket(self) -> Path | None:
-        """Where the first shard listens, who leads all others."""
+        """The socket of the first shard, which leads all others."""
         if self.uds_path is None:
             return None
         return self.uds_path.with_name(f"{self.uds_path.name}-0")
+
+    def claim(self) -> None:
+        """Check before a model is loaded that the socket can be bound.
+
+        Raises:
+            ConfigError, AddressInUseError: It cannot.
+        """
+        if self.socket is not None:
+            unix_socket.claim(self.socket, allow_shared=True)
 
 
 class GenerateServices:
     """generate.v2 and generate.v3 over one engine, and the reflection of all services.
 
-    The model's texts are made before anybody calls where the services have a socket of their own,
-    and with the first request elsewhere: who never uses them need not wait for a tokenizer.
-
-    Args:
-        inbox: of the engine.
-        info: of the engine.
-        adapters: that requests may name.
-        options: how they are wanted.
-        path: the server's own socket.
+    The tokenizer is loaded at once if the services have a socket of their own, otherwise with the
+    first request: servers that never use them need not wait for it.
     """
 
-    afar = False
+    remote = False
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        info: EngineInfo,
-        adapters: AdapterRegistry,
-        options: GenerateOptions,
-        path: Path,
-    ) -> None:
-        self._driver = StepClient(inbox)
+    def __init__(self, engine: ServedEngine, options: GenerateOptions) -> None:
+        self._driver = StepClient(engine.inbox)
         self._socket = options.socket
-        self._load_text = partial(options.load_text, info)
+        self._load_text = partial(options.load_text, engine.info)
         self._model_text: ModelText | None = None
-        reader = RequestReader(info, self.model_text, adapters, options.watermark)
-        url = f"unix://{(self._socket or path).absolute()}"
+        reader = RequestReader(engine.info, self.model_text, engine.adapters, options.watermark)
+        url = f"unix://{(self._socket or engine.uds_path).absolute()}"
         self._services = [
-            GenerateService(messages, self._driver, info, reader, url) for messages, _ in _VERSIONS
+            GenerateService(messages, self._driver, engine.info, reader, url)
+            for messages, _ in _VERSIONS
         ]
 
     def model_text(self) -> ModelText:
@@ -136,7 +131,7 @@ class GenerateServices:
 
 def _bind(server: grpc.Server, path: Path) -> None:
     """Listen on a socket of TGI's naming."""
-    claim(path)
+    unix_socket.claim(path, allow_shared=True)
     before = os.umask(0o177)  # so that nobody can connect before its mode is set
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -144,47 +139,3 @@ def _bind(server: grpc.Server, path: Path) -> None:
         raise AddressInUseError(f"cannot listen on {path}: {error}") from error
     finally:
         os.umask(before)
-
-
-def claim(path: Path) -> None:
-    """Make ``path``, which by default lies in /tmp, ready to be bound.
-
-    The folder may be open to others, as long as they can neither enter the socket nor put
-    another in its place.
-
-    Raises:
-        ConfigError, AddressInUseError: it cannot be used.
-    """
-    try:
-        private = unix_socket.is_private(path.parent)
-    except OSError as error:
-        raise ConfigError(
-            f"the socket's folder {path.parent} cannot be used: {error.strerror}"
-        ) from error
-    if private:
-        unix_socket.claim(path)
-    else:
-        _claim_in_shared(path)
-
-
-def _claim_in_shared(path: Path) -> None:
-    mode = path.parent.stat().st_mode
-    if mode & 0o022 and not mode & stat.S_ISVTX:
-        raise ConfigError(
-            f"other users may replace files in {path.parent}, where the socket is to be",
-            "use a folder of your own with mode 0700: who answers there poses as the model",
-        )
-    if len(os.fsencode(path)) > unix_socket.MAX_PATH_BYTES:
-        raise ConfigError(
-            f"the socket path {path} is longer than {unix_socket.MAX_PATH_BYTES} bytes",
-            "choose a shorter one",
-        )
-    if unix_socket.is_listening(path):
-        raise AddressInUseError(
-            f"a model server listens on {path} already",
-            "stop it, or choose another --shard-uds-path",
-        )
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise AddressInUseError(f"{path} is in the way: {error.strerror}") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
-from tgi_cli.engine.validation import check_length
+from tgi_cli.engine.validation import validate_length
 from tgi_cli.model_server.adapters import AdapterRegistry, unknown
 from tgi_cli.sampling.params import SamplingParams
 
@@ -82,7 +82,7 @@ class RequestReader:
         special = request.add_special_tokens if "add_special_tokens" in fields else True
         stopping = request.stopping_parameters
         prompt = self.model_text().encode(text, special, request.truncate)
-        check_length(len(prompt), stopping.max_new_tokens, bounds)
+        validate_length(len(prompt), stopping.max_new_tokens, bounds)
         if max(prompt) >= self._info.vocab_size:
             raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({max(prompt)})")
         if request.top_n_tokens > self._info.vocab_size:

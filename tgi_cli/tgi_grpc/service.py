@@ -42,7 +42,7 @@ import grpc
 
 from tgi_cli.engine.messages import AdvanceError, AdvanceFault, EngineInfo, GenerationRequest
 from tgi_cli.errors import TgiError
-from tgi_cli.rpc.status_details import short
+from tgi_cli.rpc.status import shorten
 from tgi_cli.tgi_grpc.batches import BatchRequest, StepFailure, chunk_of, write_batch, write_step
 from tgi_cli.tgi_grpc.requests import Bounds, RequestReader
 from tgi_cli.tgi_grpc.step_client import CallError, Code, StepClient
@@ -68,7 +68,7 @@ def _call(
                 return method(self, request, began)
         except CallError as error:
             code, cause = error.code, str(error)
-        context.abort(code, short(cause))
+        context.abort(code, shorten(cause))
 
     return answer
 
@@ -122,7 +122,7 @@ class GenerateService:
         try:
             self._driver.check(new=False)
         except CallError as error:
-            context.abort(error.code, short(str(error)))
+            context.abort(error.code, shorten(str(error)))
         return self._messages.HealthResponse()
 
     # ------------------------------------------------------------------ batches

@@ -316,7 +316,8 @@ def make_worker(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
         )
-    grammars = _grammars(config, facts) if config.grammars and not shard.rank else None
+    constrained = not (config.disable_grammar_support or shard.rank)
+    grammars = _grammars(config, facts) if constrained else None
     table = make_table(config)
     device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)

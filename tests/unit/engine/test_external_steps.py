@@ -87,9 +87,8 @@ def engine(
     worker = worker or FakeWorker(bounds.block_size)
     with running(worker, bounds, depth, grammars) as client:
         yield Caller(client.core), client
-    scheduler = client.core._scheduler
-    assert scheduler.pool.num_available == bounds.num_blocks, "blocks were lost"
-    free_rows = scheduler._admission.free_rows
+    assert client.core.metrics.load.used_blocks == 0, "blocks were lost"
+    free_rows = client.core._scheduler.batch.resources.free_rows
     assert sorted(free_rows) == list(range(bounds.max_batch_size)), "rows were lost"
 
 
@@ -111,7 +110,7 @@ def fault_of(answer: Future[Advanced]) -> AdvanceError:
 
 
 def in_blocks(core: EngineCore) -> int:
-    return core._scheduler.pool.num_used
+    return core.metrics.load.used_blocks
 
 
 @DEPTHS
@@ -188,9 +187,9 @@ def test_steps_of_both_kinds_are_counted_and_timed() -> None:
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
     loop.join(timeout=20)
-    assert [stats.load.steps for stats in seen] == list(range(1, 9))
-    assert sum(stats.context_tokens for stats in seen) == 18
-    assert sum(stats.generation_requests for stats in seen) == 4 + 2
+    assert [stats["Iteration Counter"] for stats in seen] == list(range(1, 9))
+    assert sum(int(stats["Total Context Tokens"]) for stats in seen) == 18
+    assert sum(int(stats["Generation Requests"]) for stats in seen) == 4 + 2
     metrics = core.metrics
     assert not any(n for (name, _), n in metrics.counts.items() if name == "joined")
     assert metrics.load.prompt_tokens == metrics.load.context_tokens == 18
@@ -249,7 +248,7 @@ def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
         hurry.set()
         caller.run_out(100)
         client.read_until_finished(0, 1, 2)
-        assert client.core._scheduler.preemptions > 0
+        assert client.core.metrics.load.preemptions > 0
     assert caller.tokens[100] == continuation(range(30), 60, 1000)
     for i in range(3):
         assert client.tokens[i] == continuation([i, 7], 60, 1000)
@@ -267,7 +266,7 @@ def test_nobody_is_preempted_in_vain() -> None:
         hurry.set()
         client.read_until_finished(1)
         caller.run_out(100)
-        assert client.core._scheduler.preemptions == 0
+        assert client.core.metrics.load.preemptions == 0
     assert client.tokens[1] == continuation(range(10), 30, 1000)
 
 
@@ -286,7 +285,7 @@ def test_who_was_promised_to_stay_stays() -> None:
         hurry.set()
         client.read_until_finished(1)
         caller.run_out(101)
-        assert client.core._scheduler.preemptions == 0
+        assert client.core.metrics.load.preemptions == 0
     assert client.tokens[1] == continuation(range(10), 100, 1000)
 
 

@@ -29,15 +29,16 @@ class Constrained(Harness):
         super().__init__(bounds := limits(**changes))
         self.compiler = compiler or FakeCompiler()
         self.scheduler = Scheduler(bounds, None, self.compiler)
+        self.batch = self.scheduler.batch
 
     def step(self) -> Any:
-        for finished in self.scheduler.collect_grammars():
+        for finished in self.batch.collect_grammars():
             self.finished[finished.request_id] = finished
         step = self.scheduler.schedule()
         if step is None:
             return None
         handle = self.worker.launch(step)
-        masks = self.scheduler.grammars.masks() if self.scheduler.grammars.needs_mask else None
+        masks = self.batch.grammars.masks() if self.batch.grammars.needs_mask else None
         outputs = self.scheduler.update(self.worker.sample(handle, masks).wait())
         self.take(outputs)
         return outputs
@@ -185,7 +186,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_the_cause() -> 
     assert harness.finished[1].reason is FinishReason.GRAMMAR
     assert harness.finished[1].error == "the grammar cannot be used: what is nonsense?"
     assert harness.tokens[2] == continuation(range(9), 5, VOCAB)
-    assert harness.scheduler.grammars.live == 0
+    assert harness.batch.grammars.live == 0
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:
@@ -204,7 +205,7 @@ def test_others_pass_while_a_grammar_is_compiled(batching: Batching) -> None:
         harness.step()
     assert harness.finished[2].reason is FinishReason.LENGTH
     assert not harness.tokens[1]
-    assert harness.scheduler.grammars.compiling
+    assert harness.batch.grammars.compiling
     harness.compiler.finish()
     harness.run()
     assert harness.tokens[1] == constrained(range(9), 30, OPEN)
@@ -213,11 +214,11 @@ def test_others_pass_while_a_grammar_is_compiled(batching: Batching) -> None:
 def test_who_is_cancelled_while_its_grammar_is_compiled_leaves_nothing_behind() -> None:
     harness = Constrained(FakeCompiler(slow=True))
     harness.add(asking(1, range(9), 30, OPEN))
-    assert harness.scheduler.cancel(1) is not None
-    assert not harness.scheduler.grammars.compiling
+    assert harness.batch.cancel(1) is not None
+    assert not harness.batch.grammars.compiling
     harness.compiler.finish()
     assert harness.step() is None
-    assert harness.scheduler.grammars.live == 0
+    assert harness.batch.grammars.live == 0
 
 
 def test_samples_of_one_prompt_each_have_a_place_of_their_own_in_the_grammar() -> None:

@@ -31,21 +31,22 @@ class Adapted(Harness):
         bounds = limits(**({"max_loras": 2} | changes))
         super().__init__(bounds)
         self.scheduler = Scheduler(bounds, self.worker)
+        self.batch = self.scheduler.batch
         self.answers: list[AdapterAnswer] = []
         for adapter_id in range(1, count + 1):
             self.load(adapter_id)
         assert self.answers == [AdapterAnswer(i) for i in range(1, count + 1)]
 
     def load(self, adapter_id: int) -> None:
-        self.scheduler.adapters.load(LoadAdapter(adapter_id, f"name-{adapter_id}", "/nowhere"))
+        self.batch.adapters.load(LoadAdapter(adapter_id, f"name-{adapter_id}", "/nowhere"))
         self.settle()
 
     def settle(self) -> None:
         """What the loop does between steps."""
-        self.scheduler.adapters.read_wanted()
-        for finished in self.scheduler.collect_adapters():
+        self.batch.adapters.read_wanted()
+        for finished in self.batch.fail_adapters(self.batch.adapters.collect()):
             self.finished[finished.request_id] = finished
-        self.answers += self.scheduler.adapters.take_answers()
+        self.answers += self.batch.adapters.take_answers()
 
     def step(self) -> Any:
         outputs = super().step()
@@ -56,7 +57,7 @@ class Adapted(Harness):
 
     def run(self) -> None:
         for _ in range(10_000):
-            if self.step() is None and not self.scheduler.num_live:
+            if self.step() is None and not self.batch.live:
                 return
         raise AssertionError("no end in sight")
 
@@ -212,7 +213,7 @@ def test_preempted_sequences_get_their_adapter_back() -> None:
     for i in range(8):
         harness.add(request(i, [i] * 6, 40, adapter_id=i % 4))
     harness.run()
-    assert harness.scheduler.preemptions > 0
+    assert harness.batch.preemptions > 0
     assert all(len(used) <= 2 for used in harness.slots_of_steps())
     for i in range(8):
         check(harness, i, [i] * 6, 40, i % 4)
@@ -250,7 +251,7 @@ def test_unknown_and_unloaded_adapters_are_refused_by_name() -> None:
     )
     harness.add(request(2, [2], 4, adapter_id=1))
     harness.step()
-    harness.scheduler.adapters.unload(1)
+    harness.batch.adapters.unload(1)
     refused = harness.scheduler.add(request(3, [1], 4, adapter_id=1))
     assert refused is not None
     assert refused.error == "adapter 'name-1' is being unloaded"
@@ -262,14 +263,14 @@ def test_unloading_waits_for_those_that_run_and_frees_the_slot() -> None:
     harness.add(request(1, [1], 4, adapter_id=1))
     harness.add(request(2, [2], 4, adapter_id=1))
     harness.step()
-    harness.scheduler.adapters.unload(1)
+    harness.batch.adapters.unload(1)
     harness.step()
     assert not harness.answers
     harness.run()
     assert harness.answers == [AdapterAnswer(1)]
     assert harness.worker.held == {2, 3}
     check(harness, 2, [2], 4, 1)
-    harness.scheduler.adapters.unload(1)
+    harness.batch.adapters.unload(1)
     harness.settle()
     assert harness.answers[1].error == "adapter id 1 is not loaded"
     harness.load(1)
@@ -284,7 +285,7 @@ def test_unloading_answers_in_order_even_while_it_is_read() -> None:
     harness = Adapted(0)
     harness.worker.slow = True
     harness.load(1)
-    harness.scheduler.adapters.unload(1)
+    harness.batch.adapters.unload(1)
     harness.settle()
     assert not harness.answers
     harness.worker.finish_reading(1)
@@ -299,7 +300,7 @@ def test_unloading_one_that_still_stands_in_line_to_be_read() -> None:
     harness.load(1)
     harness.load(2)
     assert harness.worker.read == [1]
-    harness.scheduler.adapters.unload(2)
+    harness.batch.adapters.unload(2)
     harness.settle()
     assert harness.answers == [
         AdapterAnswer(2, "it was unloaded before it was read"),
@@ -329,8 +330,8 @@ def test_a_load_that_fails_says_why_and_leaves_nothing() -> None:
 
 def test_without_slots_nothing_can_be_loaded() -> None:
     harness = Harness(limits())
-    harness.scheduler.adapters.load(LoadAdapter(1, "a", "/nowhere"))
-    (answer,) = harness.scheduler.adapters.take_answers()
+    harness.batch.adapters.load(LoadAdapter(1, "a", "/nowhere"))
+    (answer,) = harness.batch.adapters.take_answers()
     assert "--max-loras" in answer.error
 
 

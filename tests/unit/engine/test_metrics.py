@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StepStats, StepTimer
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StageTimer
 from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc import metrics_codec
 from tgi_cli.sampling.params import SamplingParams
 
 NEW_ROW = NewRow(0, 1, [1], 1, [0], SamplingParams())
@@ -38,7 +37,7 @@ def test_steps_are_counted_by_what_they_do() -> None:
 
 def test_a_steps_stages_are_timed_and_a_failed_step_has_no_durations() -> None:
     metrics = EngineMetrics()
-    timer = StepTimer(metrics)
+    timer = StageTimer(metrics)
     timer.launch(PREFILL, time.perf_counter() - 0.25)
     timer.arrive()
     timer.update()
@@ -74,8 +73,8 @@ def test_metrics_survive_the_wire(load: EngineLoad, waiting: bool) -> None:
     oldest_ns = time.monotonic_ns() - 3_000_000_000 if waiting else 0
     sent.step_launched(PREFILL, "backpressure", oldest_ns)
     sent.histograms["forward", "prefill"].observe(0.5)
-    data = metrics_codec.encode(sent).SerializeToString()
-    got = metrics_codec.decode(pb.MetricsResponse.FromString(data))
+    data = codec.encode_metrics(sent).SerializeToString()
+    got = codec.decode_metrics(pb.MetricsResponse.FromString(data))
     assert got.load == load
     assert got.counts == sent.counts
     assert got.queue_seconds == pytest.approx(sent.queue_seconds, abs=2)
@@ -84,26 +83,6 @@ def test_metrics_survive_the_wire(load: EngineLoad, waiting: bool) -> None:
         found = got.histograms[key]
         assert found.bounds == expected.bounds
         assert (found.counts, found.sum) == (expected.counts, expected.sum)
-
-
-def test_step_stats_are_json_in_the_terms_of_tensorrt_llm() -> None:
-    load = EngineLoad(queued=2, running=3, used_blocks=10, steps=7, prompt_tokens=99)
-    stats = StepStats(
-        timestamp=0.0,
-        load=load,
-        context_requests=1,
-        generation_requests=2,
-        context_tokens=8,
-        max_requests=16,
-        max_blocks=64,
-        tokens_per_block=4,
-    )
-    found = json.loads(stats.to_json())
-    assert found["Iteration Counter"] == 7
-    assert found["Active Request Count"] == 5
-    assert found["Scheduled Requests"] == 3
-    assert found["Free KV cache blocks"] == 54
-    assert found["Total prompt tokens"] == 99
 
 
 @given(st.lists(st.floats(-1, 10)))

@@ -42,6 +42,7 @@ class Harness:
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
+        self.batch = self.scheduler.batch
         self.worker = FakeWorker(limits.block_size)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
@@ -68,7 +69,7 @@ class Harness:
     def run(self) -> None:
         for _ in range(10_000):
             if self.step() is None:
-                assert self.scheduler.num_live == 0
+                assert not self.batch.live
                 return
         raise AssertionError("no end in sight")
 
@@ -79,7 +80,7 @@ def test_one_request_yields_its_continuation_and_gives_everything_back() -> None
     harness.run()
     assert harness.tokens[1] == continuation(range(10), 20, 1000)
     assert harness.finished[1].reason is FinishReason.LENGTH
-    assert harness.scheduler.pool.num_used == 0
+    assert harness.batch.pool.num_used == 0
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
@@ -106,7 +107,7 @@ def test_many_decodes_leave_a_quarter_of_the_budget_to_prefills() -> None:
     harness = Harness(limits(max_batch_prefill_tokens=8))
     for i in range(7):
         harness.add(request(i, [i], 100))
-    while harness.scheduler.waiting:
+    while harness.batch.waiting:
         harness.step()
     harness.step()
     harness.add(request(9, range(40), 5))
@@ -132,7 +133,7 @@ def test_rows_bound_how_many_run_at_once() -> None:
     for i in range(5):
         harness.add(request(i, [i], 3))
     harness.step()
-    assert len(harness.scheduler.running) == 2
+    assert len(harness.batch.running) == 2
     harness.run()
     assert len(harness.finished) == 5
     assert all(len(step.rows) <= 2 for step in harness.worker.steps)
@@ -156,12 +157,12 @@ def test_a_cancelled_request_frees_its_row_and_blocks(while_waiting: bool) -> No
     harness.add(request(1, range(30), 30))
     if not while_waiting:
         harness.step()
-        assert harness.scheduler.pool.num_used > 0
-    finished = harness.scheduler.cancel(1)
+        assert harness.batch.pool.num_used > 0
+    finished = harness.batch.cancel(1)
     assert finished == Finished(1, FinishReason.CANCELLED)
-    assert harness.scheduler.pool.num_used == 0
+    assert harness.batch.pool.num_used == 0
     assert harness.scheduler.schedule() is None
-    assert harness.scheduler.cancel(1) is None
+    assert harness.batch.cancel(1) is None
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_what_can_never_run_is_refused_with_its_cause(bad: GenerationRequest, ca
     assert finished is not None
     assert finished.reason is FinishReason.ERROR
     assert cause in finished.error
-    assert scheduler.num_live == 1
+    assert len(scheduler.batch.live) == 1
 
 
 def test_preemption_is_invisible_in_the_output() -> None:
@@ -189,10 +190,10 @@ def test_preemption_is_invisible_in_the_output() -> None:
     for i, prompt in prompts.items():
         harness.add(request(i, prompt, 40))
     harness.run()
-    assert harness.scheduler.preemptions > 0
+    assert harness.batch.preemptions > 0
     for i, prompt in prompts.items():
         assert harness.tokens[i] == continuation(prompt, 40, 1000)
-    assert harness.scheduler.pool.num_used == 0
+    assert harness.batch.pool.num_used == 0
 
 
 def test_the_oldest_is_not_preempted_for_a_younger_one() -> None:
@@ -200,7 +201,7 @@ def test_the_oldest_is_not_preempted_for_a_younger_one() -> None:
     for i in range(4):
         harness.add(request(i, [i] * 5, 50))
     harness.run()
-    assert harness.scheduler.preemptions > 0
+    assert harness.batch.preemptions > 0
     resumed = [new.request_id for step in harness.worker.steps for new in step.new]
     assert resumed.count(0) == 1, "the oldest kept its row from start to end"
 
@@ -213,7 +214,7 @@ def test_a_request_that_does_not_fit_lets_smaller_ones_pass_but_not_for_ever() -
     order: list[int] = []
     for i in range(2, 200):
         harness.add(request(i, [i], 2))
-    while harness.scheduler.num_live:
+    while harness.batch.live:
         harness.step()
     for step in harness.worker.steps:
         order += [new.request_id for new in step.new]
@@ -280,7 +281,7 @@ def test_a_poisoned_row_fails_alone() -> None:
     assert "not numbers" in harness.finished[2].error
     assert harness.tokens[1] == continuation([1], 5, 1000)
     assert harness.tokens[3] == continuation([3], 5, 1000)
-    assert harness.scheduler.pool.num_used == 0
+    assert harness.batch.pool.num_used == 0
 
 
 def test_a_second_step_can_be_scheduled_before_the_first_result() -> None:
@@ -298,4 +299,4 @@ def test_a_second_step_can_be_scheduled_before_the_first_result() -> None:
     assert harness.tokens[1] == continuation([1, 2, 3], 4, 1000)
     assert harness.tokens[2] == continuation([4], 2, 1000)
     assert len(worker.steps) == 4, "no step beyond the known end"
-    assert scheduler.pool.num_used == 0
+    assert scheduler.batch.pool.num_used == 0

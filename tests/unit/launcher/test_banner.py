@@ -47,9 +47,9 @@ def test_lines_name_everything_once() -> None:
         "device": "cpu",
         "shards": "2",
         "KV cache": "64 blocks of 16: 1,024 tokens",
-        "a request": "up to 20 tokens in, 32 in and out",
-        "at once": "128 requests, 8 of them running",
-        "a step": "up to 64 prompt tokens",
+        "request": "up to 20 tokens in, 32 in and out",
+        "concurrency": "128 requests, 8 of them running",
+        "step": "up to 64 prompt tokens",
         "URL": URL,
     }
 

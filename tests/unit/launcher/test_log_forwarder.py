@@ -12,7 +12,7 @@ import pytest
 
 from tgi_cli import logging as logs
 from tgi_cli.errors import ShardError
-from tgi_cli.launcher.child_process import Child
+from tgi_cli.launcher.child_process import ChildProcess
 
 KEYS = {"timestamp", "level", "fields", "target", "role"}
 
@@ -29,7 +29,9 @@ def _restored() -> Iterator[None]:
 
 def said_by(script: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     logs.setup("launcher", json_output=True)
-    child = Child("model server", ShardError, [sys.executable, "-c", script], role="model-server")
+    child = ChildProcess(
+        "model server", ShardError, [sys.executable, "-c", script], role="model-server"
+    )
     child.wait()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert all(set(line) == KEYS for line in lines)

@@ -18,10 +18,10 @@ from tests.tools.certificates import Files
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
 from tgi_cli.launcher import backoff, oom, supervisor
 from tgi_cli.launcher.backoff import Restarts
-from tgi_cli.launcher.child_process import Child
+from tgi_cli.launcher.child_process import ChildProcess
 from tgi_cli.launcher.health_probe import Probe
 from tgi_cli.launcher.oom import Kills
-from tgi_cli.launcher.supervisor import Parts, Supervisor
+from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.process import bind
 from tgi_cli.process.heartbeat import SharedHeartbeat
 
@@ -64,8 +64,8 @@ LIVES = """
         progress = live_requests = 0
     open(UP, "a").write(NAME + "\\n")
     life = len(open(UP).read().split())
-    with HeartbeatWriter(SharedHeartbeat.of(FD)).beating() as heart:
-        heart.watch(Engine, 0.0)
+    with HeartbeatWriter(SharedHeartbeat.attach(FD)).beating() as writer:
+        writer.watch(Engine, 0.0)
         if life == 2 and (code := False):
             sys.exit(code)
         while life == 1 and not Path(READY).exists():
@@ -86,17 +86,17 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.up, self.ended, self.ready = folder / "up", folder / "ended", folder / "ready"
-        self.children: list[Child] = []
+        self.children: list[ChildProcess] = []
         with bind.bind("127.0.0.1", 0) as sock:
             self.port = bind.local_address(sock)[1]
 
-    def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> Child:
+    def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> ChildProcess:
         head = (
             f"UP = {str(self.up)!r}; FILE = {str(self.ended)!r}; READY = {str(self.ready)!r}\n"
             f"NAME = {name!r}; PORT = {self.port}; FD = {fd}\n"
         )
         command = [sys.executable, "-c", head + textwrap.dedent(script)]
-        child = Child(name, failure, command, [] if fd < 0 else [fd])
+        child = ChildProcess(name, failure, command, [] if fd < 0 else [fd])
         self.children.append(child)
         return child
 
@@ -117,16 +117,16 @@ class Stage:
         most: int = 0,
         timeout: float = 0.0,
     ) -> int:
-        def start_server() -> tuple[Child, SharedHeartbeat]:
-            pulse = SharedHeartbeat.make()
-            child = self.child("server", ShardError, server, pulse.fd)
-            pulse.hand_over()
-            return child, pulse
+        def start_server() -> tuple[ChildProcess, SharedHeartbeat]:
+            heartbeat = SharedHeartbeat.create()
+            child = self.child("server", ShardError, server, heartbeat.fd)
+            heartbeat.close_fd()
+            return child, heartbeat
 
         both = Supervisor(grace, Restarts(most, draw=lambda: 0.0), timeout)
         with both.handling_signals():
             return both.run(
-                Parts(
+                ServerParts(
                     start_server=start_server,
                     start_router=lambda: self.child("router", RouterError, router),
                     probe=Probe("127.0.0.1", self.port, tls, timeout=0.5),
@@ -180,9 +180,9 @@ KILLED = "import os; os.kill(os.getpid(), 9)"
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ((4, 4), "the kernel did not do that for want of memory"),
-        ((4, 5), "the kernel has killed a process of this cgroup for want of memory"),
-        ((None, None), "the kernel may have done that, the last for want of memory"),
+        ((4, 4), "memory did not run out"),
+        ((4, 5), "the kernel killed a process of this cgroup because memory ran out"),
+        ((None, None), "the kernel's out-of-memory killer did that"),
     ],
 )
 @pytest.mark.parametrize("role", ["server", "router"])
@@ -299,7 +299,7 @@ def test_one_that_cannot_come_back_at_once_is_tried_again(
     signal_when(lambda: "serving again" in caplog.text and stage.lives() == 3, signal.SIGTERM)
     with caplog.at_level("INFO", "tgi_cli.launcher"):
         assert stage.run(script, ANSWERS, most=5) == ExitCode.OK
-    assert "ended with code 6; starting it again" in caplog.text
+    assert "ended with code 6; restarting it" in caplog.text
 
 
 def test_one_that_dies_too_often_ends_all(stage: Stage) -> None:

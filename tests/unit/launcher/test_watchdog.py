@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tgi_cli.launcher.watchdog import START_SECONDS, ServerWatch
-from tgi_cli.process.heartbeat import PATIENCE, Reading, State
+from tgi_cli.process.heartbeat import PATIENCE, HeartbeatReading, State
 
 TIMEOUT = 10.0
-SERVING = Reading(beats=0, state=State.SERVING, progress=5, live=0, step_seconds=0.0)
+SERVING = HeartbeatReading(beats=0, state=State.SERVING, progress=5, live=0, step_seconds=0.0)
 
 
 class Looks:
@@ -21,13 +21,13 @@ class Looks:
         self.now = 100.0
         self._beats = 0
 
-    def after(self, seconds: int, reading: Reading, beats: bool = True) -> str:
+    def after(self, seconds: int, reading: HeartbeatReading, beats: bool = True) -> str:
         """The verdict, once this has been so for some seconds."""
         cause = ""
         for _ in range(seconds):
             self.now += 1.0
             self._beats += beats
-            cause = cause or self._watch.look(replace(reading, beats=self._beats), self.now)
+            cause = cause or self._watch.poll(replace(reading, beats=self._beats), self.now)
         return cause
 
 

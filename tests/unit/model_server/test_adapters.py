@@ -24,7 +24,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.adapter_service import MAX_CALLS
 from tgi_cli.model_server.grpc_server import EngineServer
-from tgi_cli.model_server.startup import Startup
+from tgi_cli.model_server.main import Startup
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
@@ -269,7 +269,7 @@ async def test_the_socket_opens_when_the_named_adapters_are_there(
     said: list[str] = []
     server = EngineServer(engine, INFO, max_loras=2)
     items = [f"one={adapter(tmp_path / 'one')}", f"two={adapter(tmp_path / 'two')}"]
-    opening = Startup(
+    startup = Startup(
         server, items, socket_path, lambda: said.append("open"), lambda: said.append("failed")
     )
     await answered(engine)
@@ -281,7 +281,7 @@ async def test_the_socket_opens_when_the_named_adapters_are_there(
     assert client.adapters.names == ["one", "two"]
     await client.close()
     engine.outbox.put(None)
-    await asyncio.to_thread(opening.join)
+    await asyncio.to_thread(startup.join)
     server.stop()
     assert said == ["open"]
 
@@ -292,14 +292,14 @@ async def test_an_adapter_that_fails_is_the_end_of_the_start(
     said: list[str] = []
     server = EngineServer(engine, INFO, max_loras=2)
     items = [f"one={adapter(tmp_path / 'one')}", f"two={adapter(tmp_path / 'two')}"]
-    opening = Startup(
+    startup = Startup(
         server, items, socket_path, lambda: said.append("open"), lambda: said.append("failed")
     )
     await answered(engine, "a tensor does not fit")
     await until(lambda: said == ["failed"])
     engine.outbox.put(None)
-    await asyncio.to_thread(opening.join)
+    await asyncio.to_thread(startup.join)
     server.stop()
-    assert isinstance(opening.error, AdapterError)
-    assert opening.error.cause == "a tensor does not fit"
+    assert isinstance(startup.error, AdapterError)
+    assert startup.error.cause == "a tensor does not fit"
     assert not socket_path.exists()  # noqa: ASYNC240

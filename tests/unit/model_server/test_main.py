@@ -21,6 +21,7 @@ from tests.unit.model_server.fakes import INFO, request
 from tgi_cli.config import DeviceFacts, EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.engine.metrics import EngineLoad
 from tgi_cli.errors import ShardError, TgiError
+from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.worker import worker as worker_module
@@ -37,6 +38,11 @@ MODEL = ModelFacts(
 )
 CPU = DeviceFacts(kind="cpu", name="cpu", total_memory=1 << 34, native_bfloat16=False)
 BLOCKS = 64
+
+
+def model_server_config(uds_path: Path, **said: Any) -> ModelServerConfig:
+    serve = ServeConfig(model_id="m", **said)
+    return ModelServerConfig(serve=serve, model_path=Path("/m"), uds_path=uds_path)
 
 
 class _Worker(FakeWorker):
@@ -113,7 +119,7 @@ def _served(
         talker = threading.Thread(target=talk)
         talker.start()
         try:
-            run_model_server(ServeConfig(model_id="m", **said), Path("/m"), path)
+            run_model_server(model_server_config(path, **said))
         finally:
             talker.join(timeout=60)
             signal.signal(signal.SIGTERM, before)
@@ -151,7 +157,7 @@ def test_every_step_is_logged_at_debug_level_only(
     with caplog.at_level(logging.INFO, logger="tgi_cli"):
         _served(monkeypatch, [range(8)], 2)
         assert "max_total_tokens 256: the model's context" in caplog.text
-        assert "KV cache 64 blocks of 16 tokens (1024 tokens): 64 MiB" in caplog.text
+        assert "KV cache 64 blocks of 16 tokens (1024 tokens): 64.0 MiB" in caplog.text
         assert statistics() == []
     with caplog.at_level(logging.DEBUG, logger="tgi_cli"):
         _served(monkeypatch, [range(8)], 2)
@@ -199,7 +205,7 @@ def test_a_lost_shard_ends_the_server_and_tells_clients_why(
         client.start()
         try:
             with pytest.raises(ShardError) as caught:
-                run_model_server(ServeConfig(model_id="m"), Path("/m"), path)
+                run_model_server(model_server_config(path))
         finally:
             client.join(timeout=60)
             signal.signal(signal.SIGTERM, before)

@@ -17,7 +17,7 @@ from tests.unit.model_server.fakes import INFO, ScriptedEngine, request, until
 from tests.unit.rpc.test_step_socket import generate
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
-from tgi_cli.model_server.tcp_listener import TcpListen
+from tgi_cli.model_server.tcp_listener import TcpListener
 from tgi_cli.rpc import channel_options, tls_probe
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import GONE
@@ -62,7 +62,7 @@ def start(engine: ScriptedEngine) -> Iterator[Start]:
             base = ends.enter_context(tempfile.TemporaryDirectory(prefix="tgi-test-"))
             port = free_port()
             server = EngineServer(engine, INFO)
-            server.fronts.append(TcpListen("127.0.0.1", port, tls))
+            server.services.append(TcpListener("127.0.0.1", port, tls))
             server.start(Path(base) / "engine.sock")
 
             def end() -> None:

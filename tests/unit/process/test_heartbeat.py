@@ -14,8 +14,8 @@ from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import ConfigError
 from tgi_cli.process.heartbeat import (
+    HeartbeatReading,
     HeartbeatWriter,
-    Reading,
     SharedHeartbeat,
     StallDetector,
     State,
@@ -27,67 +27,69 @@ import sys, time
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 class Engine:
     progress, live_requests = 41, 7
-with HeartbeatWriter(SharedHeartbeat.of(int(sys.argv[1]))).beating() as heart:
-    heart.enter(State.WARMING_UP)
-    heart.watch(Engine, 1.5)
+with HeartbeatWriter(SharedHeartbeat.attach(int(sys.argv[1]))).beating() as writer:
+    writer.enter(State.WARMING_UP)
+    writer.watch(Engine, 1.5)
     sys.stdin.read()
-    heart.enter(State.DRAINING)
+    writer.enter(State.DRAINING)
 """
 
 
-def read_until(pulse: SharedHeartbeat, state: State) -> Reading:
+def read_until(heartbeat: SharedHeartbeat, state: State) -> HeartbeatReading:
     end = time.monotonic() + 20
-    while (reading := pulse.read()).state is not state:
+    while (reading := heartbeat.read()).state is not state:
         assert time.monotonic() < end, reading
         time.sleep(0.01)
     return reading
 
 
-def test_another_process_shows_its_pulse() -> None:
-    pulse = SharedHeartbeat.make()
-    assert pulse.read() == Reading(0, State.STARTING, 0, 0, 0.0)
+def test_another_process_shows_its_heartbeat() -> None:
+    heartbeat = SharedHeartbeat.create()
+    assert heartbeat.read() == HeartbeatReading(0, State.STARTING, 0, 0, 0.0)
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(pulse.fd)], pass_fds=[pulse.fd], stdin=subprocess.PIPE
+        [sys.executable, "-c", CHILD, str(heartbeat.fd)],
+        pass_fds=[heartbeat.fd],
+        stdin=subprocess.PIPE,
     )
     try:
-        first = read_until(pulse, State.SERVING)
+        first = read_until(heartbeat, State.SERVING)
         assert (first.progress, first.live, first.step_seconds) == (41, 7, 1.5)
         end = time.monotonic() + 20
-        while pulse.read().beats < first.beats + 2:
+        while heartbeat.read().beats < first.beats + 2:
             assert time.monotonic() < end, "it beats by itself"
             time.sleep(0.01)
         child.communicate(timeout=20)
-        assert pulse.read().state is State.DRAINING
+        assert heartbeat.read().state is State.DRAINING
     finally:
         child.kill()
         child.wait()
-        pulse.hand_over()
+        heartbeat.close_fd()
 
 
 def test_what_is_served_is_told() -> None:
-    pulse = SharedHeartbeat.make()
-    assert pulse.published() is None
+    heartbeat = SharedHeartbeat.create()
+    assert heartbeat.published() is None
     info = replace(INFO, model_id="org/m\u00f6del " + 4096 * "x", revision="")
-    with HeartbeatWriter(SharedHeartbeat.of(os.dup(pulse.fd))).beating() as heart:
-        heart.publish(asdict(info))
-    assert EngineInfo.from_dict(pulse.published() or {}) == info
-    assert pulse.read().state is State.LOADING
-    pulse.hand_over()
+    with HeartbeatWriter(SharedHeartbeat.attach(os.dup(heartbeat.fd))).beating() as writer:
+        writer.publish(asdict(info))
+    assert EngineInfo.from_dict(heartbeat.published() or {}) == info
+    assert heartbeat.read().state is State.LOADING
+    heartbeat.close_fd()
 
 
 def test_without_a_watcher_nothing_is_done() -> None:
-    with HeartbeatWriter(None).beating() as heart:
-        heart.tell(INFO)
-        heart.enter(State.SERVING)
+    with HeartbeatWriter(None).beating() as writer:
+        writer.publish(asdict(INFO))
+        writer.enter(State.SERVING)
 
 
-def test_what_is_no_pulse_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="--pulse-fd 10000"):
-        SharedHeartbeat.of(10_000)
+def test_what_is_no_heartbeat_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="descriptor 10000 is not"):
+        SharedHeartbeat.attach(10_000)
     reading, writing = os.pipe()
     try:
-        with pytest.raises(ConfigError, match="--pulse-fd"):
-            SharedHeartbeat.of(reading)
+        with pytest.raises(ConfigError, match="is not a model server's heartbeat"):
+            SharedHeartbeat.attach(reading)
     finally:
         os.close(reading)
         os.close(writing)
@@ -95,13 +97,13 @@ def test_what_is_no_pulse_is_an_error() -> None:
 
 def test_stillness_counts_while_somebody_looks() -> None:
     still = StallDetector(longest=2.0)
-    assert [still.look(1, now) for now in (0.0, 1.0, 2.0)] == [0.0, 1.0, 2.0]
-    assert still.look(1, 1000.0) == 4.0, "nobody looked for long"
-    assert still.look(2, 1001.0) == 0.0
-    assert still.look(2, 1002.0) == 1.0
-    assert still.look(None, 1003.0) == 0.0, "it need not move"
-    assert still.look(None, 1005.0) == 0.0
-    assert still.look(2, 1006.0) == 0.0
+    assert [still.poll(1, now) for now in (0.0, 1.0, 2.0)] == [0.0, 1.0, 2.0]
+    assert still.poll(1, 1000.0) == 4.0, "nobody looked for long"
+    assert still.poll(2, 1001.0) == 0.0
+    assert still.poll(2, 1002.0) == 1.0
+    assert still.poll(None, 1003.0) == 0.0, "it need not move"
+    assert still.poll(None, 1005.0) == 0.0
+    assert still.poll(2, 1006.0) == 0.0
 
 
 def test_a_slow_engine_is_allowed_more() -> None:

@@ -1,4 +1,4 @@
-"""A child whose parent is killed outright ends too, and clears up in its stead."""
+"""A child whose parent is killed ends too, and cleans up in its stead."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.process import parent_death
+from tgi_cli.process.runtime_dir import VARIABLE
 
 PARENT = """
 import os, subprocess, sys, time
@@ -24,10 +25,10 @@ time.sleep(60)
 CHILD = """
 import sys, time
 from pathlib import Path
-from tgi_cli.launcher import lifeline
-lifeline.GRACE_SECONDS = 0.2
+from tgi_cli.process import parent_death
+parent_death.GRACE_SECONDS = 0.2
 {before}
-lifeline.hold(int(sys.argv[1]), Path({marker!r}).touch)
+parent_death.exit_with_parent(int(sys.argv[1]))
 Path({ready!r}).touch()
 while True:
     time.sleep(0.05)
@@ -54,9 +55,13 @@ def wait_until_gone(pid: int) -> None:
     ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"],
     ids=["polite", "deaf to SIGTERM"],
 )
-def test_no_child_outlives_its_parent(tmp_path: Path, before: str) -> None:
-    marker, ready = tmp_path / "cleaned", tmp_path / "ready"
-    code = CHILD.format(before=before, marker=str(marker), ready=str(ready))
+def test_no_child_outlives_its_parent(
+    tmp_path: Path, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ready = tmp_path / "runtime", tmp_path / "ready"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    code = CHILD.format(before=before, ready=str(ready))
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True
     )
@@ -70,9 +75,16 @@ def test_no_child_outlives_its_parent(tmp_path: Path, before: str) -> None:
     parent.wait()
     parent.stdout.close()
     wait_until_gone(pid)
-    assert marker.exists()
+    assert not folder.exists(), "the child removes the runtime folder in the parent's stead"
 
 
-def test_a_number_that_is_no_descriptor_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="--lifeline-fd"):
+def test_the_pipe_is_closed_with_the_block() -> None:
+    with parent_death.parent_pipe() as fd:
+        os.fstat(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_closed_descriptor_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="is not an open descriptor"):
         parent_death.exit_with_parent(10_000)

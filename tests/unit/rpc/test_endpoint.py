@@ -11,8 +11,8 @@ import pytest
 
 from tests.tools.authority import Authority
 from tgi_cli.errors import AddressInUseError, ConfigError
-from tgi_cli.model_server.tcp_listener import TcpListen, tcp_listen
-from tgi_cli.rpc.endpoint import Endpoint
+from tgi_cli.model_server.tcp_listener import TcpListener, tcp_listener
+from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.tls import TlsFiles
 
 
@@ -31,12 +31,12 @@ from tgi_cli.rpc.tls import TlsFiles
     ],
 )
 def test_forms_of_an_address(url: str, target: str, path: Path | None) -> None:
-    endpoint = Endpoint.parse(url)
+    endpoint = EngineEndpoint.parse(url)
     assert endpoint.target == target
     if path is not None:
         assert endpoint.path == path
     assert (endpoint.tls is not None) == url.startswith("grpcs:")
-    assert Endpoint.parse(endpoint.url) == endpoint
+    assert EngineEndpoint.parse(endpoint.url) == endpoint
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_forms_of_an_address(url: str, target: str, path: Path | None) -> None:
 )
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigError, match=r"no address|names no socket"):
-        Endpoint.parse(url)
+        EngineEndpoint.parse(url)
 
 
 def test_files_make_tcp_speak_tls_and_have_no_place_on_a_unix_socket(tmp_path: Path) -> None:
     files = TlsFiles(authority=Authority(tmp_path).certificate)
-    endpoint = Endpoint.parse("tcp://gpu-7:1", files)
+    endpoint = EngineEndpoint.parse("tcp://gpu-7:1", files)
     assert endpoint.tls == files
     assert endpoint.url == "grpcs://gpu-7:1"
     with pytest.raises(ConfigError, match="needs no TLS"):
-        Endpoint.parse("unix:/run/x", files)
+        EngineEndpoint.parse("unix:/run/x", files)
 
 
 # --------------------------------------------------------------------------- listening
@@ -79,10 +79,10 @@ def test_files_make_tcp_speak_tls_and_have_no_place_on_a_unix_socket(tmp_path: P
         ("gpu-7:1", {}, "could command the model"),
         ("tcp://[::]:1", {}, "could command the model"),
         ("tcp://0.0.0.0:1", {"certificate": True}, "could command the model"),
-        ("grpcs://127.0.0.1:1", {}, "has no certificate"),
+        ("grpcs://127.0.0.1:1", {}, "needs a certificate"),
         ("tcp://127.0.0.1:1", {"client_ca": True}, "no certificate of the server"),
-        (None, {"insecure": True}, "--engine-listen, which is not given"),
-        (None, {"certificate": True}, "--engine-listen, which is not given"),
+        (None, {"insecure": True}, "need --engine-listen"),
+        (None, {"certificate": True}, "need --engine-listen"),
         ("http://127.0.0.1:1", {}, "is no address of a model server"),
     ],
 )
@@ -90,7 +90,7 @@ def test_addresses_that_are_refused(
     tmp_path: Path, url: str | None, more: dict[str, bool], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        tcp_listen(url, **_files(tmp_path, more))
+        tcp_listener(url, **_files(tmp_path, more))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_addresses_that_are_refused(
     ],
 )
 def test_addresses_that_are_taken(tmp_path: Path, url: str, more: dict[str, bool]) -> None:
-    listen = tcp_listen(url, **_files(tmp_path, more))
+    listen = tcp_listener(url, **_files(tmp_path, more))
     assert listen is not None
     assert listen.port == 1
     assert (listen.tls is not None) == ("certificate" in more)
@@ -123,7 +123,7 @@ def _files(folder: Path, wanted: dict[str, bool]) -> dict[str, Any]:
 
 
 def test_nothing_is_said_and_nothing_listens() -> None:
-    assert tcp_listen(None) is None
+    assert tcp_listener(None) is None
 
 
 def test_an_address_that_cannot_be_bound_is_told_before_a_model_is_loaded() -> None:
@@ -131,12 +131,12 @@ def test_an_address_that_cannot_be_bound_is_told_before_a_model_is_loaded() -> N
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(AddressInUseError, match="cannot listen on 127"),
     ):
-        TcpListen("127.0.0.1", taken.getsockname()[1]).claim()
+        TcpListener("127.0.0.1", taken.getsockname()[1]).claim()
     with pytest.raises(ConfigError, match="is not an address of this machine"):
-        TcpListen("192.0.2.1", 50051).claim()
+        TcpListener("192.0.2.1", 50051).claim()
     with pytest.raises(ConfigError, match=r"no-such-host\.invalid"):
-        TcpListen("no-such-host.invalid", 50051).claim()
-    TcpListen("127.0.0.1", 0).claim()
+        TcpListener("no-such-host.invalid", 50051).claim()
+    TcpListener("127.0.0.1", 0).claim()
 
 
 def test_who_listens_in_the_clear_for_others_is_warned(
@@ -149,7 +149,7 @@ def test_who_listens_in_the_clear_for_others_is_warned(
     with caplog.at_level(logging.INFO):
         for host, level in (("0.0.0.0", logging.WARNING), ("127.0.0.1", logging.INFO)):
             caplog.clear()
-            TcpListen(host, 5).add_to(Server())  # type: ignore[arg-type]
+            TcpListener(host, 5).add_to(Server())  # type: ignore[arg-type]
             (record,) = caplog.records
             assert record.levelno == level
-            assert record.getMessage() == f"listening on tcp://{host}:5, in the clear"
+            assert record.getMessage() == f"listening on tcp://{host}:5, unencrypted"

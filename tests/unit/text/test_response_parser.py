@@ -72,7 +72,7 @@ PENDING = {
 @pytest.mark.parametrize("name", PENDING)
 def test_what_may_become_a_call_is_not_held_without_end(tokenizer: Tokenizer, name: str) -> None:
     """Each token would have all of it looked at again."""
-    reader = form(tokenizer, name).reader("", tools=TOOLS)
+    reader = form(tokenizer, name).parser("", tools=TOOLS)
     assert reader is not None
     found = [piece for letter in PENDING[name] for piece in reader.push(letter)]
     assert len(reader._raw) < 600
@@ -98,7 +98,7 @@ def test_arguments_that_are_begun_and_not_ended(
     """Each of thousands would have the rest of the text searched for its end."""
 
     def read(text: str) -> ParsedResponse:
-        reader = form(tokenizer, name).reader("", tools=TOOLS)
+        reader = form(tokenizer, name).parser("", tools=TOOLS)
         assert reader is not None
         return ParsedResponse.of([*reader.push(text), *reader.finish()])
 
@@ -123,7 +123,7 @@ def form(tokenizer: Tokenizer, tools: str | None, reasoning: str | None = None) 
 def read(
     form: ResponseFormat, pieces: list[str], prompt: str = "", tools: Any = TOOLS, **options: Any
 ) -> ParsedResponse:
-    reader = form.reader(prompt, tools=tools, **options)
+    reader = form.parser(prompt, tools=tools, **options)
     assert reader is not None
     found = [piece for text in pieces for piece in reader.push(text)] + reader.finish()
     return ParsedResponse.of(found)
@@ -214,7 +214,7 @@ def test_reasoning(
 
 
 def test_an_answer_goes_on_within_its_reasoning(tokenizer: Tokenizer) -> None:
-    reader = form(tokenizer, None, "think").reader("x<think>so ", continued="<think>so ")
+    reader = form(tokenizer, None, "think").parser("x<think>so ", continued="<think>so ")
     assert reader is not None
     pieces: list[ResponsePart] = [*reader.push("far</think> good"), *reader.finish()]
     assert pieces == [Reasoning("far"), Content("good")]
@@ -258,7 +258,7 @@ def test_arguments(tokenizer: Tokenizer, text: str, arguments: str) -> None:
 
 
 def test_arguments_come_as_they_are_written(tokenizer: Tokenizer) -> None:
-    reader = form(tokenizer, "hermes").reader("", tools=TOOLS)
+    reader = form(tokenizer, "hermes").parser("", tools=TOOLS)
     assert reader is not None
     steps = ["Sure. <tool", '_call>{"name": "time",', ' "arguments": {"a"', ": 1", "}}</tool_call>"]
     assert [[type(piece).__name__ for piece in reader.push(step)] for step in steps] == [
@@ -277,7 +277,7 @@ def test_one_call_where_only_one_is_wanted(tokenizer: Tokenizer) -> None:
 
 
 def test_without_tools_a_marker_is_text(tokenizer: Tokenizer) -> None:
-    assert form(tokenizer, "hermes").reader("") is None
+    assert form(tokenizer, "hermes").parser("") is None
     text = TWO["hermes"]
     assert read(form(tokenizer, "hermes", "think"), [text], tools=()).content == text
 
@@ -343,9 +343,9 @@ class TestChoosing:
     def test_what_only_calls_need_waits_for_tools(self, tokenizer: Tokenizer) -> None:
         form = choose_response_format(tokenizer, "plain", False)
         assert form is not None
-        assert form.reader("") is None
+        assert form.parser("") is None
         assert not form.loaded
-        assert form.reader("", tools=TOOLS) is not None
+        assert form.parser("", tools=TOOLS) is not None
         assert form.loaded
         thinking = choose_response_format(tokenizer, "</think>", True)
         assert thinking is not None

@@ -21,6 +21,7 @@ from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import EngineInfo, Shutdown
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.tgi_grpc.model_text import ModelText
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
@@ -75,7 +76,7 @@ class Served:
 
     @property
     def used_blocks(self) -> int:
-        return self.core._scheduler.pool.num_used
+        return self.core.metrics.load.used_blocks
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def served(
     """An engine of some limits behind a socket; nothing must be left in it at the end."""
     engine_limits = limits(**bounds)
     worker = worker or FakeWorker(engine_limits.block_size, VOCAB)
-    core = EngineCore(worker, engine_limits, depth, grammars=grammars)
+    core = EngineCore(worker, engine_limits, depth, grammars)
     told = info or replace(
         INFO,
         vocab_size=VOCAB,
@@ -107,8 +108,8 @@ def served(
         path = Path(folder) / "engine.sock"
         server = EngineServer(core, told, max_loras=engine_limits.max_loras)
         options = GenerateOptions(load_text=lambda _info: text)
-        front = GenerateServices(core.inbox, told, server.adapters, options, path)
-        server.fronts.append(front)
+        front = GenerateServices(ServedEngine(core.inbox, told, server.adapters, path), options)
+        server.services.append(front)
         server.start(path)
         loop.start()
         found = Served(core, server, front, path)
@@ -120,9 +121,9 @@ def served(
             loop.join(timeout=20)
             server.stop()
             assert not loop.is_alive()
-    scheduler = core._scheduler
-    assert scheduler.pool.num_available == engine_limits.num_blocks, "blocks were lost"
-    assert len(scheduler._admission.free_rows) == engine_limits.max_batch_size, "rows were lost"
+    assert core.metrics.load.used_blocks == 0, "blocks were lost"
+    free_rows = core._scheduler.batch.resources.free_rows
+    assert len(free_rows) == engine_limits.max_batch_size, "rows were lost"
 
 
 def a_request(

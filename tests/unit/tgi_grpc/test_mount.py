@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,12 +20,13 @@ import pytest
 
 from tests.tools.reflected import Reflected
 from tests.unit.model_server.fakes import INFO, ScriptedEngine
-from tests.unit.model_server.test_main import CPU, MODEL, _Worker
+from tests.unit.model_server.test_main import CPU, MODEL, _Worker, model_server_config
 from tests.unit.tgi_grpc.fakes import V3, FakeModelText, Heard, a_request, answer
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.errors import AddressInUseError, ConfigError, ModelError
 from tgi_cli.model_server.adapters import AdapterRegistry
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
 from tgi_cli.worker import worker as worker_module
@@ -41,7 +43,8 @@ def start(folder: Path, options: GenerateOptions) -> EngineServer:
     engine = ScriptedEngine()
     server = EngineServer(engine, INFO)
     path = folder / "engine.sock"
-    server.fronts.append(GenerateServices(engine.inbox, INFO, server.adapters, options, path))
+    served = ServedEngine(engine.inbox, INFO, server.adapters, path)
+    server.services.append(GenerateServices(served, options))
     try:
         server.start(path)
     finally:
@@ -119,14 +122,15 @@ def test_a_call_that_comes_after_the_loop_is_not_kept_waiting(folder: Path) -> N
     nobody_reads: SimpleQueue[Any] = SimpleQueue()
     registry = AdapterRegistry(nobody_reads.put)
     options = GenerateOptions(lambda _info: FakeModelText())
-    front = GenerateServices(nobody_reads, INFO, registry, options, folder / "engine.sock")
+    served = ServedEngine(nobody_reads, INFO, registry, folder / "engine.sock")
+    services = GenerateServices(served, options)
     engine = ScriptedEngine()
     server = EngineServer(engine, INFO)
-    server.fronts.append(front)
+    server.services.append(services)
     server.start(folder / "engine.sock")
     try:
         with Reflected(f"unix:{folder}/engine.sock", V3) as client:
-            ended = threading.Timer(0.2, front.end, ["the engine broke"])
+            ended = threading.Timer(0.2, services.end, ["the engine broke"])
             ended.start()
             with pytest.raises(grpc.RpcError) as caught:
                 client.Prefill(
@@ -185,11 +189,10 @@ def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
     talker = threading.Thread(target=talk)
     talker.start()
     try:
+        options = GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "tgi")
         run_model_server(
-            ServeConfig(model_id="m"),
-            Path("/m"),
-            folder / "engine.sock",
-            GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "tgi"),
+            model_server_config(folder / "engine.sock"),
+            [partial(GenerateServices, options=options)],
         )
     finally:
         talker.join(timeout=60)

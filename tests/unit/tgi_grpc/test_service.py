@@ -562,7 +562,7 @@ def test_a_failed_step_ends_its_batch_and_names_its_requests() -> None:
             assert status(client.Decode, batches=[gone])[0] is Code.NOT_FOUND
         client.ClearCache(id=1)
         # One row alone fails: the wire has no word for it but a status.
-        worker.poison = {server.core._stepper.running[0].request.request_id}
+        worker.poison = {worker.steps[2].new[0].request_id}
         joined = prefill(client, 4, a_request(client, 4, [8], 9)).batch
         code, cause = status(client.Decode, batches=[joined, three])
         assert (code, cause) == (Code.INTERNAL, "request 3: its logits are not numbers")
@@ -659,7 +659,7 @@ def test_the_end_of_the_engine_is_told() -> None:
 
 
 @DEPTHS
-def test_both_fronts_at_once_say_what_each_says_alone(depth: int) -> None:
+def test_both_services_at_once_say_what_each_says_alone(depth: int) -> None:
     """Sessions and steps over a pool that cannot hold all of them."""
     prompts = [tuple([7] * (i % 5 * 4) + [i + 20]) for i in range(24)]
 

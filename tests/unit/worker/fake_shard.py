@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 
+from tgi_cli.process.framing import Channel
 from tgi_cli.worker.tensor_parallel import messages
-from tgi_cli.worker.tensor_parallel.channel import Channel
 
 
 def main(behaviour: str, commands_fd: str, events_fd: str) -> None:

@@ -1,30 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.test_config import resolved
 from tgi_cli.config import EngineConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
 from tgi_cli.worker.sizing.capacity import cache_budget, size_cache
 
 BLOCK_BYTES = 1 << 20
-CONFIG = EngineConfig(
-    model_path=Path("model"),
-    model_id="model",
-    revision="",
-    device="cpu",
-    dtype="float32",
-    block_size=16,
-    max_input_tokens=999,
-    max_total_tokens=1000,
-    max_batch_prefill_tokens=256,
-    max_batch_total_tokens=None,
-    max_batch_size=4,
-    prefix_caching=True,
-)
+CONFIG = replace(resolved(), max_input_tokens=999, max_total_tokens=1000, max_batch_size=4)
 PER_SEQUENCE = 63  # blocks of 16 tokens for 1000
 
 

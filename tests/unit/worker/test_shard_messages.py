@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.unit.test_config import resolved
 from tgi_cli.engine.step import BlockAppend, NewRow, OptionalOutputs, Step, TokenAppend
+from tgi_cli.process.framing import Channel
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.tensor_parallel import messages
-from tgi_cli.worker.tensor_parallel.channel import Channel
 
 small = st.integers(0, 2**31 - 1)
 ids = st.lists(small, max_size=40)

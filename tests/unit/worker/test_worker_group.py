@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -35,7 +36,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     started: list[WorkerGroup] = []
 
     def begin(behaviour: str) -> WorkerGroup:
-        monkeypatch.setattr(shard_process, "PROGRAM", [str(FAKE), behaviour])
+        monkeypatch.setattr(shard_process, "PROGRAM", [sys.executable, str(FAKE), behaviour])
         started.append(WorkerGroup(resolved(num_shard=2)))
         return started[-1]
 

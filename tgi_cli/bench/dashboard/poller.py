@@ -21,13 +21,13 @@ KEPT = 900
 _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "queued": (("tgi_queue_size",),),
     "running": (("tgi_batch_current_size",),),
-    "kv": (("tgi_kv_cache_usage",),),
+    "kv": (("tgi_kv_cache_usage_ratio",),),
     "hits": (("tgi_prefix_cache_hit_tokens",),),
     "looked_up": (("tgi_prefix_cache_query_tokens",),),
     "output": (
         (
-            "tgi_request_inter_token_duration_count",
-            "tgi_request_time_to_first_token_duration_count",
+            "tgi_request_inter_token_seconds_count",
+            "tgi_request_time_to_first_token_seconds_count",
         ),
         ("tgi_request_generated_tokens_sum",),
     ),

@@ -17,6 +17,7 @@ from tgi_cli.bench.statistics.rates import (
     windows,
 )
 from tgi_cli.bench.statistics.summary import Summary, summarize
+from tgi_cli.config.settings import BENCH, default
 
 MERGED = 1.05
 """Tokens in an event above which ITL and TPOT say different things."""
@@ -155,7 +156,7 @@ def _warnings(record: StepRecord, figures: StepMetrics) -> list[str]:
     return warnings
 
 
-ENOUGH = 0.9
+ENOUGH: float = default("slo_share", BENCH)
 """Share of requests that must meet the limits (DistServe, OSDI 2024, calls it SLO attainment)."""
 PEAK_SHARE = 0.95
 SLOWER = 1.1

@@ -33,7 +33,7 @@ from tgi_cli.router.api.schemas.openai_answers import (
     OpenAIErrorResponse,
     ToolCall,
 )
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole, merge
@@ -57,11 +57,11 @@ async def chat_completions(context: RequestContext[ChatRequest]) -> Response | E
     body, state = context.body, context.state
     with context.preparing():
         adapter = await state.adapters.for_openai(body.model, body.adapter_id)
-        conversation = await converse(body, state)
+        conversation = await render_chat(body, state)
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
     generations = await context.open([spec])
     identity = Identity.new("chatcmpl", body, state)
-    readers = [conversation.reader() for _ in generations]
+    readers = [conversation.parser() for _ in generations]
     if body.stream:
         encoder = ChatEvents(
             body, identity, generations, readers, state.text.tokenizer, conversation.echoed

@@ -31,7 +31,7 @@ from tgi_cli.router.api.schemas.responses import (
     ResponseUsage,
     TextOptions,
 )
-from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, converse
+from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.http import errors
@@ -52,7 +52,7 @@ async def responses(context: RequestContext[ResponsesRequest]) -> Response | Eve
         else:
             chat = await state.workers.run(chat_request, body)
         adapter = await state.adapters.for_openai(body.model, body.adapter_id)
-        conversation = await converse(chat, state)
+        conversation = await render_chat(chat, state)
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
     generations = await context.open([spec])
     (generation,) = generations
@@ -61,7 +61,7 @@ async def responses(context: RequestContext[ResponsesRequest]) -> Response | Eve
     logprobs = None
     if reports_logprobs(body):
         logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
-    events = ResponseEvents(writer, generation, conversation.reader(), tokenizer, logprobs)
+    events = ResponseEvents(writer, generation, conversation.parser(), tokenizer, logprobs)
     if body.stream:
         return context.stream(generation, events, len(spec.prompt))
     await unless_disconnected(context.request, events.read())

@@ -14,7 +14,12 @@ from tgi_cli.router.api.schemas.tokenize import Version
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.errors import ApiError
-from tgi_cli.router.observability.engine_metrics import EngineView
+from tgi_cli.router.observability.engine_metrics import (
+    load_lines,
+    lora_lines,
+    step_lines,
+    vllm_lines,
+)
 from tgi_cli.router.observability.prometheus import CONTENT_TYPE
 from tgi_cli.router.state import RouterState
 
@@ -66,19 +71,24 @@ async def version(context: RequestContext[None]) -> Response:
 async def metrics(context: RequestContext[None]) -> Response:
     """Prometheus' text exposition."""
     state = context.state
-    loaded = state.adapters.loaded
-    live = [generation for generation in state.generator.live if generation.spec.adapter]
-    view = EngineView(
-        model_id=state.config.model_id,
-        metrics=await state.client.metrics(),
-        max_loras=loaded.max_loras,
-        adapters=len(loaded.loaded),
-        running=sorted({one.spec.adapter for one in live if one.started}),
-        waiting=sorted({one.spec.adapter for one in live if not one.started}),
-        vllm=state.config.vllm_metrics,
-    )
-    text = state.metrics.render(view, state.admission.in_flight)
-    return Response(text, headers={"content-type": CONTENT_TYPE})
+    info, engine, loaded = state.client.info, await state.client.metrics(), state.adapters.loaded
+    lines = [*load_lines(info, engine, len(loaded.loaded)), *step_lines(engine)]
+    vllm = state.config.vllm_metrics
+    if vllm:
+        lines += vllm_lines(info, engine.load, state.config.model_id)
+    if loaded.max_loras:
+        live = state.generator.live
+        running = {one.spec.adapter for one in live if one.started} - {""}
+        waiting = {one.spec.adapter for one in live if not one.started} - {""}
+        labels = {
+            "max_lora": str(loaded.max_loras),
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
+        }
+        for prefix in ("tgi_", "vllm:") if vllm else ("tgi_",):
+            lines += lora_lines(prefix, labels)
+    body = state.metrics.render(state.admission.in_flight, lines)
+    return Response(body, headers={"content-type": CONTENT_TYPE})
 
 
 SERVICE = Operation(tag="Service")

@@ -22,7 +22,7 @@ from tgi_cli.router.api.schemas.tokenize import (
     TokenPiece,
 )
 from tgi_cli.router.api.tgi import GENERATE
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import first_key, parse
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
@@ -60,7 +60,7 @@ async def tokenize(context: RequestContext[bytes]) -> Response:
 
 async def chat_tokenize(context: RequestContext[ChatRequest]) -> Response:
     """The text that the chat template makes of a conversation, and its tokens."""
-    spec = (await converse(context.body, context.state)).spec
+    spec = (await render_chat(context.body, context.state)).spec
     assert isinstance(spec.prompt, str)
     around = _encode(ChatTokenizeResponse(tokenize_response=[], templated_text=spec.prompt))
     tokens = _tgi_tokens(context.state, spec.prompt, spec.add_special_tokens)
@@ -90,7 +90,7 @@ async def _tokenize_messages(body: TokenizeMessagesRequest, state: RouterState) 
         chat_template_kwargs=body.chat_template_kwargs,
     )
     await state.adapters.for_openai(body.model)
-    text = (await converse(chat, state)).spec.prompt
+    text = (await render_chat(chat, state)).spec.prompt
     assert isinstance(text, str)
     ids = await state.workers.encode(text, bool(body.add_special_tokens))
     return await _vllm_answer(ids, bool(body.return_token_strs), state)

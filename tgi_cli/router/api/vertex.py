@@ -25,7 +25,7 @@ from tgi_cli.router.api.schemas.tgi import GenerateRequest
 from tgi_cli.router.api.service import HEALTH, health
 from tgi_cli.router.api.tgi import GENERATE, best_answers, tgi_spec
 from tgi_cli.router.bounds import BATCH
-from tgi_cli.router.generation.chat_prompt import converse
+from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import first_key, parse
@@ -88,7 +88,7 @@ async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> 
         return await tgi_spec(instance, state)
     adapter = await state.adapters.for_openai(instance.model, instance.adapter_id)
     # One text for each instance, so one sample.
-    return replace((await converse(instance, state)).spec, adapter=adapter, samples=1)
+    return replace((await render_chat(instance, state)).spec, adapter=adapter, samples=1)
 
 
 def _prefix(instance: GenerateRequest | ChatRequest) -> str:

@@ -1,5 +1,4 @@
-"""A chat request as a prompt: its messages, tools and template variables, and how the answer to
-it is to be read."""
+"""From a chat request to a prompt, and to the parser of its response."""
 
 from __future__ import annotations
 
@@ -21,28 +20,28 @@ from tgi_cli.text.response_parser import ResponseParser
 from tgi_cli.text.tools import as_text
 
 INLINE_MESSAGES = 64
-"""Messages and tools of a chat that is read on the event loop itself. Each costs microseconds,
-however long it is; thousands must not hold up everybody's tokens."""
+"""Most messages and tools of a chat that is read on the event loop. Each costs microseconds,
+however long it is; thousands must not delay the tokens of other requests."""
 INLINE_CHARACTERS = 64 << 10
-"""Of a prompt in which the event loop itself looks for where the answer begins."""
+"""Longest prompt that is searched for the start of the response on the event loop."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""OpenAI's; all but the assistant's must have content."""
+"""OpenAI's roles; messages of all but the assistant must have content."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-"""What templates call it: each gets it by its own name, as transformers does."""
+"""Names of the reasoning in templates; all of them are set, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat that can be generated.
+    """A chat that is ready to be generated.
 
     Attributes:
-        spec: the prompt and all that shapes the answer.
-        continued: what of the prompt the answer goes on from.
-        echoed: what stands in front of the answer.
-        tools: those that the model may call; none: it may call none.
-        parallel: more than one in an answer.
-        response_format: None: answers are text.
+        spec: The prompt and everything that shapes the response.
+        continued: End of the prompt that the response continues.
+        echoed: Text in front of the response.
+        tools: Tools that the model may call.
+        parallel: Whether a response may have several tool calls.
+        response_format: How responses are parsed, or None if they are plain text.
     """
 
     spec: GenerationSpec
@@ -52,16 +51,16 @@ class Conversation:
     parallel: bool
     response_format: ResponseFormat | None
 
-    def reader(self) -> ResponseParser | None:
-        """What reads one of the answers; None if they are text."""
+    def parser(self) -> ResponseParser | None:
+        """A parser for one response, or None if responses are plain text."""
         if self.response_format is None:
             return None
         prompt = self.spec.prompt
         assert isinstance(prompt, str)
-        return self.response_format.reader(prompt, self.continued, self.tools, self.parallel)
+        return self.response_format.parser(prompt, self.continued, self.tools, self.parallel)
 
     def to_generate(self, end_ids: frozenset[int]) -> GenerationSpec:
-        """The spec, with the markers that :meth:`reader` needs in the text."""
+        """The spec with the special tokens in its text that :meth:`parser` needs."""
         if self.response_format is None:
             return self.spec
         shown = self.response_format.shown(bool(self.tools))
@@ -71,19 +70,19 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A chat that is yet to be rendered: what the template is given, and the rest."""
+    """A chat before it is rendered."""
 
     spec: GenerationSpec
     template: ChatTemplate
     messages: Sequence[Mapping[str, Any]]
-    told: Sequence[Mapping[str, Any]] | None
+    template_tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]
     continues: bool
 
 
-async def converse(body: ChatRequest, state: RouterState) -> Conversation:
-    """Validate, and render the conversation. Raises ApiError."""
+async def render_chat(body: ChatRequest, state: RouterState) -> Conversation:
+    """Validate a chat request and render its conversation. Raises ApiError."""
     form = state.text.response_format
     if body.tools and form is not None and not form.loaded:
         await state.workers.run(form.load)
@@ -100,7 +99,7 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
         if getattr(body, name) not in (None, [], "none", "auto"):
             raise errors.unsupported(name, f"`{name}` (deprecated by OpenAI: use `tools`)")
     if body.chat_template is not None:
-        raise errors.unsupported("chat_template", "a `chat_template` of the request's own")
+        raise errors.unsupported("chat_template", "a `chat_template` in the request")
     if body.continue_final_message and body.add_generation_prompt:
         raise errors.validation(
             "`continue_final_message` and `add_generation_prompt` contradict each other",
@@ -112,11 +111,11 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     if template is None:
         raise errors.template("template not found")
     tools = _tools(body, state.text.response_format)
-    messages = [_message(place, each, template) for place, each in enumerate(body.messages)]
-    told: Sequence[Mapping[str, Any]] | None = tools
+    messages = [_message(index, each, template) for index, each in enumerate(body.messages)]
+    template_tools: Sequence[Mapping[str, Any]] | None = tools
     form = state.text.response_format
     if form is not None and form.tools_as_text:
-        messages, told = _in_words(messages, tools, body.tool_prompt), None
+        messages, template_tools = _tools_as_text(messages, tools, body.tool_prompt), None
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     specs = openai_specs(
@@ -133,7 +132,7 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
         continues = is_continued(messages, body.continue_final_message)
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
-    return _Draft(specs[0], template, messages, told or None, variables, tools, continues)
+    return _Draft(specs[0], template, messages, template_tools or None, variables, tools, continues)
 
 
 async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
@@ -141,7 +140,7 @@ async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str
     try:
         return await draft.template.render_async(
             draft.messages,
-            draft.told,
+            draft.template_tools,
             continue_final_message=draft.continues,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=draft.variables,
@@ -169,7 +168,7 @@ def _conversation(
 
 
 def _top_logprobs(body: ChatRequest) -> int:
-    """OpenAI's, or TGI's ``top_n_tokens``, which needs nothing beside it. Raises ApiError."""
+    """OpenAI's ``top_logprobs``, or TGI's ``top_n_tokens``. Raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise errors.validation("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
     count = asked_logprobs(body.top_logprobs, "top_logprobs")
@@ -177,7 +176,7 @@ def _top_logprobs(body: ChatRequest) -> int:
 
 
 def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
-    """As vLLM: the last message, if it is of the role that the answer has."""
+    """The last message if it has the role of the response, as in vLLM."""
     last = messages[-1]
     same = last["role"] == "assistant" or body.add_generation_prompt is False
     return str(last["content"]) if body.echo and same else ""
@@ -186,7 +185,7 @@ def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
 def _constrained(
     conversation: Conversation, body: ChatRequest, state: RouterState
 ) -> GenerationSpec:
-    """The spec with the grammar of the whole answer: of its content, and of calls in it."""
+    """The spec with the grammar of the whole response: its content and its tool calls."""
     form, spec = conversation.response_format, conversation.spec
     if form is None:
         return spec
@@ -205,7 +204,7 @@ def _constrained(
 
 
 def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
-    """What the request tells the template. Raises ApiError for what it may not."""
+    """Template variables that the request sets. Raises ApiError."""
     variables: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
@@ -213,13 +212,13 @@ def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
             variables |= {"enable_thinking": False, "thinking": False}
     if body.documents:
         if "documents" not in template.text:
-            raise errors.unsupported("documents", "`documents` (the chat template has no use for)")
+            raise errors.unsupported("documents", "`documents` (not used by the chat template)")
         variables["documents"] = body.documents
     for name, value in (body.chat_template_kwargs or {}).items():
         if not template.accepts(name):
             raise errors.validation(
-                f"`chat_template_kwargs` may not set {name!r}: the model's chat template does not "
-                "use it, or it is the server's",
+                f"`chat_template_kwargs` may not set {name!r}: the chat template does not use it, "
+                "or the server sets it",
                 "chat_template_kwargs",
             )
         variables[name] = value
@@ -228,7 +227,7 @@ def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
 
 def _tools(body: ChatRequest, form: ResponseFormat | None) -> list[dict[str, Any]]:
     """The tools that the model may call, as templates expect them. Raises ApiError."""
-    tools = [_tool(place, tool) for place, tool in enumerate(body.tools or ())]
+    tools = [_tool(index, tool) for index, tool in enumerate(body.tools or ())]
     names = [tool["function"]["name"] for tool in tools]
     choice = "auto" if body.tool_choice is None else body.tool_choice
     if isinstance(choice, dict):
@@ -246,33 +245,36 @@ def _tools(body: ChatRequest, form: ResponseFormat | None) -> list[dict[str, Any
         return []
     if form is None or not form.knows_tools:
         raise errors.validation(
-            "how this model writes tool calls is not known to the server (see --tool-call-parser)",
+            "the server does not know how this model writes tool calls (see --tool-call-parser)",
             "tools",
         )
     return tools
 
 
-def _tool(place: int, tool: Tool) -> dict[str, Any]:
+def _tool(index: int, tool: Tool) -> dict[str, Any]:
     function = tool.function
     if tool.type != "function" or function is None:
         raise errors.validation(
-            f"tools[{place}] is of type {tool.type!r}: only functions can be called", "tools"
+            f"tools[{index}] is of type {tool.type!r}: only functions can be called", "tools"
         )
     if not function.name:
-        raise errors.validation(f"tools[{place}] has no name", "tools")
-    described: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        described["description"] = function.description
+        raise errors.validation(f"tools[{index}] has no name", "tools")
     parameters = function.arguments if function.parameters is None else function.parameters
-    if parameters is not None:
-        described["parameters"] = parameters
-    return {"type": "function", "function": described}
+    fields = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": parameters,
+    }
+    return {
+        "type": "function",
+        "function": {name: value for name, value in fields.items() if value is not None},
+    }
 
 
-def _in_words(
+def _tools_as_text(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_prompt: str | None
 ) -> list[dict[str, Any]]:
-    """The messages for a template that knows no tools, if there are any in the conversation."""
+    """The messages for a template without tools, with any tools and calls as text."""
     if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
         return messages
     try:
@@ -281,20 +283,20 @@ def _in_words(
         raise errors.validation("`tools` are nested too deeply", "tools") from error
 
 
-def _message(place: int, message: ChatMessage, template: ChatTemplate) -> dict[str, Any]:
-    """A message as templates expect it: text content, tool arguments as objects.
+def _message(index: int, message: ChatMessage, template: ChatTemplate) -> dict[str, Any]:
+    """A message in the form of templates: text content, tool arguments as objects.
 
-    Raises ApiError for what is no message of OpenAI's.
+    Raises ApiError.
     """
     role = message.role
     if role not in _ROLES:
         raise errors.validation(
-            f"messages[{place}].role must be one of {', '.join(_ROLES)}. Given: {role}", "messages"
+            f"messages[{index}].role must be one of {', '.join(_ROLES)}. Given: {role}", "messages"
         )
     if message.content is None and role != "assistant":
-        raise errors.validation(f"messages[{place}] of role {role} has no `content`", "messages")
+        raise errors.validation(f"messages[{index}] of role {role} has no `content`", "messages")
     if role == "developer" and "developer" not in template.text:
-        role = "system"  # OpenAI's newer name of it
+        role = "system"  # its older name
     rendered: dict[str, Any] = {"role": role, "content": _content(message)}
     for name in ("name", "tool_call_id"):
         value = getattr(message, name)
@@ -332,13 +334,15 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise errors.validation(
-                f"tool call arguments are no JSON: {error}", "messages"
+                f"tool call arguments are not valid JSON: {error}", "messages"
             ) from error
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         raise errors.validation("tool call arguments must be a JSON object", "messages")
-    told: dict[str, Any] = {"type": "function"}
-    if isinstance(call.get("id"), str):
-        told = {"id": call["id"], **told}
-    return {**told, "function": {"name": function["name"], "arguments": arguments}}
+    call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {
+        **call_id,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.engine.validation import LengthError, LengthFault, check_length
+from tgi_cli.engine.validation import LengthError, LengthFault, validate_length
 from tgi_cli.router.api.schemas.tgi import GenerateParameters, GenerateRequest
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.spec import GenerationSpec
@@ -57,7 +57,7 @@ def fit_length(
     room = max(info.max_total_tokens - input_length, 0)
     asked = room if max_new_tokens is None else max_new_tokens
     try:
-        check_length(input_length, min(asked, PIECE), info)
+        validate_length(input_length, min(asked, PIECE), info)
     except LengthError as error:
         if error.fault is LengthFault.EMPTY_PROMPT:
             empty = f"`{param}` cannot be empty"

@@ -1,7 +1,7 @@
 """Prometheus' text format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/.
 
-TGI's counters carry no ``_total`` suffix, which prometheus_client cannot write, and its
-histograms search their buckets one by one; so these are our own few lines.
+TGI's counters have no ``_total`` suffix, which prometheus_client appends to any counter, and its
+histograms search their buckets linearly, where these bisect (0.3 us an observation).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def linear_buckets(highest: int, steps: int = 100) -> tuple[float, ...]:
-    """Equal steps up to ``highest``, TGI's for token counts."""
+    """Equal buckets up to ``highest``, as TGI's of token counts."""
     return tuple(highest / steps * step for step in range(1, steps + 1))
 
 
 class CounterMetric:
-    """A number that grows, by the values of at most one label."""
+    """A counter with at most one label."""
 
     def __init__(self, name: str, help: str, label: str = "", values: Sequence[str] = ()) -> None:
         self.name, self.help, self.label = name, help, label
         self.counts = dict.fromkeys(values or ("",), 0)
 
     def add(self, count: int = 1, value: str = "") -> None:
-        """Count ``count`` more under a label's value."""
+        """Increase the counter of a label's value."""
         self.counts[value] = self.counts.get(value, 0) + count
 
     def lines(self) -> Iterator[str]:
-        """The exposition."""
+        """See :func:`counter`."""
         return counter(self.name, self.help, self.counts, self.label)
 
 
@@ -43,12 +43,12 @@ class HistogramMetric:
         self.observe = self._values.observe
 
     def lines(self) -> Iterator[str]:
-        """The exposition."""
+        """See :func:`histogram`."""
         return histogram(self.name, self.help, {"": self._values})
 
 
 def counter(name: str, help: str, counts: Mapping[str, int], label: str = "") -> Iterator[str]:
-    """Counts by the values of a label."""
+    """The exposition of a counter by the values of its label."""
     yield from _head(name, help, "counter")
     for value, count in counts.items():
         yield f"{name}{_labels({label: value} if label else {})} {count}"
@@ -57,7 +57,7 @@ def counter(name: str, help: str, counts: Mapping[str, int], label: str = "") ->
 def gauge(
     name: str, help: str, value: float, labels: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """A number that rises and falls."""
+    """The exposition of a gauge."""
     yield from _head(name, help, "gauge")
     yield f"{name}{_labels(labels or {})} {_number(value)}"
 
@@ -65,7 +65,7 @@ def gauge(
 def histogram(
     name: str, help: str, series: Mapping[str, Histogram], label: str = ""
 ) -> Iterator[str]:
-    """Histograms by the values of a label: cumulative buckets, sum and count."""
+    """The exposition of a histogram by the values of its label."""
     yield from _head(name, help, "histogram")
     for value, found in series.items():
         own = {label: value} if label else {}

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.logging import dump_on_signal, setup
+from tgi_cli.process.framing import Channel
 from tgi_cli.worker.tensor_parallel import messages
-from tgi_cli.worker.tensor_parallel.channel import Channel
 
 if TYPE_CHECKING:
     from tgi_cli.worker.worker import ModelWorker

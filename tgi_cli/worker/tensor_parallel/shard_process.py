@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import site
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
-import tgi_cli
 from tgi_cli.errors import ShardError
+from tgi_cli.process.framing import Channel
+from tgi_cli.process.spawn import child_environment, module_command
 from tgi_cli.worker.tensor_parallel import messages
-from tgi_cli.worker.tensor_parallel.channel import Channel
 
-PROGRAM = ["-P", "-m", "tgi_cli.worker.tensor_parallel.main"]
-"""-P: files in the working directory do not pass for modules."""
+PROGRAM = module_command("tgi_cli.worker.tensor_parallel.main")
 
 _PING = messages.encode(messages.Ping())
 _EVENT_SECONDS = 5.0
@@ -50,10 +45,10 @@ class ShardProcess:
         with theirs[0], theirs[1]:
             fds = [connection.fileno() for connection in theirs]
             self._process = subprocess.Popen(
-                [sys.executable, *PROGRAM, *map(str, fds)],
+                [*PROGRAM, *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
-                env=_environment(),
+                env=child_environment(),
             )
 
     def ping(self) -> None:
@@ -98,13 +93,3 @@ class ShardProcess:
         except ValueError:
             name = f"signal {-status}"
         return ShardError(f"shard {self.rank} was killed by {name}", _WHY.get(-status, see))
-
-
-def _environment() -> dict[str, str]:
-    """Ours, and where this package is."""
-    environment = dict(os.environ)
-    root = str(Path(tgi_cli.__file__).resolve().parents[1])
-    if root not in [*site.getsitepackages(), site.getusersitepackages()]:
-        paths = [root, environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return environment

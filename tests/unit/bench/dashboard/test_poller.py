@@ -7,12 +7,12 @@ TGI = """\
 # TYPE tgi_queue_size gauge
 tgi_queue_size {queue}
 tgi_batch_current_size 3
-tgi_kv_cache_usage 0.25
-tgi_prefix_cache_query_tokens {looked_up}
-tgi_prefix_cache_hit_tokens {hits}
-tgi_request_time_to_first_token_duration_count {first}
-tgi_request_inter_token_duration_count {later}
-tgi_engine_prompt_tokens{{}} 0
+tgi_kv_cache_usage_ratio 0.25
+tgi_prefix_cache_query_tokens_total {looked_up}
+tgi_prefix_cache_hit_tokens_total {hits}
+tgi_request_time_to_first_token_seconds_count {first}
+tgi_request_inter_token_seconds_count {later}
+tgi_engine_prompt_tokens_total{{}} 0
 tgi_batch_inference_count{{method="prefill"}} 4
 """
 

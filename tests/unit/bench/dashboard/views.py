@@ -31,12 +31,12 @@ def server() -> ServerPoller:
             200,
             text=f"tgi_queue_size {max(wave - 12, 0)}\n"
             f"tgi_batch_current_size {wave}\n"
-            f"tgi_kv_cache_usage {wave / 25}\n"
-            f"tgi_prefix_cache_query_tokens {now * 64}\n"
-            f"tgi_prefix_cache_hit_tokens {now * 40}\n"
-            f"tgi_request_time_to_first_token_duration_count {now}\n"
-            f"tgi_request_inter_token_duration_count {now * now * 3}\n"
-            f"tgi_engine_prompt_tokens {now * 640}\n",
+            f"tgi_kv_cache_usage_ratio {wave / 25}\n"
+            f"tgi_prefix_cache_query_tokens_total {now * 64}\n"
+            f"tgi_prefix_cache_hit_tokens_total {now * 40}\n"
+            f"tgi_request_time_to_first_token_seconds_count {now}\n"
+            f"tgi_request_inter_token_seconds_count {now * now * 3}\n"
+            f"tgi_engine_prompt_tokens_total {now * 640}\n",
         )
 
     def clock() -> float:

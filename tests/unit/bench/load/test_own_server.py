@@ -57,7 +57,7 @@ def test_a_kept_command_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     program = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "tgi_cli.bench.child_guard", sys.executable, "-c", program],
+        [sys.executable, "-m", "tgi_cli.process.parent_death", sys.executable, "-c", program],
         stdin=subprocess.PIPE,
     )
     try:
