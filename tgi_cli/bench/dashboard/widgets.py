@@ -9,8 +9,11 @@ from typing import ClassVar
 from rich.cells import cell_len
 from rich.text import Text
 from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
+from textual.widgets import Static
 
 from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
@@ -39,6 +42,23 @@ class DrawnText(Widget):
         """What Textual shows."""
         size = self.content_size
         return self._draw(size.width, size.height)
+
+
+class TextView(VerticalScroll):
+    """A text that scrolls."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._key: object = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(markup=False)
+
+    def show(self, key: object, draw: Callable[[], Text]) -> None:
+        """Draw the text, unless ``key`` is unchanged."""
+        if key != self._key:
+            self._key = key
+            self.query_one(Static).update(draw())
 
 
 class ProgressGauge(Widget):

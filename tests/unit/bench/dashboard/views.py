@@ -136,7 +136,7 @@ async def opened(size: tuple[int, int]) -> AsyncIterator[tuple[str, BenchApp]]:
     async for name, app, names in apps():
         steady(app)
         async with app.run_test(size=size) as pilot:
-            app.query_one(CompareView)._found = compared()
+            app.query_one(CompareView).comparison = compared()
             for view in names:
                 await app.action_open(view)  # type: ignore[arg-type]
                 await pilot.pause()
