@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     seen: list[BenchConfig] = []
 
     def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
-        seen.append(self._request)
+        seen.append(self.config)
         made = saved([Server().answer(STEP)])
         on_event(StepStarted(0, 1, STEP))
         on_event(StepEnded(0, made.steps[0]))

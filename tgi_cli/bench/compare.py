@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_cli.bench.events import BenchRequestRecord, BenchRun, StepRecord
-from tgi_cli.bench.statistics import METRICS, batch_values, latencies_of, windows, without_warmup
 from tgi_cli.bench.statistics.metrics import MERGED
-from tgi_cli.bench.statistics.rates import SLICES, goodput_windows, resampled_rate
+from tgi_cli.bench.statistics.observations import (
+    METRICS,
+    batch_values,
+    latencies_of,
+    without_warmup,
+)
+from tgi_cli.bench.statistics.rates import SLICES, goodput_windows, resampled_rate, windows
 from tgi_cli.bench.statistics.summary import resampled
 
 FAIL_ON = 0.05

@@ -200,7 +200,7 @@ class BenchJob:
     """
 
     def __init__(self, config: BenchConfig, say: Callable[[str], None] = lambda line: None) -> None:
-        self._config = config
+        self.config = config
         self._say = say
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[BenchRun] | None = None
@@ -252,7 +252,7 @@ class BenchJob:
         if signals:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._stop, INTERRUPTED)
-        config, options, settings = self._config, self._config.options, self._config.settings
+        config, options, settings = self.config, self.config.options, self.config.settings
         async with self._resolved() as found:
             driver = LoadDriver(found.target, settings, found.tokenizer)
             requests = requests_of(options, found.tokenizer)
@@ -279,7 +279,7 @@ class BenchJob:
     @contextlib.asynccontextmanager
     async def _resolved(self) -> AsyncIterator[ResolvedTarget]:
         """The target; a server that was started ends with the block."""
-        config = self._config
+        config = self.config
         async with contextlib.AsyncExitStack() as stack:
             address, name, command = config.address, config.tokenizer_name, None
             if not address:

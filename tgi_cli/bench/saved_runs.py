@@ -18,8 +18,8 @@ import msgspec
 
 from tgi_cli.bench import events
 from tgi_cli.bench.events import BenchRun, StepRecord
-from tgi_cli.bench.statistics import BATCH_METRICS, LATENCIES, RATES, step_metrics
-from tgi_cli.bench.statistics.observations import MS, tpot
+from tgi_cli.bench.statistics.metrics import step_metrics
+from tgi_cli.bench.statistics.observations import BATCH_METRICS, LATENCIES, MS, RATES, tpot
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
 

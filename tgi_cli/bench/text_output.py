@@ -12,7 +12,7 @@ from tgi_cli.bench.events import (
     StepProgress,
     StepStarted,
 )
-from tgi_cli.bench.statistics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 
 PATIENCE = 10.0
 """Seconds between two lines of a step's progress."""

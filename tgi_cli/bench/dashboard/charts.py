@@ -18,7 +18,7 @@ from textual_plot import AxisFormatter, PlotWidget
 from textual_plot.plot_widget import Legend
 
 from tgi_cli.bench.dashboard.formatting import short
-from tgi_cli.bench.statistics import round_up
+from tgi_cli.bench.statistics.summary import round_up
 
 MAX_ZOOM = 6
 _TICK_COLUMNS = 7

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from tgi_cli.bench.dashboard.formatting import short
-from tgi_cli.bench.statistics import histogram
+from tgi_cli.bench.statistics.summary import histogram
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SPANS = ((0.0, 100.0), (1.0, 99.0), (5.0, 95.0), (10.0, 90.0), (25.0, 75.0))

@@ -12,16 +12,10 @@ from numpy.typing import NDArray
 
 from tgi_cli.bench.dashboard.run_state import RunState, StepState
 from tgi_cli.bench.events import StepRecord
-from tgi_cli.bench.statistics import (
-    StepMetrics,
-    Summary,
-    batch_values,
-    latencies_of,
-    step_metrics,
-    summarize,
-    windows,
-    without_warmup,
-)
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
+from tgi_cli.bench.statistics.rates import windows
+from tgi_cli.bench.statistics.summary import Summary, summarize
 
 SHARE = 0.1
 """Share of the time that may be spent on the metrics of a running step."""

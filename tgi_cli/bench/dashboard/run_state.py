@@ -22,7 +22,7 @@ from tgi_cli.bench.events import (
     StepRecord,
     StepStarted,
 )
-from tgi_cli.bench.statistics import without_warmup
+from tgi_cli.bench.statistics.observations import without_warmup
 
 Emit = Callable[[Event | str], None]
 """Sends the screen an event, or a line of text about what is awaited before the first step."""

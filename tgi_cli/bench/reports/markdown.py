@@ -10,14 +10,9 @@ import numpy as np
 from tgi_cli.bench.compare import ANSWERED, ComparedMetric, Comparison
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.plan import explain_knee
-from tgi_cli.bench.statistics import (
-    METRICS,
-    StepMetrics,
-    Summary,
-    batch_values,
-    step_metrics,
-    summarize,
-)
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import METRICS, batch_values
+from tgi_cli.bench.statistics.summary import Summary, summarize
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:

@@ -11,7 +11,7 @@ from tgi_cli.bench.dashboard.views import compare as comparison
 from tgi_cli.bench.dashboard.views import percentiles
 from tgi_cli.bench.dashboard.views.requests import TimelineRow, bars, rows_of
 from tgi_cli.bench.dashboard.views.steps import statistics
-from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.statistics.metrics import step_metrics
 
 
 def test_numbers_fit_their_columns() -> None:

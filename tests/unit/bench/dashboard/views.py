@@ -16,7 +16,8 @@ from tgi_cli.bench.dashboard.poller import ServerPoller
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle
 from tgi_cli.bench.dashboard.views import VIEWS, ScreenOptions
 from tgi_cli.bench.dashboard.views.compare import CompareView
-from tgi_cli.bench.statistics import Summary, step_metrics
+from tgi_cli.bench.statistics.metrics import step_metrics
+from tgi_cli.bench.statistics.summary import Summary
 
 SIZES = ((80, 24), (140, 45))
 

@@ -43,7 +43,7 @@ def test_frames_survive_any_pieces() -> None:
 
 def test_what_is_no_frame_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        FrameReader().feed(b"\0\0\0\x02\xc1\xc1")
+        FrameReader().feed(b"\x02\0\0\0\xc1\xc1")
 
 
 def test_generators_read_frames_until_the_pipe_ends() -> None:

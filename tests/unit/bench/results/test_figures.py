@@ -7,7 +7,7 @@ import pytest
 from tests.unit.bench.results.simulation import Server, request
 from tgi_cli.bench.events import BenchStep, ClientHealth, StepRecord
 from tgi_cli.bench.plan import StepBounds, client_step, rate_step
-from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.statistics.metrics import step_metrics
 
 STEP = BenchStep(kind="concurrency", value=2, label="2")
 

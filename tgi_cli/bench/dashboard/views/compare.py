@@ -11,7 +11,7 @@ from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_styl
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import TextView
 from tgi_cli.bench.events import BenchRun
-from tgi_cli.bench.statistics import METRICS
+from tgi_cli.bench.statistics.observations import METRICS
 
 
 class CompareView(TextView):

@@ -9,7 +9,9 @@ from rich.text import Text
 from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import TextView
-from tgi_cli.bench.statistics import METRICS, StepMetrics, Summary
+from tgi_cli.bench.statistics.metrics import StepMetrics
+from tgi_cli.bench.statistics.observations import METRICS
+from tgi_cli.bench.statistics.summary import Summary
 
 _COLUMNS = {name: name for name in ("mean", "p50", "p90", "p95", "p99")} | {"p999": "p99.9"}
 _WIDE = 124

@@ -16,7 +16,7 @@ from tgi_cli.bench.dashboard.histogram import columns
 from tgi_cli.bench.dashboard.poller import ServerHistory, ServerSample
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText
-from tgi_cli.bench.statistics import round_up
+from tgi_cli.bench.statistics.summary import round_up
 
 
 @dataclass(frozen=True, slots=True)

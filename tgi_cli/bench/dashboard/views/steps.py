@@ -15,7 +15,7 @@ from tgi_cli.bench.dashboard.metrics import StepPanel
 from tgi_cli.bench.dashboard.run_state import StepState
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText, ProgressGauge
-from tgi_cli.bench.statistics import Summary
+from tgi_cli.bench.statistics.summary import Summary
 
 _ROWS = (
     ("Average", "mean"),
