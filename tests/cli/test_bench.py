@@ -195,7 +195,7 @@ def test_what_a_run_leaves_behind(
     out, err = capsys.readouterr()
     assert out == (tmp_path / "run.md").read_text()
     assert out.startswith("| Load ")
-    assert err.startswith("[1/1] 2 clients: 10 answers, TTFT ")
+    assert err.startswith("[1/1] 2 clients: 10 responses, TTFT ")
     assert saved_runs.load(tmp_path / "run.json").steps
 
 

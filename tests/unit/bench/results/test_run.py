@@ -171,7 +171,7 @@ async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
     run = await runner(FakeDriver(fails="2"), three_steps()).run(TextReporter(out, {"ttft": 100.0}))
     lines = out.getvalue().splitlines()
     assert lines[0] == "[1/3] 1 client: 11 s, 3 done, 1 in flight, 12.5 tokens/s"
-    assert lines[1].startswith("[1/3] 1 client: 5 answers, TTFT ")
+    assert lines[1].startswith("[1/3] 1 client: 5 responses, TTFT ")
     assert "100.0% within limits" in lines[1]
     assert "[2/3] 2 clients: error: the shard said no (look)" in lines
     assert lines[-1] == "note: known"
