@@ -54,9 +54,9 @@ class LatencyChart(PlotWidget, can_focus=False):
     """
 
     DEFAULT_CSS = """
-    Chart > .plot--axis { color: $text-muted; }
-    Chart > .plot--tick { color: $text-muted; text-style: none; }
-    Chart > .plot--label { color: $text-muted; text-style: none; }
+    LatencyChart > .plot--axis { color: $text-muted; }
+    LatencyChart > .plot--tick { color: $text-muted; text-style: none; }
+    LatencyChart > .plot--label { color: $text-muted; text-style: none; }
     """
 
     def __init__(self, *, id: str) -> None:

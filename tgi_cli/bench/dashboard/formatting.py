@@ -13,6 +13,14 @@ _ON_LIGHT = (
     "#00688b", "#9a4f00", "#1f6f1f", "#a0157a", "#6b6400", "#5f2fb5", "#006b57",
     "#a8431c", "#1f4fae", "#7a4f2a", "#7b3fa0", "#4a6a00", "#12656a", "#444444",
 )  # fmt: skip
+SHORT_LABELS = {
+    "ttft_scheduled": "TTFT (due)",
+    "e2e_scheduled": "E2E (due)",
+    "late": "Lag",
+    "decode_token": "Dec. token",
+    "decode_total": "Dec. total",
+}
+"""Labels that are shorter than in reports."""
 COLORS = len(_ON_DARK)
 """As many as text-generation-benchmark has; the fifteenth step gets the first color again."""
 

@@ -25,7 +25,7 @@ Draw = Callable[[int, int], Text]
 class DrawnText(Widget):
     """Text that is drawn for the size that there is: ``draw(width, height)``."""
 
-    DEFAULT_CSS = "Drawing { text-wrap: nowrap; text-overflow: clip; }"
+    DEFAULT_CSS = "DrawnText { text-wrap: nowrap; text-overflow: clip; }"
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -65,10 +65,10 @@ class ProgressGauge(Widget):
     """How far something is: a name, a bar, and what it counts in the middle of the bar."""
 
     DEFAULT_CSS = """
-    Gauge { text-wrap: nowrap; text-overflow: clip; }
-    Gauge > .gauge--done { background: $primary; color: auto; }
-    Gauge > .gauge--bad { background: $error; color: auto; }
-    Gauge > .gauge--left { background: $surface-lighten-2; color: auto; }
+    ProgressGauge { text-wrap: nowrap; text-overflow: clip; }
+    ProgressGauge > .gauge--done { background: $primary; color: auto; }
+    ProgressGauge > .gauge--bad { background: $error; color: auto; }
+    ProgressGauge > .gauge--left { background: $surface-lighten-2; color: auto; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {"gauge--done", "gauge--bad", "gauge--left"}
 

@@ -7,7 +7,7 @@ import asyncio
 from rich.text import Text
 
 from tgi_cli.bench.compare import ComparedMetric, Comparison, compare
-from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
+from tgi_cli.bench.dashboard.formatting import SHORT_LABELS, error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import TextView
 from tgi_cli.bench.events import BenchRun
@@ -50,7 +50,7 @@ class CompareView(TextView):
 def draw_comparison(found: Comparison, width: int, *, dark: bool = True) -> Text:
     """Draw a line for each metric: before, after, change, interval, verdict."""
     text = Text(no_wrap=True, overflow="crop")
-    label = min(max(width - 57, 16), 40)
+    label = min(max(width - 63, 16), 40)
     heads = f"{'':{label}}{'before':>10}{'after':>10}{'change':>9}  {'99 % interval':<18}verdict"
     styles = {"better": "bold #1f8a4c" if not dark else "bold #87d787", "worse": error_style(dark)}
     verdicts = {"better": "better", "worse": "worse", "same": "not significant"}
@@ -84,6 +84,8 @@ def name_of(row: ComparedMetric, width: int) -> str:
     if metric is None:
         return row.metric[:width]
     name = f"{metric.label} {row.statistic}"
+    if len(name) > width:
+        name = f"{SHORT_LABELS.get(row.metric, metric.label)} {row.statistic}"
     whole = f"{name}, {metric.unit}"
     return whole if len(whole) <= width else name[:width]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
+from tgi_cli.bench.dashboard.formatting import SHORT_LABELS, error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import TextView
 from tgi_cli.bench.statistics.metrics import StepMetrics
@@ -16,14 +16,6 @@ from tgi_cli.bench.statistics.summary import Summary
 _COLUMNS = {name: name for name in ("mean", "p50", "p90", "p95", "p99")} | {"p999": "p99.9"}
 _WIDE = 124
 """Columns from which intervals are beside their values instead of below."""
-_LABELS = {
-    "ttft_scheduled": "TTFT (due)",
-    "e2e_scheduled": "E2E (due)",
-    "late": "Lag",
-    "decode_token": "Dec. token",
-    "decode_total": "Dec. total",
-}
-"""Labels that are shorter than in reports."""
 
 
 class PercentilesView(TextView):
@@ -71,7 +63,7 @@ def draw_percentiles(
             heads = "".join(f"{head:>{column - len(space)}}{space}" for head in _COLUMNS.values())
             text.append(f"{unit:<{first}}{heads}\n", style="bold")
         for name, summary in rows.items():
-            label = METRICS[name].label if wide else _LABELS.get(name, METRICS[name].label)
+            label = METRICS[name].label if wide else SHORT_LABELS.get(name, METRICS[name].label)
             _append_row(text, label[: first - 1], first, summary, column, wide)
     if figures.rates:
         text.append("\n")
