@@ -42,7 +42,7 @@ def _processor() -> str:
             if name.strip() in ("model name", "Model"):
                 return value.strip()
     if platform.system() == "Darwin":
-        return _said("sysctl", "-n", "machdep.cpu.brand_string")
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string")
     return platform.processor() or platform.machine()
 
 
@@ -61,13 +61,13 @@ def _memory() -> int | None:
 
 def _gpus() -> list[str]:
     """By nvidia-smi: name, memory, driver."""
-    said = _said(
+    output = _output_of(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
     )
-    return [line.strip() for line in said.splitlines() if line.strip()]
+    return [line.strip() for line in output.splitlines() if line.strip()]
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """What a command prints; nothing if it cannot be run or fails."""
     path = shutil.which(command[0])
     if path is None:

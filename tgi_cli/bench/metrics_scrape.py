@@ -1,8 +1,8 @@
-"""What a server says of itself at /metrics, by TGI's names, before, during and after a step.
+"""Scrapes a server's /metrics before, during and after a step, by TGI's names.
 
 vLLM's (https://docs.vllm.ai/en/latest/usage/metrics/) and SGLang's
-(https://docs.sglang.ai/references/production_metrics.html) names are read as TGI's where they mean
-the same.
+(https://docs.sglang.ai/references/production_metrics.html) names are
+translated where they mean the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class MetricsReading:
-    """What an exposition says: sums over labels, and which of them are gauges."""
+    """The metrics of an exposition, summed over labels, and which of them are gauges."""
 
     values: dict[str, float]
     gauges: frozenset[str]
@@ -75,11 +75,11 @@ _NOTHING = MetricsReading({}, frozenset())
 
 
 class MetricsScraper:
-    """Reads /metrics once a second.
+    """Reads /metrics once per second.
 
     Args:
-        url: the server's; empty: there is nothing to read.
-        latest: is kept at what was read last.
+        url: URL of the server; empty to read nothing.
+        latest: Updated with the latest values.
     """
 
     def __init__(self, url: str, settings: RequestSettings, latest: dict[str, float]) -> None:
@@ -92,7 +92,7 @@ class MetricsScraper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """The step begins."""
+        """Start with the step."""
         self._latest.clear()
         if not self._url:
             return
@@ -102,7 +102,7 @@ class MetricsScraper:
             self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """The step is over."""
+        """Stop with the step."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -112,9 +112,9 @@ class MetricsScraper:
             self._client = None
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: how far each counter went, each gauge's mean, and its most (``NAME_max``).
+        """The increase of each counter over the step; mean and maximum (``NAME_max``) of gauges.
 
-        A histogram's ``NAME_sum`` and ``NAME_count`` are counters too.
+        ``NAME_sum`` and ``NAME_count`` of a histogram are counters too.
         """
         first, last = self._first.values, self._last
         found = {
@@ -135,14 +135,14 @@ class MetricsScraper:
                     self._levels[name].append(self._last.values[name])
 
     async def _read(self) -> bool:
-        """Whether there was something to read."""
+        """Read once; return whether there are metrics."""
         assert self._client is not None
         try:
             response = await self._client.get(self._url)
             response.raise_for_status()
             now = parse_metrics(response.text)
         except (httpx.HTTPError, ValueError):
-            return False  # a server without metrics is measured all the same
+            return False  # a server without metrics can be measured too
         if not now.values:
             return False
         self._last = now
@@ -152,12 +152,12 @@ class MetricsScraper:
 
 
 def http_client(settings: RequestSettings, timeout: float) -> httpx.AsyncClient:
-    """A general client for what is not measured."""
+    """A client for requests that are not measured."""
     from tgi_cli.bench.load.http import tls_context
 
     return httpx.AsyncClient(
         headers=settings.all_headers,
         timeout=timeout,
         verify=tls_context(settings.insecure, settings.ca_file),
-        trust_env=False,  # requests go straight to the server, and so does this
+        trust_env=False,  # measured requests use no proxy either
     )

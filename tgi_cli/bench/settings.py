@@ -97,7 +97,7 @@ def route_of(target: BenchTarget, settings: RequestSettings, chat: bool = False)
         ConfigError: The route does not support the settings.
     """
     route = settings.route
-    said = settings.sampling
+    sampling = settings.sampling
     if route == "auto":
         if chat:
             route = "chat"
@@ -114,7 +114,7 @@ def route_of(target: BenchTarget, settings: RequestSettings, chat: bool = False)
             f"the route {route} does not take the messages of the workload",
             "use --route chat",
         )
-    if route != "generate_stream" and (said.watermark or said.top_n_tokens):
+    if route != "generate_stream" and (sampling.watermark or sampling.top_n_tokens):
         raise ConfigError(
             f"the route {route} has neither watermark nor top_n_tokens",
             "use --route tgi",

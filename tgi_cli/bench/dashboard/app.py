@@ -240,8 +240,8 @@ class BenchApp(App[None]):
             (self.heading, status),
         )
         tabs = widgets.step_tabs(state)
-        place = self.run_state.steps.index(self.shown) if self.shown in self.run_state.steps else -1
-        self.query_one("#tabs", TabRow).show(tabs, place)
+        index = self.run_state.steps.index(self.shown) if self.shown in self.run_state.steps else -1
+        self.query_one("#tabs", TabRow).show(tabs, index)
         names = [Tab(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
         self.query_one("#view-tabs", TabRow).show(names, VIEWS.index(self.current))
         message = widgets.message_line(state, self.leaving)

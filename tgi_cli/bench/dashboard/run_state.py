@@ -126,7 +126,7 @@ class RunState:
         running: The running step.
         run: The whole run, once it has ended.
         fatal: Cause and remedy of what ended the run early.
-        saying: What is awaited before the first step.
+        waiting_for: What is awaited before the first step.
         error: The latest error, for the message line; ``errors`` counts them.
         version: Grows with every event.
     """
@@ -136,7 +136,7 @@ class RunState:
     running: StepState | None = None
     run: BenchRun | None = None
     fatal: tuple[str, str] | None = None
-    saying: str = ""
+    waiting_for: str = ""
     error: str = ""
     errors: int = 0
     version: int = 0
@@ -167,7 +167,7 @@ class RunState:
         self.version += 1
         match event:
             case str():
-                self.saying = event
+                self.waiting_for = event
             case StepStarted():
                 self._begin(event.index, event.step, event.total)
             case RunEnded(run):
@@ -198,7 +198,7 @@ class RunState:
         self.running = StepState(index, step)
         self.steps.append(self.running)
         self.total = total
-        self.saying = ""
+        self.waiting_for = ""
         return self.running
 
     def _advance(self, step: StepState, event: Event) -> None:

@@ -134,7 +134,7 @@ class TabRow(Widget):
         self._tabs: list[Tab] = []
         self._active = 0
         self._first = 0
-        self._places: list[tuple[int, int, int]] = []
+        self._tab_spans: list[tuple[int, int, int]] = []
 
     def show(self, tabs: Sequence[Tab], active: int) -> None:
         """These tabs, from left to right."""
@@ -148,32 +148,32 @@ class TabRow(Widget):
         widths = [cell_len(self._text(tab)) for tab in self._tabs]
         self._first = _first_seen(widths, self._active, self._first, width)
         text = Text(no_wrap=True)
-        self._places = []
+        self._tab_spans = []
         if self._first > 0:
             text.append("‹", style="dim")
         for index in range(self._first, len(self._tabs)):
             more = index + 1 < len(self._tabs)
-            if self._places and text.cell_len + widths[index] + more > width:
+            if self._tab_spans and text.cell_len + widths[index] + more > width:
                 text.append("›", style="dim")
                 break
             start = text.cell_len
             text.append(self._text(self._tabs[index]), style=self._style(index))
-            self._places.append((start, text.cell_len, index))
+            self._tab_spans.append((start, text.cell_len, index))
         text.truncate(width, overflow="crop")
         return text
 
     def on_click(self, event: events.Click) -> None:
         """Choose the tab under the pointer; at an arrow the next one beyond it."""
-        if not self._places:
+        if not self._tab_spans:
             return
         index: int | None = None
-        if event.x < self._places[0][0]:
-            index = self._places[0][2] - 1
-        for start, end, place in self._places:
+        if event.x < self._tab_spans[0][0]:
+            index = self._tab_spans[0][2] - 1
+        for start, end, tab in self._tab_spans:
             if start <= event.x < end:
-                index = place
-        if event.x == self._places[-1][1] and self._places[-1][2] + 1 < len(self._tabs):
-            index = self._places[-1][2] + 1
+                index = tab
+        if event.x == self._tab_spans[-1][1] and self._tab_spans[-1][2] + 1 < len(self._tabs):
+            index = self._tab_spans[-1][2] + 1
         if index is not None:
             self.post_message(self.Chosen(self, index))
 
@@ -187,26 +187,26 @@ class TabRow(Widget):
         return f"{style} bold reverse" if index == self._active else style
 
 
-def _first_seen(widths: list[int], active: int, first: int, room: int) -> int:
+def _first_seen(widths: list[int], active: int, first: int, space: int) -> int:
     """The leftmost tab that is shown so that the active one is whole, moved as little as can be."""
-    if sum(widths) <= room:
+    if sum(widths) <= space:
         return 0
     first = min(first, active)
     # Two cells are kept for the arrows that tell of tabs beyond the edges.
-    while first < active and sum(widths[first : active + 1]) + 2 > room:
+    while first < active and sum(widths[first : active + 1]) + 2 > space:
         first += 1
     return first
 
 
 def head_line(title: ScreenTitle, status: str, width: int) -> Text:
-    """Model, lengths, and at the right how the run is getting on where there is room for it.
+    """Model, lengths, and at the right how the run is getting on where there is space for it.
 
     A name that is too long loses its front: the end tells models apart.
     """
     rest = "".join(f" | {detail}" for detail in title.details)
-    room = max(width - cell_len(rest), 12)
+    space = max(width - cell_len(rest), 12)
     model = title.model
-    while cell_len(model) > room and model:
+    while cell_len(model) > space and model:
         model = "…" + model.lstrip("…")[1:]
     text = Text(no_wrap=True, overflow="crop")
     text.append(model, style="bold")
@@ -236,8 +236,8 @@ def status_text(state: ViewState, leaving: bool, live: bool) -> str:
 def step_tabs(state: ViewState) -> list[Tab]:
     """One for each step, in the colour of its points."""
     return [
-        Tab(_one_line(step.label), step_color(place, state.dark), step.bad)
-        for place, step in enumerate(state.run_state)
+        Tab(_one_line(step.label), step_color(index, state.dark), step.bad)
+        for index, step in enumerate(state.run_state)
     ]
 
 
@@ -265,8 +265,8 @@ def message_line(state: ViewState, leaving: bool) -> Text:
     if run_state.error:
         count = f"{run_state.errors} errors, the newest: " if run_state.errors > 1 else "error: "
         return Text(_one_line(count + run_state.error), style=error_style(dark))
-    if run_state.saying:
-        return Text(_one_line(run_state.saying), style="dim")
+    if run_state.waiting_for:
+        return Text(_one_line(run_state.waiting_for), style="dim")
     notes = _notes(run_state, state.shown)
     return Text(_one_line("; ".join(notes)), style=warning_style(dark))
 

@@ -232,13 +232,13 @@ def comparison(result: Comparison) -> str:
 def verdict(result: Comparison) -> str:
     """The comparison in a sentence."""
     counts = {name: sum(row.verdict == name for row in result.rows) for name in ("better", "worse")}
-    said = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} figures"
+    text = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} figures"
     failed = result.regressions
     if not failed:
-        return f"no regression: {said}"
+        return f"no regression: {text}"
     worst = max(failed, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio else np.inf))
     return (
-        f"REGRESSION: {said}; the largest: {figure_name(worst)} of {worst.step}, "
+        f"REGRESSION: {text}; the largest: {figure_name(worst)} of {worst.step}, "
         f"{worst.ratio - 1:+.1%}"
     )
 
@@ -254,8 +254,8 @@ def figure_name(row: ComparedMetric) -> str:
 
 def _row(row: ComparedMetric) -> list[str]:
     unit = ".2%" if row.metric == ANSWERED else ".2f"
-    said = {"same": "no difference", "better": "better", "worse": "WORSE"}[row.verdict]
+    text = {"same": "no difference", "better": "better", "worse": "WORSE"}[row.verdict]
     return [
         *(row.step, figure_name(row), f"{row.a:{unit}}", f"{row.b:{unit}}"),
-        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", said),
+        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", text),
     ]

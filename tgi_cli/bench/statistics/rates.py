@@ -44,9 +44,9 @@ def windows(
     width = max(duration, 1e-9) / slices
 
     def binned(times: Sequence[float] | Floats, amounts: Sequence[float] | Floats) -> Floats:
-        place = ((np.asarray(times, np.float64) - start) / width).astype(np.int64)
-        place = np.clip(place, 0, slices - 1)
-        return np.bincount(place, np.asarray(amounts, np.float64), slices) / width
+        number = ((np.asarray(times, np.float64) - start) / width).astype(np.int64)
+        number = np.clip(number, 0, slices - 1)
+        return np.bincount(number, np.asarray(amounts, np.float64), slices) / width
 
     finished = binned([request.finished for request in answered], [1.0] * len(answered))
     first = [(r.arrivals[0] if r.arrivals else r.finished) for r in answered]

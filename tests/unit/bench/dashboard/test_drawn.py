@@ -123,9 +123,9 @@ def test_comparisons_name_what_became_worse() -> None:
         itl = next(line for line in text.split("\n") if line.startswith("ITL p50"))
         assert "worse" in itl
         assert "+5" in itl
-        assert "figures are worse" in text
+        assert "metrics are worse" in text
     assert (
-        "No figure is worse"
+        "No metric is worse"
         in comparison.draw_comparison(compare(http_run(), http_run()), 79).plain
     )
 

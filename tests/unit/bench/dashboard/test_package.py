@@ -37,7 +37,7 @@ def test_without_a_terminal_the_remedy_is_told_and_textual_comes_late() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "False\ntake --ui plain\n"
+    assert done.stdout == "False\nuse --ui plain\n"
 
 
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

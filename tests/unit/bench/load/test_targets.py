@@ -131,7 +131,7 @@ async def test_shards_are_asked_and_named() -> None:
         settings = RequestSettings(connect_timeout=0.5)
         with FakeShard().serving(path):
             found = await resolve_target(f"unix://{path}", settings, tokenizer_name=demo.MODEL_ID)
-            with pytest.raises(ConfigError, match="does not say which model"):
+            with pytest.raises(ConfigError, match="model of the shard"):
                 await resolve_target(str(path), settings)
         assert (found.target.kind, found.target.address) == ("shard-v3", str(path))
         assert found.target.model == demo.MODEL_ID

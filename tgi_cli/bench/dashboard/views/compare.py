@@ -50,7 +50,7 @@ class CompareView(TextView):
 def draw_comparison(found: Comparison, width: int, *, dark: bool = True) -> Text:
     """Draw a line for each metric: before, after, change, interval, verdict."""
     text = Text(no_wrap=True, overflow="crop")
-    label = min(max(width - 63, 16), 40)
+    label = min(max(width - 64, 15), 40)
     heads = f"{'':{label}}{'before':>10}{'after':>10}{'change':>9}  {'99 % interval':<18}verdict"
     styles = {"better": "bold #1f8a4c" if not dark else "bold #87d787", "worse": error_style(dark)}
     verdicts = {"better": "better", "worse": "worse", "same": "not significant"}

@@ -119,7 +119,7 @@ def _append_counts(text: Text, figures: StepMetrics, slo: Mapping[str, float], e
         text.append(f"{figures.runs} runs\n")
     if figures.requests:
         text.append(f"{figures.requests} requests, {figures.concurrency:.1f} at a time")
-        counted = ", ".join(f"{count} by {who}" for who, count in figures.counted_by.items())
+        counted = ", ".join(f"{count} by {source}" for source, count in figures.counted_by.items())
         text.append(f"; tokens counted: {counted}\n" if counted else "\n")
     if figures.errors:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in figures.errors.items())

@@ -141,8 +141,8 @@ class Timeline(ScrollView, can_focus=True):
             self.scroll_to(y=0, animate=False)
         if following and step is not None and step.record is None:
             self.scroll_end(animate=False)
-        place = state.run_state.steps.index(step) if step is not None else 0
-        self._style = step_color(place, state.dark)
+        index = state.run_state.steps.index(step) if step is not None else 0
+        self._style = step_color(index, state.dark)
         self._error = error_style(state.dark)
         self._zoom = min(state.zoom, MAX_ZOOM)
         self.refresh()
@@ -165,14 +165,14 @@ class Timeline(ScrollView, can_focus=True):
 
     def axis(self, width: int) -> Text:
         """The times above the rows."""
-        room = max(width - _LEFT - _RIGHT - self.scrollbar_size_vertical, 10)
+        space = max(width - _LEFT - _RIGHT - self.scrollbar_size_vertical, 10)
         low, high = self.window
         ticks = RoundTicks()
-        ticks.most = max(room // 12, 1)
-        places, labels = ticks.get_ticks_and_labels(low, high)
-        line = [" "] * (room + _RIGHT)
-        for place, label in zip(places, labels, strict=True):
-            at = int((place - low) / (high - low) * room)
+        ticks.most = max(space // 12, 1)
+        ticks_at, labels = ticks.get_ticks_and_labels(low, high)
+        line = [" "] * (space + _RIGHT)
+        for tick, label in zip(ticks_at, labels, strict=True):
+            at = int((tick - low) / (high - low) * space)
             for offset, letter in enumerate(f"╷{label} s"):
                 if at + offset < len(line):
                     line[at + offset] = letter
@@ -203,16 +203,16 @@ class Timeline(ScrollView, can_focus=True):
         return strip.apply_style(self.rich_style)
 
     def _segments(self, row: TimelineRow, width: int) -> list[Segment]:
-        room = max(width - _LEFT - _RIGHT, 1)
+        space = max(width - _LEFT - _RIGHT, 1)
         dim = Style(dim=True)
         style = Style.parse(self._style) if self._style else Style()
-        parts = bars(row, *self.window, room)
+        parts = bars(row, *self.window, space)
         label = f"{row.label:>{_LEFT - 1}} "[-_LEFT:]
         if row.error:
             used = len("".join(parts))
             note = f"✕ {row.error}"
-            if used + len(note) > room + _RIGHT:
-                note = note[: max(room + _RIGHT - used, 1)]
+            if used + len(note) > space + _RIGHT:
+                note = note[: max(space + _RIGHT - used, 1)]
             return [
                 Segment(label, dim),
                 *(Segment(part, style) for part in parts),
@@ -222,25 +222,25 @@ class Timeline(ScrollView, can_focus=True):
         return [
             Segment(label, dim),
             *(Segment(part, style + dim if row.warmup else style) for part in parts),
-            Segment(" " * (room - len("".join(parts)))),
+            Segment(" " * (space - len("".join(parts)))),
             Segment(tail[:_RIGHT], dim),
         ]
 
 
-def bars(row: TimelineRow, low: float, high: float, room: int) -> tuple[str, str, str, str]:
+def bars(row: TimelineRow, low: float, high: float, space: int) -> tuple[str, str, str, str]:
     """Space, queued, prefill, decode: cells of a row between two times. At least one is drawn."""
 
     def cell(time: float) -> int:
-        return min(max(int((time - low) / (high - low) * room), 0), room)
+        return min(max(int((time - low) / (high - low) * space), 0), space)
 
     due, sent, first = cell(row.due), cell(row.sent), cell(row.first)
     last = cell(row.last)
     if row.last < low or row.due > high:
         return "", "", "", ""
     if not row.error:
-        last = max(last, first + 1) if first < room else last
+        last = max(last, first + 1) if first < space else last
     if last <= due:
-        due = sent = first = min(due, room - 1)
+        due = sent = first = min(due, space - 1)
         last = due + 1
-    last = min(last, room)
+    last = min(last, space)
     return " " * due, _QUEUED * (sent - due), _PREFILL * (first - sent), _DECODE * (last - first)

@@ -59,12 +59,12 @@ class ServerView(Vertical):
         if history is None:
             return
         key = (history.version, state.dark)
-        for place, plot in enumerate(_PLOTS):
+        for index, plot in enumerate(_PLOTS):
             drawing = self.query_one(f"#plot-{plot.name}", DrawnText)
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"
-            drawing.show(partial(_drawn, plot, history, step_color(place, state.dark)), key)
+            drawing.show(partial(_drawn, plot, history, step_color(index, state.dark)), key)
 
 
 def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, height: int) -> Text:
@@ -72,11 +72,11 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
     samples = list(history.samples)
     values = [plot.value(sample) for sample in samples]
     if width < 12 or height < 1 or all(value is None for value in values):
-        return Text("not told", style="dim")
-    room = width - 7
-    shown = [(value or 0.0) * plot.scale for value in values][-room:]
+        return Text("unavailable", style="dim")
+    space = width - 7
+    shown = [(value or 0.0) * plot.scale for value in values][-space:]
     top = plot.top or round_up(max(*shown, 1.0), (1, 2, 5))
-    lines = columns(shown, room, height, top)
+    lines = columns(shown, space, height, top)
     text = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(lines):
         label = short(top) if number == 0 else "0" if number == height - 1 else ""
@@ -97,16 +97,16 @@ def state_of(state: ViewState) -> Text:
             return Text(f"{history.url}: asking ...", style="dim")
         span = history.samples[-1].at - history.samples[0].at
         return Text(f"{history.url}, the last {seconds(span)}", style="dim")
-    told = state.shown.record.server if state.shown and state.shown.record else {}
-    if not told:
+    metrics = state.shown.record.server if state.shown and state.shown.record else {}
+    if not metrics:
         return Text(
             "No server to ask: this is a saved run, or a shard without HTTP.\n"
             "With --url, and in `tgi bench` of a model, its /metrics are drawn here.",
             style="dim",
         )
     text = Text("What the server said of itself over the step:\n\n")
-    longest = max(map(len, told))
-    for name, value in told.items():
+    longest = max(map(len, metrics))
+    for name, value in metrics.items():
         text.append(f"{name:<{longest}}", style="dim")
         text.append(f"  {fitted(value, 12, 3):>12}\n")
     return text

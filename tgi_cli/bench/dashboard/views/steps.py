@@ -79,8 +79,8 @@ class StepsView(Vertical):
             return  # the rest costs a hundred times as much
         self._painted = key
         found = state.figures.panels(shown) if shown is not None else None
-        place = run_state.steps.index(shown) if shown is not None else 0
-        style = step_color(place, state.dark)
+        index = run_state.steps.index(shown) if shown is not None else 0
+        style = step_color(index, state.dark)
         for kind in ("prefill", "decode"):
             panel: StepPanel = getattr(found, kind) if found is not None else _EMPTY
             heading = panel.heading or kind.capitalize()
@@ -100,7 +100,7 @@ class StepsView(Vertical):
         chart = self.query_one(f"#{kind}-chart", LatencyChart)
         chart.border_title = f"{heading}: tokens/s over ms"
         series = []
-        for place, step in enumerate(state.run_state):
+        for index, step in enumerate(state.run_state):
             found = state.figures.panels(step)
             if found is None:
                 continue
@@ -109,7 +109,7 @@ class StepsView(Vertical):
                 ChartSeries(
                     panel.latency,
                     panel.throughput,
-                    step_color(place, state.dark),
+                    step_color(index, state.dark),
                     chosen=step is state.shown,
                 )
             )
