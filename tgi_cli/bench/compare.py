@@ -125,9 +125,10 @@ def compare(a: BenchRun, b: BenchRun, fail_on: float | None = FAIL_ON) -> Compar
 def differences(a: BenchRun, b: BenchRun) -> list[str]:
     """The differences between two runs that should be equal, one sentence each."""
     notes = []
+    machines = [{key: run.machine.get(key) for key in _MACHINE} for run in (a, b)]
     for what, left, right in (
         ("the workload", a.workload, b.workload),
-        ("the machine", *({key: run.machine.get(key) for key in _MACHINE} for run in (a, b))),
+        ("the machine", machines[0], machines[1]),
         ("the limits", a.slo, b.slo),
         ("the target", {"kind": a.target.kind}, {"kind": b.target.kind}),
         ("the model", {"name": a.target.model}, {"name": b.target.model}),

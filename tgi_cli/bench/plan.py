@@ -47,7 +47,7 @@ class SharedPrefix(msgspec.Struct, frozen=True):
             parts = [
                 kind(part) for kind, part in zip((int, float, int), text.split(":"), strict=False)
             ]
-            prefix = cls(*parts)  # type: ignore[arg-type]
+            prefix = cls(*parts)
             if (
                 text.count(":") > 2
                 or prefix.tokens < 1

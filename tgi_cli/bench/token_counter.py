@@ -235,6 +235,6 @@ class TokenRecount:
             )
         if self._uncounted:
             notes.append(
-                "The server reports no token counts, and there is no tokenizer: events were counted."
+                "The server reports no token counts and there is no tokenizer: events were counted."
             )
         return notes

@@ -185,7 +185,9 @@ def _print(line: str) -> None:
 
 def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     """Run in a thread, the dashboard in this one. Returns None if the user quit before the end."""
-    from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle, run_screen
+    from tgi_cli.bench.dashboard import run_screen
+    from tgi_cli.bench.dashboard.run_state import ScreenTitle
+    from tgi_cli.bench.dashboard.views import ScreenOptions
     from tgi_cli.bench.events import RunEnded
     from tgi_cli.bench.run import BenchJob
 

@@ -173,9 +173,9 @@ class RunState:
             case RunEnded(run):
                 self.run = run
                 for index, record in enumerate(run.steps):
-                    step = self.step(index) or self._begin(index, record.step, self.total)
-                    if step.record is None:
-                        self._end(step, record)
+                    state = self.step(index) or self._begin(index, record.step, self.total)
+                    if state.record is None:
+                        self._end(state, record)
                 self.running = None
                 self.total = max(self.total, len(self.steps))
             case StepFailed():

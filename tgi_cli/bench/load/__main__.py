@@ -74,10 +74,11 @@ def main() -> int:
             shard.run(job, sys.stdin.buffer, out)
             return ExitCode.OK
         try:
-            from uvloop import run
+            import uvloop
         except ImportError:  # Windows
-            from asyncio import run
-        run(_run(job, out))
+            asyncio.run(_run(job, out))
+        else:
+            uvloop.run(_run(job, out))
     except TgiError as error:
         print(f"error: {error.cause}\n{error.remedy}", file=sys.stderr)
         return error.exit_code
