@@ -58,7 +58,7 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
     ("figures", "behind"),
     [
         ((0.001, 0.2, 0.001, 60.0), ""),
-        ((0.2, 0.2, 0.001, 60.0), "200 ms late"),
+        ((0.2, 0.2, 0.001, 60.0), "lagged 200 ms"),
         ((0.001, 0.97, 0.001, 60.0), "97% of a core"),
         ((0.001, 0.97, 0.001, 0.2), ""),
         ((0.001, 0.2, 0.3, 60.0), "300 ms after they were due"),

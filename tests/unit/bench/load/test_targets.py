@@ -104,7 +104,7 @@ async def test_servers_count_tokens_if_there_is_no_tokenizer(tokenize: Any) -> N
 
 async def test_a_server_that_is_neither_is_refused() -> None:
     with FakeServer(routes()).serving() as server:
-        with pytest.raises(ConfigError, match="neither /info"):
+        with pytest.raises(ConfigError, match="neither TGI's /info"):
             await resolve_target(server.url, RequestSettings())
         named = await resolve_target(server.url, RequestSettings(model="mine"))
     assert (named.target.kind, named.target.model) == ("openai", "mine")
