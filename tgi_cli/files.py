@@ -43,7 +43,7 @@ deepest files of published models have 10."""
 MAX_VALUES = 2_000_000
 """Maximum number of values in a JSON file: at most 150 MB of objects."""
 
-_PIPE_SECONDS = 10.0
+PIPE_SECONDS = 10.0
 """Timeout of reading from a pipe."""
 
 _MAX_ALIASES = 64
@@ -194,8 +194,8 @@ def _wait(descriptor: int) -> None:
     """Wait until a pipe has data or has been closed by its writer."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN | select.POLLHUP)
-    if not poller.poll(_PIPE_SECONDS * 1000):
-        raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {_PIPE_SECONDS:g} s")
+    if not poller.poll(PIPE_SECONDS * 1000):
+        raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {PIPE_SECONDS:g} s")
 
 
 def _values(value: Any) -> Iterator[Any]:

@@ -24,8 +24,8 @@ from statistics import median
 
 import httpx
 
-from tests.tools.crowd import Crowd
-from tests.tools.processes import command_of, descendants_of, follower_of, is_gone
+from tests.tools.concurrent_requests import ConcurrentRequests
+from tests.tools.process_tree import command_of, descendants_of, follower_of, is_gone
 
 _START_SECONDS = 600.0
 _LIMIT_SECONDS = 300.0
@@ -154,7 +154,7 @@ FAULTS = (
 
 def measure(server: Server, fault: Fault, streams: int, tokens: int) -> Round:
     """Do it once, under load."""
-    crowd = Crowd(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
+    crowd = ConcurrentRequests(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
     crowd.wait_until_started(endless=fault.new_tokens is None)
     processes = [server.process.pid, *descendants_of(server.process.pid)]
     watch = _Health(server)

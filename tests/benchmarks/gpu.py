@@ -161,11 +161,11 @@ class Benchmark:
 
     def load(self) -> dict[str, Any]:
         worker, limits = self.worker
-        capacity = worker._capacity
+        capacity = worker.capacity
         assert capacity is not None
-        graphs = worker._runner.graphs
+        graphs = worker.runner.graphs
         return {
-            "attention": type(worker._attention).__name__,
+            "attention": type(worker.attention).__name__,
             "load s": capacity.load_seconds,
             "warm-up s": capacity.warmup_seconds,
             "weights GB": capacity.weight_bytes / 1e9,
@@ -198,16 +198,16 @@ class Benchmark:
         """What graphs and the overlap of steps give, one by one."""
         worker, limits = self.worker
         batch, _, _ = self.plan["traced"]
-        graphs, rows = worker._runner.graphs, []
+        graphs, rows = worker.runner.graphs, []
         for used in (None, graphs) if graphs is not None else (None,):
             for depth in (0, 1):
-                worker._runner.graphs = used
+                worker.runner.graphs = used
                 try:
                     got = decode_steps(
                         worker, limits, batch, self.plan["context"], self.plan["steps"], depth=depth
                     )
                 finally:
-                    worker._runner.graphs = graphs
+                    worker.runner.graphs = graphs
                 how = "launched one by one" if used is None else "graphs"
                 how += ", the next step while one runs" if depth else ", step by step"
                 rows.append({"how": how, "batch": batch, "step ms": 1e3 * got.step})

@@ -29,7 +29,8 @@ from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import NewRow, PendingResult, Step
 from tgi_cli.models import loader, model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, make_worker
+from tgi_cli.worker.factory import make_worker
+from tgi_cli.worker.worker import ModelWorker
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -194,10 +195,10 @@ def decode_steps(
 
     What the cache holds is noise; its blocks are the rows' own, as far as there are enough.
     """
-    runner, size = worker._runner, limits.block_size
+    runner, size = worker.runner, limits.block_size
     start = max(1, context - steps // 2)
     per_row = -(-(start + steps + 1) // size)
-    for cache in (*worker._attention.key_cache, *worker._attention.value_cache):
+    for cache in (*worker.attention.key_cache, *worker.attention.value_cache):
         _noise(cache[: min(batch * per_row, limits.num_blocks)])
     pending: list[PendingResult] = []
     moments, launches = [], []
@@ -233,16 +234,16 @@ def decode_steps(
 def _graph_seconds(
     worker: ModelWorker, batch: int, context: int, repeats: int = 30
 ) -> float | None:
-    graphs = worker._runner.graphs
+    graphs = worker.runner.graphs
     if graphs is None or batch > graphs.largest:
         return None
     rows, ends = np.arange(batch), np.full(batch, context)
     graphs.run(rows, ends, None)
-    synchronize(worker._device)
+    synchronize(worker.attention.device)
     began = time.perf_counter()
     for _ in range(repeats):
         graphs.run(rows, ends, None)
-    synchronize(worker._device)
+    synchronize(worker.attention.device)
     return (time.perf_counter() - began) / repeats
 
 
@@ -262,7 +263,7 @@ def prefill_seconds(
     for index in range(repeats + 1):
         row = NewRow(0, 0, [3 + index] * tokens, tokens, blocks, GREEDY)
         step = Step(0, new=[row], rows=[0], starts=[0], counts=[tokens], samples=[True])
-        synchronize(worker._device)
+        synchronize(worker.attention.device)
         began = time.perf_counter()
         worker.sample(worker.launch(step)).wait()
         times.append(time.perf_counter() - began)

@@ -15,7 +15,7 @@ from tests.unit.bench.results.simulation import Server, request, saved
 from tgi_cli.bench import plan, saved_runs
 from tgi_cli.bench.events import BenchRun, RunEnded, StepEnded, StepStarted
 from tgi_cli.bench.plan import StepBounds
-from tgi_cli.bench.run import INTERRUPTED, BenchConfig, BenchJob
+from tgi_cli.bench.run import BenchConfig, BenchJob
 from tgi_cli.bench.workloads.build import described
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
@@ -25,18 +25,22 @@ STEP = plan.client_step(2, StepBounds(requests=10))
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
-    """What a command line asks for; instead of being done it answers with a run."""
+    """The configurations of the benchmarks that would have run; each returns a saved run."""
     seen: list[BenchConfig] = []
 
-    def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
-        seen.append(self.config)
-        made = saved([Server().answer(STEP)])
-        on_event(StepStarted(0, 1, STEP))
-        on_event(StepEnded(0, made.steps[0]))
-        on_event(RunEnded(made))
-        return made
+    class SavedJob(BenchJob):
+        def __init__(self, request: BenchConfig, say: Callable[[str], None]) -> None:
+            super().__init__(request, say)
+            seen.append(request)
 
-    monkeypatch.setattr(BenchJob, "run", run)
+        def run(self, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
+            made = saved([Server().answer(STEP)])
+            on_event(StepStarted(0, 1, STEP))
+            on_event(StepEnded(0, made.steps[0]))
+            on_event(RunEnded(made))
+            return made
+
+    monkeypatch.setattr("tgi_cli.bench.run.BenchJob", SavedJob)
     return seen
 
 
@@ -45,7 +49,7 @@ def options(asked: list[BenchConfig], *arguments: str) -> Any:
     return asked[-1].options
 
 
-def test_a_model_alone_is_measured_as_tgi_does(asked: list[BenchConfig]) -> None:
+def test_a_model_alone_is_benchmarked_in_closed_batches(asked: list[BenchConfig]) -> None:
     found = options(asked, "a/model")
     assert (found.load, found.values, found.requests, found.warmups) == ("batch", (), 10, 1)
     assert (found.input_tokens, found.output_tokens) == ("10", "8")
@@ -56,7 +60,7 @@ def test_a_model_alone_is_measured_as_tgi_does(asked: list[BenchConfig]) -> None
     assert plan.total == 6
 
 
-def test_text_generation_benchmark_s_flags(asked: list[BenchConfig]) -> None:
+def test_the_flags_of_text_generation_benchmark_are_accepted(asked: list[BenchConfig]) -> None:
     found = options(
         asked,
         *("--tokenizer-name", "a/model", "--revision", "main", "-b", "1", "-b", "8"),
@@ -89,7 +93,7 @@ def test_text_generation_benchmark_s_flags(asked: list[BenchConfig]) -> None:
     }
 
 
-def test_its_socket_is_where_tgi_puts_it(asked: list[BenchConfig]) -> None:
+def test_a_tokenizer_alone_selects_tgis_socket(asked: list[BenchConfig]) -> None:
     options(asked, "-t", "a/model")
     assert asked[-1].address == "/tmp/text-generation-server-0"
     options(asked, "a/model", "-t", "another")
@@ -113,7 +117,7 @@ def test_its_socket_is_where_tgi_puts_it(asked: list[BenchConfig]) -> None:
         ("a/model", "batch", ()),
     ],
 )
-def test_which_load(
+def test_flags_select_the_load(
     asked: list[BenchConfig], arguments: str, load: str, values: tuple[float, ...]
 ) -> None:
     found = options(asked, *arguments.split())
@@ -121,7 +125,7 @@ def test_which_load(
     BenchJob(asked[-1])
 
 
-def test_what_a_load_is_made_of(asked: list[BenchConfig]) -> None:
+def test_flags_set_the_options_of_a_load(asked: list[BenchConfig]) -> None:
     found = options(
         asked,
         *("a-model", "--url", "http://h", "-c", "2", "--slo", "ttft:200,tpot:50"),
@@ -174,7 +178,7 @@ def test_what_a_load_is_made_of(asked: list[BenchConfig]) -> None:
         ("view none.json", "cannot be read"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
+def test_invalid_flags_are_rejected_before_anything_runs(
     asked: list[BenchConfig], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["bench", *arguments.split()]) == ExitCode.USAGE
@@ -184,7 +188,7 @@ def test_what_cannot_be_is_said_before_anything_runs(
     assert asked == []
 
 
-def test_what_a_run_leaves_behind(
+def test_a_run_writes_the_requested_files(
     asked: list[BenchConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("run.json", "run.csv", "run.html", "run.md")
@@ -199,7 +203,7 @@ def test_what_a_run_leaves_behind(
     assert saved_runs.load(tmp_path / "run.json").steps
 
 
-def test_none_is_silent(
+def test_ui_none_prints_nothing(
     asked: list[BenchConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run.json"
@@ -241,17 +245,17 @@ def test_an_interrupted_run_leaves_its_files(
     def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
         assert signals
         on_event(RunEnded(made))
-        self._stopped = INTERRUPTED
         return made
 
     monkeypatch.setattr(BenchJob, "run", run)
+    monkeypatch.setattr(BenchJob, "interrupted", True)
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--output", str(output)]
     assert main.run(arguments) == ExitCode.INTERRUPTED
     assert saved_runs.load(output) == made
 
 
-def test_without_the_extra_lines_are_written_and_said_why(
+def test_without_textual_a_line_per_step_is_printed_with_the_reason(
     asked: list[BenchConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec
@@ -294,12 +298,14 @@ def test_compare_exits_with_1_on_a_regression(
     assert main.run(["bench", "compare", first, slower, "--fail-on", "much"]) == ExitCode.USAGE
 
 
-def test_compare_of_the_same_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_finds_no_regression_on_the_same_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(["bench", "compare", *two(tmp_path)]) == ExitCode.OK
     assert capsys.readouterr().out.splitlines()[-1].startswith("no regression: ")
 
 
-def test_view_prints_where_there_is_no_terminal(
+def test_view_prints_tables_without_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = two(tmp_path)
@@ -324,7 +330,7 @@ def test_secrets_are_masked_in_the_saved_command(asked: list[Any]) -> None:
     ]
 
 
-def test_settings_come_from_a_file_too(
+def test_a_configuration_file_sets_options_of_bench(
     asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "tgi.yaml"
@@ -336,12 +342,12 @@ def test_settings_come_from_a_file_too(
     assert "bench: batch-size: 0 is not at least 1" in capsys.readouterr().err
 
 
-def test_help_names_the_inner_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_view_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench", "--help"]) == ExitCode.OK
     out = " ".join(capsys.readouterr().out.split())
     assert "tgi bench view" in out
     assert out.lower().count("default: ") > 10, "also those that the help texts name"
-    assert "Default: 256." in out
+    assert "Default: 10." in out
     assert "tgi bench compare" in out
     assert main.run(["bench", "compare", "--help"]) == ExitCode.OK
     assert "--fail-on" in capsys.readouterr().out

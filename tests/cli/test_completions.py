@@ -15,7 +15,7 @@ from tgi_cli.errors import ExitCode
 FOLDER = Path(__file__).resolve().parents[2] / "completions"
 
 
-def test_writing_them_anew_changes_nothing(tmp_path: Path) -> None:
+def test_the_scripts_are_up_to_date(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "tgi_cli.cli.completions", str(tmp_path)], check=True, timeout=60
     )
@@ -26,7 +26,7 @@ def test_writing_them_anew_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", list(completions.SCRIPTS))
-def test_every_shell_knows_every_visible_flag(
+def test_every_script_contains_every_visible_flag(
     shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -74,7 +74,7 @@ def test_bash_completes(words: str, expected: list[str]) -> None:
     ("shell", "command"),
     [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"])],
 )
-def test_the_shells_that_are_here_can_read_them(shell: str, command: list[str]) -> None:
+def test_installed_shells_can_parse_the_scripts(shell: str, command: list[str]) -> None:
     if shutil.which(shell):
         path = FOLDER / completions.SCRIPTS[shell][0]
         subprocess.run([*command, str(path)], check=True, timeout=30)

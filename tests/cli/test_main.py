@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tgi_cli
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tgi_cli import demo
 from tgi_cli.cli import main
 from tgi_cli.cli.local_model import locate
@@ -90,7 +90,7 @@ def test_every_command_has_help_that_fits_a_terminal(
     assert max(len(line) for line in said.splitlines()) <= 80
 
 
-def test_no_color_is_honoured(
+def test_no_color_disables_colors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -103,7 +103,7 @@ def test_no_color_is_honoured(
     assert "\x1b[31merror:" in capsys.readouterr().err
 
 
-def test_a_defect_is_one_line_too(
+def test_a_bug_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> int:
@@ -117,7 +117,7 @@ def test_a_defect_is_one_line_too(
     assert len(said) == 2
 
 
-def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
@@ -126,11 +126,11 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files.make(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles.make(tmp_path_factory.mktemp("tls"))
 
 
-def test_the_defaults_are_those_of_the_contract(served: dict[str, Any]) -> None:
+def test_defaults_are_those_of_the_configurations(served: dict[str, Any]) -> None:
     assert main.run(["serve"]) == ExitCode.OK
     assert served["config"] == ServeConfig(model_id="")
     router = served["router"]
@@ -239,7 +239,7 @@ def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "model-server"])
-def test_a_bad_value_is_one_line(
+def test_an_invalid_value_is_reported_in_one_line(
     command: str, flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run([command, flag, value]) == ExitCode.USAGE
@@ -249,7 +249,7 @@ def test_a_bad_value_is_one_line(
     assert len(said) == 2
 
 
-def test_the_old_name_of_the_input_limit(
+def test_max_input_length_is_an_alias(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAX_INPUT_LENGTH", "77")
@@ -257,7 +257,7 @@ def test_the_old_name_of_the_input_limit(
     assert served["config"].max_input_tokens == 77
 
 
-def test_the_argument_beats_the_variable_and_the_flag_does_too(
+def test_the_argument_and_the_flag_override_the_variable(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_ID", "of/variable")
@@ -267,7 +267,7 @@ def test_the_argument_beats_the_variable_and_the_flag_does_too(
     assert served["config"].model_id == "of/flag"
 
 
-def test_a_containers_name_is_no_address(
+def test_a_containers_hostname_is_not_an_address(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOSTNAME", "3f2a9c0d1e4b")
@@ -280,7 +280,7 @@ def test_a_containers_name_is_no_address(
 
 
 def test_the_children_get_the_configuration_of_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Files
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: CertificateFiles
 ) -> None:
     """The structs of the children, read by the children, give the same settings."""
     import tgi_cli.model_server.main as model_server
@@ -337,7 +337,7 @@ def test_children_do_not_inherit_the_variables_of_settings(
 
 
 @pytest.mark.parametrize("key", ["", "  ", "schlüssel", "a,,b", ",", "two words", "a\tb"])
-def test_a_key_that_guards_nothing_is_refused(
+def test_invalid_api_keys_are_rejected(
     key: str,
     served: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -353,7 +353,9 @@ def test_a_key_that_guards_nothing_is_refused(
     assert "secret" not in repr(served["router"])
 
 
-def test_several_keys(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_api_keys_are_combined(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main.run(["serve", "--api-key", "a, b", "--api-key", "c"]) == ExitCode.OK
     assert served["router"].api_key == "a,b,c"
     monkeypatch.setenv("API_KEY", "d,e")
@@ -363,7 +365,7 @@ def test_several_keys(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     assert served["router"].api_key == "f", "a flag beats its variable"
 
 
-def test_origins(
+def test_cors_origins_are_validated(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--cors-allow-origin", "https://a.example", "--cors-allow-origin", "http://b:1"]
@@ -379,8 +381,8 @@ def test_origins(
         assert "is not an origin" in capsys.readouterr().err
 
 
-def test_certificates_are_tried_before_anything_is_started(
-    served: dict[str, Any], files: Files, capsys: pytest.CaptureFixture[str]
+def test_certificates_are_validated_before_anything_starts(
+    served: dict[str, Any], files: CertificateFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, other, locked = str(files.cert), str(files.other_key), str(files.locked)
     assert main.run(["serve", "--ssl-certfile", good, "--ssl-keyfile", str(files.key)]) == 0
@@ -401,7 +403,7 @@ def test_certificates_are_tried_before_anything_is_started(
     assert not served
 
 
-def test_traces_need_a_collector_and_the_extra(
+def test_traces_require_a_collector_and_the_extra(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["serve", "--otlp-endpoint", "http://collector:4317"]) == ExitCode.OK
@@ -414,7 +416,7 @@ def test_traces_need_a_collector_and_the_extra(
 
 
 @pytest.mark.parametrize("command", ["serve", "model-server"])
-def test_adapters_are_found_before_anything_is_loaded(
+def test_adapters_are_located_before_loading(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -442,7 +444,8 @@ def test_adapters_are_found_before_anything_is_loaded(
         assert len(said) == 2
 
 
-def test_no_model_is_the_bundled_one(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.tgi_pain(3)
+def test_without_a_model_the_bundled_one_is_served(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="tgi_cli"):
         config, path = locate(ServeConfig(model_id=""))
     assert (config.model_id, path) == (demo.MODEL_ID, demo.model_path())

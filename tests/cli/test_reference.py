@@ -23,7 +23,7 @@ from tgi_cli.router.config import RouterConfig
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_reference_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert reference.updated(text) == text, "run `make reference`"
     for setting in SETTINGS:
@@ -47,7 +47,7 @@ def test_aliases_name_settings_of_the_same_command() -> None:
         assert {s.alias_of for s in settings_of(command)} - {""} <= names, command
 
 
-def test_the_table_has_the_defaults_of_the_contracts() -> None:
+def test_configurations_have_the_defaults_of_the_table() -> None:
     table = {setting.name: setting.default for setting in settings_of(SERVE)}
     known_later = {"model_id", "model_path", "revision", "engine_url", "engine_tls"}
     descriptors = {"socket_fd", "parent_fd"}
@@ -61,14 +61,14 @@ def test_the_table_has_the_defaults_of_the_contracts() -> None:
             )
 
 
-def test_every_default_can_be_said() -> None:
+def test_every_default_is_a_valid_value() -> None:
     for setting in SETTINGS:
         if setting.default not in (None, (), ""):
             word = str(setting.default)
             assert setting.kind.read(word) == setting.default, setting.name
 
 
-def test_the_list_of_commands_says_what_their_help_says() -> None:
+def test_the_list_of_commands_matches_their_help() -> None:
     for entry in commands.COMMANDS:
         function, _ = entry.load()
         first = " ".join((function.__doc__ or "").split("\n\n")[0].split())

@@ -137,7 +137,7 @@ def check(row: Row, status: int, told: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("row", LAUNCHER, ids=ids(LAUNCHER))
-def test_each_flag_of_the_launcher(
+def test_each_flag_of_the_launcher_has_its_effect(
     row: Row, served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = tgi_aliases.as_launcher(row.words)
@@ -149,7 +149,7 @@ def test_each_flag_of_the_launcher(
     [row for row in LAUNCHER if row.flag.startswith("--") and row.flag != "--env"],
     ids=lambda row: f"{row.name.upper()}={row.word}",
 )
-def test_each_variable_of_the_launcher(
+def test_each_variable_of_the_launcher_has_its_effect(
     row: Row,
     served: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +159,7 @@ def test_each_variable_of_the_launcher(
     check(row, tgi_aliases.as_launcher([]), served, capsys.readouterr().err)
 
 
-def test_each_default_of_the_launcher() -> None:
+def test_each_default_of_the_launcher_is_tgis() -> None:
     table = {setting.flag: setting.default for setting in settings_of(SERVE)}
     for row in LAUNCHER:
         if row.flag.startswith("--"):
@@ -167,7 +167,7 @@ def test_each_default_of_the_launcher() -> None:
             assert default == row.default, row.flag
 
 
-def test_folders_that_libraries_read_from_the_environment(
+def test_settings_that_libraries_read_are_exported(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import os
@@ -179,7 +179,7 @@ def test_folders_that_libraries_read_from_the_environment(
     assert os.environ["DISABLE_CUSTOM_KERNELS"] == "true"
 
 
-def test_nothing_is_noted_that_was_not_said(
+def test_only_settings_that_were_made_are_logged(
     served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tgi_aliases.as_launcher(["--speculate", "0"]) == ExitCode.OK
@@ -229,7 +229,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("by", ["flag", "variable"])
 @pytest.mark.parametrize("row", ROUTER, ids=ids(ROUTER))
-def test_each_flag_of_the_router(
+def test_each_flag_of_the_router_has_its_effect(
     by: str,
     row: Row,
     routed: dict[str, Any],
@@ -246,7 +246,7 @@ def test_each_flag_of_the_router(
     check(row, tgi_aliases.as_router(arguments), routed, capsys.readouterr().err)
 
 
-def test_each_default_of_the_router(routed: dict[str, Any]) -> None:
+def test_each_default_of_the_router_is_tgis(routed: dict[str, Any]) -> None:
     table = {setting.flag: setting.default for setting in settings_of("router")}
     for row in ROUTER:
         said = tgi_aliases.ROUTER_DEFAULTS.get(row.name)
@@ -288,14 +288,14 @@ def run_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any
 
 
 @pytest.mark.parametrize("row", SERVER, ids=ids(SERVER))
-def test_each_flag_of_a_shard(
+def test_each_flag_of_a_shard_has_its_effect(
     row: Row, run_shards: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["serve", "org/m", "--model-path", MODEL, *row.words]
     check(row, tgi_aliases.as_server(words), run_shards, capsys.readouterr().err)
 
 
-def test_shards_are_started_by_the_first(
+def test_the_first_shard_starts_the_others(
     run_shards: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -310,7 +310,7 @@ def test_shards_are_started_by_the_first(
     assert "shard 0 starts the others" in capsys.readouterr().err
 
 
-def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_schema_prints_the_openapi_document(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
     assert tgi_aliases.as_router(["print-schema"]) == ExitCode.OK
@@ -337,7 +337,7 @@ def test_each_program_has_help_and_a_version(
     assert "sage:" in capsys.readouterr().out
 
 
-def test_programs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_commands_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert tgi_aliases.as_server(["convert", "m"]) == ExitCode.USAGE
     assert "No such command 'convert'" in capsys.readouterr().err
 
@@ -351,7 +351,9 @@ SAGEMAKER = {
 }
 
 
-def test_sagemakers_variables(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sagemakers_variables_are_accepted(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in SAGEMAKER.items():
         monkeypatch.setenv(name, value)
     assert main.run(["serve"]) == ExitCode.OK
@@ -364,7 +366,7 @@ def test_sagemakers_variables(served: dict[str, Any], monkeypatch: pytest.Monkey
     assert (served["config"].model_id, served["config"].port) == ("org/other", 80)
 
 
-def test_vertex_says_the_port(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vertex_sets_the_port(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "80")
     monkeypatch.setenv("AIP_HTTP_PORT", "8081")
     assert main.run(["serve"]) == ExitCode.OK
@@ -388,7 +390,7 @@ def test_vertex_says_the_port(served: dict[str, Any], monkeypatch: pytest.Monkey
         "PREFILL_CHUNKING",
     ],
 )
-def test_variables_without_a_flag_are_answered(
+def test_variables_without_a_flag_are_explained(
     name: str,
     served: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -401,7 +403,9 @@ def test_variables_without_a_flag_are_answered(
     assert len(lines[0].split(f"{name}: ")[1]) > 20
 
 
-def test_filters_of_the_log(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_filters_set_the_level_of_packages(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ("tgi_cli.router", "tgi_cli.engine", "h2")
     levels = {name: logging.getLogger(name).level for name in names}
     try:
@@ -417,7 +421,7 @@ def test_filters_of_the_log(served: dict[str, Any], monkeypatch: pytest.MonkeyPa
             logging.getLogger(name).setLevel(before)
 
 
-def test_log_colorize_is_inverted_as_it_was(
+def test_log_colorize_is_inverted_as_in_tgi(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import os
@@ -454,7 +458,7 @@ def test_log_colorize_is_inverted_as_it_was(
         ),
     ],
 )
-def test_the_other_programs_flags_are_known(command: str, flags: str) -> None:
+def test_the_flags_of_tgis_other_programs_are_accepted(command: str, flags: str) -> None:
     entry = next(entry for entry in COMMANDS if entry.name == command)
     built = typer.main.get_command(main.application(command))
     found = built.commands[entry.name]  # type: ignore[attr-defined]

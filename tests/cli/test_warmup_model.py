@@ -26,7 +26,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(step_timing, "_SECONDS", 0.01)
 
 
-def test_a_model_without_kernels(
+def test_a_model_is_measured_without_kernels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "supported", lambda: False)
@@ -45,7 +45,7 @@ def test_a_model_without_kernels(
     limits.touch()  # where no folder can be made
     assert main.run(["warmup", str(path), *flags]) == ExitCode.OK
     out, err = capsys.readouterr()
-    assert "cannot be kept" in err
+    assert "cannot be saved" in err
     assert "float32 on cpu" in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["max_batch_total_tokens"][1] == str(found["max_batch_total_tokens"])
@@ -54,7 +54,7 @@ def test_a_model_without_kernels(
     assert "saved for" not in out
 
 
-def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["warmup", str(tmp_path / "none" / "x")]) == ExitCode.MODEL_UNAVAILABLE
     assert "error: " in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_a_running_server_gets_prompts_of_all_sizes(
         (["--url", "URL", "--model-id", "x"], "has its own model", ExitCode.USAGE),
     ],
 )
-def test_a_server_that_cannot_be_warmed(
+def test_an_unavailable_server_is_reported(
     server: tuple[str, type[Handler]],
     capsys: pytest.CaptureFixture[str],
     words: list[str],
@@ -161,7 +161,7 @@ def test_a_server_that_cannot_be_warmed(
     assert said in capsys.readouterr().err
 
 
-def test_a_server_of_another_kind(
+def test_a_server_without_tgis_routes_is_reported(
     server: tuple[str, type[Handler]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, handler = server

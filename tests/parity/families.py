@@ -1,4 +1,4 @@
-"""Every native family against transformers' own implementation of it, in float32.
+"""Every built-in family against transformers' own implementation of it, in float32.
 
 A case is a miniature configuration. transformers makes a model of it with random weights, which
 is written as a checkpoint; what transformers then computes from that checkpoint is compared with
@@ -31,8 +31,8 @@ import transformers
 from torch import Tensor
 
 from tests.parity.cases import CASES, Case
-from tests.tools.paged import PagedRun
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import PagedRun
+from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
@@ -41,7 +41,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.models import load_model, read_config
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 TOLERANCE = 1e-4
 """Of logits."""

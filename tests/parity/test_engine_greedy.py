@@ -25,7 +25,8 @@ from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Cancel, FinishReason, GenerationRequest, Shutdown
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 CHUNK = 24
 NEW = 12
@@ -206,6 +207,7 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.tgi_pain(4)
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
 def test_random_arrivals_and_cancellations(
     worker: ModelWorker, oracle: Oracle, switches: dict[str, Any]

@@ -9,8 +9,8 @@ import torch
 
 from tests.parity.cases import LONGROPE, SMALL, WINDOW, Case
 from tests.parity.families import TOLERANCE, Oracle, check, make_checkpoint, random_ids
-from tests.tools.paged import PagedRun, load
-from tests.tools.sharded import on_shards, sharded_logits
+from tests.tools.paged_run import PagedRun, load
+from tests.tools.thread_shards import on_shards, sharded_logits
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import load_model, read_config
@@ -71,6 +71,7 @@ PLANLESS = ("StableLM", "OPT")
 """Those that transformers says nothing of how to share out."""
 
 
+@pytest.mark.tgi_pain(1)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in PLANLESS])
 def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]

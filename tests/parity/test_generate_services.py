@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.reflected import Reflected
+from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
@@ -37,7 +37,8 @@ from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.tgi_grpc.model_text import load_model_text
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 NEW = 12
 TEXT = "the quick def return import self value of list path error with file None for in is"
@@ -137,7 +138,9 @@ def some_text(dice: random.Random, length: int) -> str:
     return " ".join(dice.choice(WORDS) for _ in range(length))
 
 
-def a_request(client: Reflected, request_id: int, text: str, new: int = NEW, **more: Any) -> Any:
+def a_request(
+    client: ReflectionClient, request_id: int, text: str, new: int = NEW, **more: Any
+) -> Any:
     stopping = {"max_new_tokens": new, "ignore_eos_token": True}
     if client.descriptor.full_name == V3:
         more = {"add_special_tokens": True} | more
@@ -146,7 +149,7 @@ def a_request(client: Reflected, request_id: int, text: str, new: int = NEW, **m
     )
 
 
-def prefill(client: Reflected, batch_id: int, *requests: Any, **more: Any) -> Any:
+def prefill(client: ReflectionClient, batch_id: int, *requests: Any, **more: Any) -> Any:
     batch = client.message("Batch", id=batch_id, requests=requests, size=len(requests))
     return client.Prefill(batch=batch, **more)
 
@@ -159,7 +162,7 @@ def test_the_call_flow_says_what_each_request_says_alone(
     """Three clients, of which one leaves and one never receives: TGI's architecture document."""
     texts = {1: "def read(path):", 2: "import os and return the list of", 3: "class Parser"}
     heard = Heard()
-    with served(worker, checkpoint, depth) as target, Reflected(target, service) as client:
+    with served(worker, checkpoint, depth) as target, ReflectionClient(target, service) as client:
         client.Warmup(max_prefill_tokens=48)
         batch1 = heard(prefill(client, 1, a_request(client, 1, texts[1], 40))).batch
         for _ in range(2):
@@ -189,7 +192,7 @@ def test_chunks_joins_and_a_shared_prefix_change_nothing(
     ids = {i: oracle.ids(text) for i, text in texts.items()}
     assert max(map(len, ids.values())) > 96, "longer than two steps may be"
     heard = Heard()
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         batch = heard(prefill(client, 0, a_request(client, 0, texts[0], 30))).batch
         for i in range(1, 4):
             late = a_request(client, i, texts[i], chunk_len=10 * i, cache_len=0)
@@ -205,7 +208,7 @@ def test_log_probabilities_are_the_models_own(
     text = some_text(random.Random(3), 70)
     ids = oracle.ids(text)
     expected = oracle.logprobs(ids)
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         for _ in range(2):  # the second time, it is cached
             asked = a_request(client, 1, text, 1, prefill_logprobs=True, top_n_tokens=3)
             (generation,) = prefill(client, 1, asked).generations
@@ -224,7 +227,7 @@ def test_log_probabilities_are_the_models_own(
 
 def test_a_seed_says_the_same_in_any_company(worker: ModelWorker, checkpoint: Path) -> None:
     parameters = {"do_sample": True, "temperature": 0.9, "top_k": 50, "seed": 42}
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         said = []
         for others in range(3):
             heard = Heard()
@@ -238,7 +241,7 @@ def test_a_seed_says_the_same_in_any_company(worker: ModelWorker, checkpoint: Pa
 
 def test_grammars_hold(worker: ModelWorker, checkpoint: Path) -> None:
     parameters = {"grammar": "(yes|no), [0-9]{3}", "grammar_type": 2}
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         heard = Heard()
         asked = client.message(
             "Request",
@@ -292,7 +295,7 @@ def test_both_services_at_once_under_random_load(
 
     def drive(target: str, service: str, seed: int) -> None:
         dice = random.Random(seed)
-        with Reflected(target, service) as client:
+        with ReflectionClient(target, service) as client:
             for turn in range(6):
                 heard = Heard()
                 chosen = dice.sample(range(len(ids)), dice.randrange(1, 4))
@@ -328,6 +331,6 @@ def test_both_services_at_once_under_random_load(
         for thread in threads:
             thread.join(timeout=150)
         for service in (V2, V3):
-            with Reflected(target, service) as client:
+            with ReflectionClient(target, service) as client:
                 client.ClearCache()
     assert not failures, failures[0]

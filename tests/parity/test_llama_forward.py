@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import (
+from tests.tools.paged_run import (
     PagedRun,
     expected,
     kernels_add_up_rows_alike,

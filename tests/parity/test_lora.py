@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from tests.parity.cases import SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.parity.test_engine_greedy import engine, random_prompt
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import PagedRun, random_ids
-from tests.tools.sharded import on_shards
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.paged_run import PagedRun, random_ids
+from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
@@ -41,7 +41,8 @@ from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.lora import lora_targets, read_adapter
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
 SLOTS, RANK = 2, 8

@@ -16,7 +16,7 @@ from tests.parity.cases import CASES, Case
 from tests.parity.families import Oracle, random_ids
 from tests.tools.checkpoints import make_llama
 from tests.tools.miniatures import make_miniature, make_twin
-from tests.tools.paged import CPU, PagedRun, load
+from tests.tools.paged_run import CPU, PagedRun, load
 from tgi_cli import demo
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
@@ -263,7 +263,7 @@ def test_an_evaluation_is_what_the_models_say(demo_outcomes: dict[str, QuantizeR
 def test_a_quantized_model_is_not_quantized_again(
     demo_outcomes: dict[str, QuantizeResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="quantized already, with awq"):
+    with pytest.raises(ConfigError, match="already quantized with awq"):
         quantize(job(demo_outcomes["awq"].path, tmp_path / "again", GPTQ))
 
 

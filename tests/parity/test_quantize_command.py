@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tgi_cli import demo
 from tgi_cli.cli.main import run
 from tgi_cli.errors import ExitCode
 from tgi_cli.llm.llm import LLM
-from tgi_cli.quantize.progress import BlockProgress
+from tgi_cli.process.progress import ProgressReporter
 
 MODEL = str(demo.model_path())
 FEW = ("--calibration", "bundled", "--samples", "6", "--seq-len", "64", "--device", "cpu")
@@ -47,15 +48,15 @@ def test_stopped_and_gone_on_with_it_comes_to_the_same_bytes(
 ) -> None:
     assert run(["quantize", MODEL, str(tmp_path / "whole"), *FEW]) == 0
     out = tmp_path / "out"
-    reached = BlockProgress.reached
+    update = ProgressReporter.update
 
-    def stop(self: BlockProgress, done: int) -> None:
-        reached(self, done)
-        if done == 2:
+    def stop(self: ProgressReporter, completed: float, **options: Any) -> None:
+        update(self, completed, **options)
+        if completed == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlockProgress, "reached", stop)
+        patch.setattr(ProgressReporter, "update", stop)
         assert run(["quantize", MODEL, str(out), *FEW]) == ExitCode.INTERRUPTED
     said = capsys.readouterr().err
     assert f"to go on: tgi quantize {MODEL} {out}" in said
@@ -133,6 +134,7 @@ def test_what_cannot_be_is_said(
 MEASURED = """
 import sys
 from pathlib import Path
+from typing import Any
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.pipeline import QuantizeJob, quantize
 from tgi_cli.quantization.algorithms.recipe import Recipe

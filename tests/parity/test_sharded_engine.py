@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import LLM, SamplingParams, demo
 from tgi_cli.llm import EngineDeadError, GenerationError
 from tgi_cli.rpc.interface import AdapterError
@@ -178,7 +178,7 @@ def test_a_shard_that_runs_and_does_not_compute_is_noticed(
 ) -> None:
     monkeypatch.setattr(group, "OPERATION_SECONDS", {"cpu": 0.5})
     engine = make(2)
-    monkeypatch.setattr(group.WorkerGroup, "tell", lambda *_: None)
+    monkeypatch.setattr(group.WorkerGroup, "send", lambda *_: None)
     with pytest.raises(GenerationError, match="did not take part in a step"):
         engine.ids()
     engine.llm.close()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import expected, load, random_ids
-from tests.tools.sharded import on_shards, sharded_logits
+from tests.tools.paged_run import expected, load, random_ids
+from tests.tools.thread_shards import on_shards, sharded_logits
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import load_model, read_config

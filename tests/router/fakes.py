@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -93,6 +94,7 @@ class FakeEngine:
                 context_tokens=60,
             )
         )
+        self._ids = itertools.count(1)
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()
@@ -200,7 +202,7 @@ class FakeEngine:
         return FakeStream(self, request, reply, chance)
 
     def next_request_id(self) -> int:
-        return len(self.requests) + 1
+        return next(self._ids)
 
     async def close(self) -> None:
         """As the real one's."""

@@ -17,7 +17,7 @@ def settings() -> dict[str, Any]:
     return {"max_input_tokens": 5, "max_total_tokens": 30}
 
 
-async def test_the_lower_limit_holds(client: httpx.AsyncClient) -> None:
+async def test_lower_limits_of_the_router_apply(client: httpx.AsyncClient) -> None:
     told = (await client.get("/info")).json()
     assert (told["max_input_tokens"], told["max_total_tokens"]) == (5, 30)
     short = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
@@ -35,7 +35,7 @@ async def test_the_lower_limit_holds(client: httpx.AsyncClient) -> None:
     assert "less than 5" in answer.json()["error"]
 
 
-def test_higher_ones_do_not_widen_the_engines(state: RouterState) -> None:
+def test_higher_limits_do_not_exceed_the_engines(state: RouterState) -> None:
     info = state.client.info
     for limit in (10**6, None):
         config = replace(state.config, max_input_tokens=limit, max_total_tokens=limit)

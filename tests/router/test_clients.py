@@ -135,7 +135,7 @@ class TestOpenAI:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens > 0
 
-    async def test_the_stream_helper_adds_the_chunks_up(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_stream_helper_accumulates_the_chunks(self, ai: openai.AsyncOpenAI) -> None:
         async with ai.chat.completions.stream(
             model="tgi", messages=USER, logprobs=True, top_logprobs=1
         ) as stream:

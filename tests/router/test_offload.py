@@ -52,7 +52,7 @@ def chat(messages: int, content: str = "x") -> dict[str, Any]:
     ],
     ids=["short", "many", "long", "chat", "text", "long text"],
 )
-async def test_where_it_is_done(
+async def test_long_work_is_done_by_workers(
     client: httpx.AsyncClient,
     threads: list[tuple[str, bool]],
     route: str,
@@ -64,7 +64,7 @@ async def test_where_it_is_done(
     assert [found for found in threads if found in expected or not found[1]] == expected
 
 
-async def test_what_is_wrong_there_is_answered_as_here(client: httpx.AsyncClient) -> None:
+async def test_errors_in_workers_are_answered_the_same(client: httpx.AsyncClient) -> None:
     long, short = chat(INLINE_MESSAGES + 1), chat(1)
     for body in (long, short):
         body["messages"] = [*body["messages"], {"role": "user", "content": [{"type": "video"}]}]

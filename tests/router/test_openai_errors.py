@@ -61,7 +61,7 @@ def told(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
 class TestContextLength:
     @pytest.mark.parametrize("route", LONG_BODIES)
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_prompt_that_is_too_long(
+    async def test_too_long_prompt_is_context_length_exceeded(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
     ) -> None:
         body, param = LONG_BODIES[route]
@@ -76,7 +76,7 @@ class TestContextLength:
         assert words.endswith(f" tokens. Please reduce the length of the {said}.")
         assert engine.requests == []
 
-    async def test_one_that_leaves_no_token_to_generate(
+    async def test_prompt_of_the_whole_context_is_context_length_exceeded(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         text = "x" * 63
@@ -88,7 +88,9 @@ class TestContextLength:
             "your prompt resulted in 64 tokens. Please reduce the length of the prompt."
         )
 
-    async def test_an_answer_that_is_too_long(self, client: httpx.AsyncClient) -> None:
+    async def test_too_long_answer_is_context_length_exceeded(
+        self, client: httpx.AsyncClient
+    ) -> None:
         answer = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 64})
         assert told(answer) == (400, "invalid_request_error", "prompt", "context_length_exceeded")
         assert answer.json()["error"]["message"] == (
@@ -97,13 +99,13 @@ class TestContextLength:
             "the completion."
         )
 
-    async def test_an_empty_prompt(self, client: httpx.AsyncClient) -> None:
+    async def test_empty_prompt_is_refused(self, client: httpx.AsyncClient) -> None:
         for prompt in ("", [], ["hi", ""]):
             answer = await client.post("/v1/completions", json={"prompt": prompt})
             assert told(answer) == (400, "invalid_request_error", "prompt", "invalid_value")
             assert answer.json()["error"]["message"] == "`prompt` cannot be empty"
 
-    async def test_tgis_routes_keep_tgis_words(self, client: httpx.AsyncClient) -> None:
+    async def test_tgi_routes_have_tgis_messages(self, client: httpx.AsyncClient) -> None:
         for route in ("/generate", "/", "/invocations"):
             answer = await client.post(route, json={"inputs": LONG})
             assert answer.status_code == 422
@@ -182,7 +184,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("route", "body", "param", "code"), WRONG)
 @pytest.mark.parametrize("alias", [False, True])
-async def test_what_is_wrong_is_named(
+async def test_errors_name_the_parameter_and_code(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     own: contracts.Contract,
@@ -209,7 +211,7 @@ async def test_what_is_wrong_is_named(
     ],
 )
 @pytest.mark.parametrize("route", ["/v1/responses", "/responses"])
-async def test_names_are_those_of_the_route(
+async def test_errors_use_the_names_of_the_route(
     client: httpx.AsyncClient, route: str, body: dict[str, Any], name: str
 ) -> None:
     """A response is read as a chat, whose parameters have other names."""
@@ -236,14 +238,14 @@ async def test_names_are_those_of_the_route(
         ("Expected `int`, got `str` - at `$[0]`", ("[0]", "invalid_type")),
     ],
 )
-def test_what_msgspec_says(cause: str, expected: tuple[str | None, str]) -> None:
+def test_messages_of_msgspec_are_translated(cause: str, expected: tuple[str | None, str]) -> None:
     message, *found = describe(cause)
     assert tuple(found) == expected
     assert "$" not in message
 
 
 @pytest.mark.parametrize("route", ALIASES)
-async def test_bodies_that_are_no_json(
+async def test_invalid_json_is_400(
     client: httpx.AsyncClient, own: contracts.Contract, route: str
 ) -> None:
     headers = {"content-type": "application/json"}
@@ -256,7 +258,7 @@ async def test_bodies_that_are_no_json(
     own.check(f"POST {route}", answer)
 
 
-async def test_paths_and_methods(client: httpx.AsyncClient) -> None:
+async def test_unknown_paths_and_methods_have_openais_form(client: httpx.AsyncClient) -> None:
     for path in ("/v1", "/v1/", "/v1/nothing", "/v1/chat/completion", "/v1/completions/"):
         assert told(await client.post(path, json={})) == (
             404, "invalid_request_error", None, "unknown_url",
@@ -287,7 +289,7 @@ class TestGeneration:
             (FinishReason.OVERLOADED, (429, "requests", None, "rate_limit_exceeded")),
         ],
     )
-    async def test_failures(
+    async def test_engine_failures_are_500(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -315,7 +317,7 @@ class TestGeneration:
             assert streamed[-1] == "[DONE]"
             assert streamed[-2] == answer.json()
 
-    async def test_tgis_routes_keep_424(
+    async def test_engine_failures_are_424_on_tgi_routes(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.failure = "broken"
@@ -331,7 +333,7 @@ class TestGeneration:
                 "error_type": "generation",
             }
 
-    async def test_no_engine(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_lost_engine_is_503(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         engine.connected = False
         for route in ALIASES:
             body = BODIES[route if route in BODIES else f"/v1{route}"]
@@ -340,7 +342,7 @@ class TestGeneration:
                 assert told(answer) == (503, "server_error", None, "service_unavailable")
                 assert int(answer.headers["retry-after"]) > 0
 
-    async def test_draining(self, client: httpx.AsyncClient, state: RouterState) -> None:
+    async def test_draining_is_503(self, client: httpx.AsyncClient, state: RouterState) -> None:
         state.admission.drain()
         answer = await client.post("/v1/completions", json=BODIES["/v1/completions"])
         assert told(answer) == (503, "server_error", None, "service_unavailable")
@@ -352,7 +354,7 @@ class TestSmallPayload:
         return {"payload_limit": 100}
 
     @pytest.mark.parametrize("route", ALIASES)
-    async def test_too_large(self, client: httpx.AsyncClient, route: str) -> None:
+    async def test_large_bodies_are_413(self, client: httpx.AsyncClient, route: str) -> None:
         answer = await client.post(route, json={"x": "y" * 200})
         assert told(answer) == (413, "invalid_request_error", None, None)
 
@@ -365,11 +367,11 @@ class TestKey:
     @pytest.mark.parametrize(
         "path", [*ALIASES, "/v1/nothing", "/v1/models", "/models", "/embeddings", "/detokenize"]
     )
-    async def test_401(self, client: httpx.AsyncClient, path: str) -> None:
+    async def test_missing_key_is_401(self, client: httpx.AsyncClient, path: str) -> None:
         answer = await client.post(path, json={})
         assert told(answer) == (401, "invalid_request_error", None, "invalid_api_key")
 
-    async def test_tgis_routes_keep_tgis_form(self, client: httpx.AsyncClient) -> None:
+    async def test_tgi_routes_have_tgis_form(self, client: httpx.AsyncClient) -> None:
         for path in ("/generate", "/tokenize", "/nothing", "/invocations"):
             assert set((await client.post(path, json={})).json()) == {"error", "error_type"}
 
@@ -388,7 +390,7 @@ class TestVertexUnderV1:
     def settings(self, request: pytest.FixtureRequest) -> dict[str, Any]:
         return {"api_key": request.param} if request.param else {}
 
-    async def test_its_form(
+    async def test_vertex_routes_have_tgis_form(
         self, client: httpx.AsyncClient, engine: FakeEngine, settings: dict[str, Any]
     ) -> None:
         answer = await client.post(self.PREDICT, json={"instances": []})
@@ -406,7 +408,9 @@ class TestVertexUnderV1:
 class TestClient:
     """The class that is raised, and what it holds."""
 
-    async def test_context_length(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_bad_request_for_context_length(
+        self, ai: openai.AsyncOpenAI
+    ) -> None:
         long: Any = [{"role": "user", "content": LONG}]
         calls = [
             ai.chat.completions.create(model="tgi", messages=long),
@@ -422,7 +426,7 @@ class TestClient:
             assert caught.value.type == "invalid_request_error"
             assert caught.value.param in ("messages", "prompt", "input")
 
-    async def test_parameters(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_bad_request_for_parameters(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await ai.chat.completions.create(model="tgi", messages=USER, temperature=-1)
         assert (caught.value.param, caught.value.code) == ("temperature", "invalid_value")
@@ -430,17 +434,17 @@ class TestClient:
             await ai.completions.create(model="tgi", prompt="x", suffix="y")
         assert (caught.value.param, caught.value.code) == ("suffix", "unsupported_parameter")
 
-    async def test_embeddings(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_bad_request_for_embeddings(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="makes no embeddings") as caught:
             await ai.embeddings.create(model="tgi", input="x")
         assert caught.value.param == "model"
 
-    async def test_models(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_not_found_for_models(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await ai.models.retrieve("other")
         assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
-    async def test_a_failed_generation_is_tried_again(self, url: str, engine: FakeEngine) -> None:
+    async def test_client_retries_failed_generations(self, url: str, engine: FakeEngine) -> None:
         engine.failure, engine.fails = "broken", {1}
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=1) as client:
             answer = await client.completions.create(model="tgi", prompt="x")
@@ -452,13 +456,17 @@ class TestClient:
                 await client.completions.create(model="tgi", prompt="x")
         assert (caught.value.status_code, caught.value.type) == (500, "server_error")
 
-    async def test_overload(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_client_raises_rate_limit_error(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         engine.failure, engine.failure_reason = "no", FinishReason.OVERLOADED
         with pytest.raises(openai.RateLimitError) as caught:
             await ai.completions.create(model="tgi", prompt="x")
         assert (caught.value.type, caught.value.code) == ("requests", "rate_limit_exceeded")
 
-    async def test_within_a_stream(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_client_raises_errors_within_a_stream(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         engine.failure, engine.fail_after = "broken", 2
         stream = await ai.chat.completions.create(model="tgi", messages=USER, stream=True)
         with pytest.raises(openai.APIError) as caught:
@@ -470,7 +478,7 @@ class TestClient:
         assert last.response.error is not None
         assert last.response.error.code == "server_error"
 
-    async def test_without_v1(self, url: str) -> None:
+    async def test_errors_without_v1_have_openais_form(self, url: str) -> None:
         """A base URL that lacks /v1 is a common mistake, and works."""
         async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
             chat = await client.chat.completions.create(model="tgi", messages=USER)
@@ -486,7 +494,7 @@ class TestClient:
             assert caught.value.code == "context_length_exceeded"
 
 
-async def test_a_body_that_does_not_come(
+async def test_missing_body_is_408(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tgi_cli.router.http.bodies.body_seconds", lambda limit: 0.01)

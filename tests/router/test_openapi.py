@@ -24,7 +24,7 @@ async def document(client: httpx.AsyncClient) -> dict[str, Any]:
     return answer.json()  # type: ignore[no-any-return]
 
 
-async def test_every_route_is_in_it(app: Starlette, document: dict[str, Any]) -> None:
+async def test_every_route_is_documented(app: Starlette, document: dict[str, Any]) -> None:
     served = {
         (method, re.sub(r":\w+\}", "}", route.path))
         for route in app.routes
@@ -37,12 +37,12 @@ async def test_every_route_is_in_it(app: Starlette, document: dict[str, Any]) ->
     assert told == served == set(endpoints_of(ROUTES))
 
 
-async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+async def test_every_reference_resolves(document: dict[str, Any]) -> None:
     names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert names == set(document["components"]["schemas"])
 
 
-async def test_operations_are_told_apart(document: dict[str, Any]) -> None:
+async def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
@@ -56,7 +56,7 @@ async def test_operations_are_told_apart(document: dict[str, Any]) -> None:
             assert "424" not in told or not is_openai(path), "where OpenAI says 500"
 
 
-async def test_bodies_are_those_that_the_routes_read(document: dict[str, Any]) -> None:
+async def test_schemas_are_those_that_the_routes_decode(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["GenerateRequest"]["required"] == ["inputs"]
     parameters = schemas["GenerateParameters"]["properties"]
@@ -74,7 +74,7 @@ async def test_bodies_are_those_that_the_routes_read(document: dict[str, Any]) -
     assert "x-compute-time" in whole["headers"]
 
 
-async def test_what_is_refused_is_not_offered(document: dict[str, Any]) -> None:
+async def test_refused_parameters_are_not_documented(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     offered = {name: set(schemas[name]["properties"]) for name in schemas if "Request" in name}
     assert {"n", "allowed_token_ids", "logprobs"} <= offered["ChatRequest"]
@@ -95,7 +95,7 @@ async def test_examples_are_answered(client: httpx.AsyncClient, document: dict[s
     assert tried >= 9
 
 
-async def test_without_a_key_nothing_is_said_of_keys(document: dict[str, Any]) -> None:
+async def test_security_is_absent_without_a_key(document: dict[str, Any]) -> None:
     assert "security" not in document
     assert "securitySchemes" not in document["components"]
 
@@ -105,7 +105,7 @@ class TestKey:
     def settings(self) -> dict[str, Any]:
         return {"api_key": "s3cret"}
 
-    async def test_the_document_says_what_needs_one(self, app: Starlette) -> None:
+    async def test_document_lists_what_needs_the_key(self, app: Starlette) -> None:
         transport = httpx.ASGITransport(app)
         headers = {"authorization": "Bearer s3cret"}
         async with httpx.AsyncClient(
@@ -121,9 +121,7 @@ class TestKey:
         assert "s3cret" not in page + json.dumps(told)
 
 
-async def test_the_page_is_all_there_is(
-    client: httpx.AsyncClient, document: dict[str, Any]
-) -> None:
+async def test_page_is_self_contained(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
     answer = await client.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -140,7 +138,7 @@ async def test_the_page_is_all_there_is(
     assert "``" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
 
 
-def test_schemas_in_a_few_words() -> None:
+def test_schemas_are_summarised() -> None:
     assert kind({"$ref": "#/components/schemas/Token"}) == "Token"
     assert kind({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer | null"
     assert kind({"type": "array", "items": {"type": "string"}}) == "array of string"

@@ -31,7 +31,7 @@ def native(**parameters: Any) -> dict[str, Any]:
 
 class TestBestOf:
     @pytest.mark.parametrize(("chances", "winner"), [((-2.0, -1.0), 1), ((-1.0, -2.0), 0)])
-    async def test_the_highest_mean_wins(
+    async def test_highest_mean_logprob_wins(
         self, client: httpx.AsyncClient, engine: FakeEngine, chances: tuple, winner: int
     ) -> None:
         """The mean, not the sum: the longer text is not worse for its length."""
@@ -52,7 +52,7 @@ class TestBestOf:
             assert found["prefill"] == []
         assert details["seed"] != other["seed"]
 
-    async def test_headers_tell_of_the_winner(
+    async def test_headers_describe_the_winner(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         replies = engine.say("the quick brown fox jumps", "a")
@@ -63,15 +63,15 @@ class TestBestOf:
         assert float(headers["x-compute-time"]) > 0
         assert headers["x-total-time"].isdigit()
 
-    async def test_no_details_unless_asked(self, client: httpx.AsyncClient) -> None:
+    async def test_details_are_absent_unless_requested(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/", json=native())
         assert answer.json() == [{"generated_text": "the foxhello world"}]
 
-    async def test_one_has_no_others(self, client: httpx.AsyncClient) -> None:
+    async def test_single_sample_has_no_best_of_sequences(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/generate", json=native(best_of=1, details=True))
         assert "best_of_sequences" not in answer.json()["details"]
 
-    async def test_the_best_of_a_text_completion(
+    async def test_best_of_selects_text_completions(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         """Per prompt, best first, indexed anew; all that was generated is paid for."""
@@ -88,7 +88,7 @@ class TestBestOf:
 
 class TestN:
     @pytest.mark.parametrize("logprobs", [False, True])
-    async def test_chat(
+    async def test_chats_have_several_choices(
         self, client: httpx.AsyncClient, engine: FakeEngine, logprobs: bool
     ) -> None:
         replies = engine.say("one", "two two", "three")
@@ -111,7 +111,7 @@ class TestN:
             assert counts == list(map(len, replies))
 
     @pytest.mark.parametrize("usage", [False, True])
-    async def test_chat_stream(
+    async def test_streamed_chats_have_several_choices(
         self, client: httpx.AsyncClient, engine: FakeEngine, usage: bool
     ) -> None:
         replies = engine.say("one", "two two", "three")
@@ -134,7 +134,7 @@ class TestN:
         assert roles == reasons == [1, 1, 1]
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_completions_of_several_prompts(
+    async def test_completions_have_samples_of_each_prompt(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
         """The samples of the first prompt come first."""
@@ -151,16 +151,20 @@ class TestN:
         assert texts == ["xa", "xb", "yc", "yd"]
         prompts = [request.prompt_ids for request in engine.requests]
         assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
-        assert [request.fork_of for request in engine.requests] == [None, 1, None, 3]
+        ids = [request.request_id for request in engine.requests]
+        forks = [request.fork_of for request in engine.requests]
+        assert forks == [None, ids[0], None, ids[2]]
 
     @pytest.mark.parametrize(("route", "body"), REQUESTS)
-    async def test_samples_fork_the_first(
+    async def test_samples_fork_the_first_sample(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         await client.post(route, json=body)
         assert [request.fork_of for request in engine.requests] == [None, 1, 1]
 
-    async def test_seeds(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_samples_have_distinct_seeds(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         """Sample i has its own seed, the same however many there are; the first has the given."""
 
         async def seeds(**fields: Any) -> list[int]:
@@ -227,7 +231,7 @@ class TestFailures:
         assert failures["generation"] == 1
         assert sum(failures.values()) == len(engine.requests)
 
-    async def test_places_are_given_back_when_submitting_fails(
+    async def test_limit_is_released_when_submitting_fails(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,

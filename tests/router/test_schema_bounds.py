@@ -112,7 +112,7 @@ class Outer(msgspec.Struct):
     biases: bounds.LogitBias
 
 
-def test_what_is_unbounded_is_found() -> None:
+def test_unbounded_fields_are_detected() -> None:
     assert found(Outer) == [
         "Outer.inner: list",
         "Inner.text: str",
@@ -140,7 +140,7 @@ def test_what_is_unbounded_is_found() -> None:
         ),
     ],
 )
-async def test_bounds_are_told(
+async def test_bounds_are_in_the_error(
     client: httpx.AsyncClient, route: str, body: dict[str, Any], cause: str
 ) -> None:
     answer = await client.post(route, json={"inputs": "a", **body})
@@ -165,7 +165,7 @@ async def test_bounds_are_told(
         ("/v1/responses", {"input": "a", "include": ["a"] * 1025}, "include"),
     ],
 )
-async def test_bounds_of_openais_routes_are_told(
+async def test_bounds_are_in_openais_errors(
     client: httpx.AsyncClient, route: str, body: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(route, json=body)

@@ -113,7 +113,7 @@ def server(model_path: Path, text: TextBundle) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), DRAWN)
-def test_every_answer_is_foreseen(
+def test_every_answer_conforms_to_the_document(
     server: Server, method: str, path: str, mode: GenerationMode
 ) -> None:
     operation = server.schema[path][method]
@@ -140,7 +140,7 @@ def test_every_answer_is_foreseen(
     assert server.app.state.router.admission.in_flight == 0
 
 
-def test_they_were_many_and_of_all_kinds(server: Server) -> None:
+def test_requests_were_many_and_varied(server: Server) -> None:
     assert server.statuses.total() >= CASES
     assert server.statuses[200] > CASES / 4
     assert server.statuses[400] + server.statuses[422] > CASES / 4

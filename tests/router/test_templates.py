@@ -45,7 +45,7 @@ def chat(content: str) -> dict[str, Any]:
     ("content", "cause"),
     [("slow", "more than 1 s to render"), ("large", "more than 128 MB of memory to render")],
 )
-async def test_it_is_an_error_of_the_template(
+async def test_failing_template_is_a_template_error(
     client: httpx.AsyncClient, engine: FakeEngine, content: str, cause: str
 ) -> None:
     for route in (ROUTE, "/chat_tokenize"):
@@ -57,7 +57,7 @@ async def test_it_is_an_error_of_the_template(
     assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
 
 
-async def test_others_are_answered_meanwhile(url: str) -> None:
+async def test_slow_template_does_not_delay_others(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
         slow = asyncio.ensure_future(client.post(ROUTE, json=chat("slow")))
@@ -71,7 +71,7 @@ async def test_others_are_answered_meanwhile(url: str) -> None:
         assert asked >= 3
 
 
-async def test_no_more_processes_than_there_may_be(
+async def test_number_of_template_processes_is_limited(
     client: httpx.AsyncClient, state: RouterState
 ) -> None:
     """Of many at once, two take their time; the others are told to come back."""
@@ -88,7 +88,7 @@ async def test_no_more_processes_than_there_may_be(
     assert state.admission.in_flight == 0
 
 
-async def test_a_process_that_is_killed_is_not_the_templates_fault(
+async def test_killed_process_is_not_a_template_error(
     client: httpx.AsyncClient, state: RouterState
 ) -> None:
     template = state.text.chat_template
@@ -102,7 +102,7 @@ async def test_a_process_that_is_killed_is_not_the_templates_fault(
     assert (await asked).status_code == 200
 
 
-async def test_no_process_can_be_started(
+async def test_failure_to_start_a_process_is_503(
     client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = state.text.chat_template

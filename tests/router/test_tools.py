@@ -109,7 +109,8 @@ def add_up(chunks: list[Any]) -> dict[str, Any]:
     return found
 
 
-async def test_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+@pytest.mark.tgi_pain(6)
+async def test_calls_are_parsed(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.say(ANSWER)
     found = await message(client)
     assert found["reason"] == "tool_calls"
@@ -132,7 +133,7 @@ async def test_a_call_alone_has_no_content(client: httpx.AsyncClient, engine: Fa
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 1000])
-async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
+async def test_calls_are_streamed(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
     """However many tokens come at a time, the chunks add up to the same message."""
     engine.say(ANSWER)
     engine.step = step
@@ -182,7 +183,7 @@ async def test_text_streams_until_a_call_may_begin(
     assert chunks[1]["choices"][0]["delta"]["content"] == "a"
 
 
-async def test_samples(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_every_sample_has_its_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for stream in (False, True):
         engine.say(CALL, "no")
         answer = await client.post(ROUTE, json=body(n=2, stream=stream, logprobs=True))
@@ -202,13 +203,17 @@ async def test_samples(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         assert reasons == {0: "tool_calls", 1: "stop"}
 
 
-async def test_one_call_at_most(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_parallel_tool_calls_false_allows_one_call(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     engine.say(f"{CALL}{CALL}")
     assert len((await message(client, parallel_tool_calls=False))["tool_calls"]) == 1
     assert len((await message(client, parallel_tool_calls=True))["tool_calls"]) == 2
 
 
-async def test_an_answer_that_was_cut_off(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_cut_off_call_has_finish_reason_length(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     [ids] = engine.say(CALL)
     found = await message(client, max_tokens=len(ids) - 12)
     assert found["reason"] == "length"
@@ -218,7 +223,7 @@ async def test_an_answer_that_was_cut_off(client: httpx.AsyncClient, engine: Fak
 
 
 @pytest.mark.parametrize("left", [1, 5, 20, 30])
-async def test_the_beginning_of_a_second_call_is_no_text(
+async def test_beginning_of_a_second_call_is_not_text(
     client: httpx.AsyncClient, engine: FakeEngine, left: int
 ) -> None:
     [ids] = engine.say(f"{CALL}\n{CALL}")
@@ -240,7 +245,9 @@ async def test_without_tools_markers_are_text(
     assert "weather" not in prompt_of(engine)
 
 
-async def test_a_conversation_with_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_conversation_with_calls_is_rendered(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     engine.say(ANSWER)
     answered = await message(client)
     answered.pop("reason")
@@ -262,7 +269,7 @@ async def test_a_conversation_with_calls(client: httpx.AsyncClient, engine: Fake
 
 
 class TestReasoning:
-    async def test_the_template_opens_it(
+    async def test_template_can_open_the_reasoning(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.say("because</think>\n\nyes")
@@ -278,7 +285,7 @@ class TestReasoning:
         found = await message(client, chat_template_kwargs={"enable_thinking": False}, tools=None)
         assert found["content"] == "because</think>\n\nyes"
 
-    async def test_it_is_left_out_on_request(
+    async def test_reasoning_can_be_excluded(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.say(ANSWER)
@@ -288,7 +295,9 @@ class TestReasoning:
         answer = await client.post(ROUTE, json=body(include_reasoning=False, stream=True))
         assert "Hm" not in answer.text
 
-    async def test_effort(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_reasoning_effort_reaches_the_template(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         await message(client, reasoning_effort="none", chat_template_kwargs={})
         assert not prompt_of(engine).endswith("<think>\n")
         kwargs = {"enable_thinking": True}
@@ -296,7 +305,9 @@ class TestReasoning:
         assert prompt_of(engine).endswith("<think>\n")
 
 
-async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_reasoning_opened_by_the_prompt_is_recognised(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     messages = [*USER, {"role": "assistant", "content": "<think>so "}]
     engine.say("far</think>good")
     found = await message(client, messages=messages, tools=None)
@@ -335,7 +346,7 @@ async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngi
          "`image_url` is not supported"),
     ],
 )  # fmt: skip
-async def test_refusals(
+async def test_invalid_tools_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, words: str
 ) -> None:
     answer = await client.post(ROUTE, json=body(**fields))
@@ -369,7 +380,7 @@ class TestOtherModels:
 
         return ask
 
-    async def test_mistral(self, ask: Any) -> None:
+    async def test_mistrals_format_is_parsed(self, ask: Any) -> None:
         found, _ = await ask(
             TEMPLATE,
             ("[TOOL_CALLS]", "[OTHER]"),
@@ -381,7 +392,7 @@ class TestOtherModels:
         assert json.loads(call["function"]["arguments"]) == {"city": "x"}
         assert found["content"] == "Well."
 
-    async def test_harmony(self, ask: Any) -> None:
+    async def test_harmony_is_parsed(self, ask: Any) -> None:
         special = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
         found, _ = await ask(
             "{{ tools }}<|channel|><|message|>{{ messages[0].content }}<|start|>assistant",
@@ -396,7 +407,7 @@ class TestOtherModels:
             "arguments": '{"city": "x"}',
         }
 
-    async def test_a_template_without_tools(self, ask: Any) -> None:
+    async def test_template_without_tools_gets_them_as_text(self, ask: Any) -> None:
         found, engine = await ask(tiny.CHAT_TEMPLATE, (), f"Sure. {CALL}")
         assert len(found["tool_calls"]) == 1
         text = prompt_of(engine)
@@ -416,7 +427,9 @@ class TestOtherModels:
 
 
 class TestClients:
-    async def test_openai(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_openais_client_gets_calls(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         engine.say(ANSWER)
         answer = await ai.chat.completions.create(model="tgi", messages=USER, tools=[TOOL])
         choice = answer.choices[0]
@@ -431,7 +444,9 @@ class TestClients:
         await ai.chat.completions.create(model="tgi", messages=follow, tools=[TOOL])
         assert 'weather{"city": "Köln' in prompt_of(engine)
 
-    async def test_openais_stream_helper(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_openais_stream_helper_accumulates_calls(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         engine.say(ANSWER)
         kinds = set()
         async with ai.chat.completions.stream(
@@ -450,7 +465,7 @@ class TestClients:
         assert len({call.id for call in found.tool_calls}) == 2
         assert final.usage is not None
 
-    async def test_huggingface_hub(self, url: str, engine: FakeEngine) -> None:
+    async def test_client_of_huggingface_hub_gets_calls(self, url: str, engine: FakeEngine) -> None:
         engine.say(ANSWER)
         hub = AsyncInferenceClient(url, timeout=10)
         answer = await hub.chat_completion(USER, tools=[TOOL], tool_choice="auto")

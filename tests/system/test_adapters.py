@@ -17,8 +17,8 @@ from huggingface_hub import InferenceClient
 
 from tests.system.conftest import ServerProcess, StartServer
 from tests.system.test_serve import errors_in
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 

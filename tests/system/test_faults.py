@@ -14,8 +14,8 @@ import torch
 
 from tests.system.conftest import ServerProcess, StartServer, kill, poll
 from tests.tools.checkpoints import make_llama
-from tests.tools.crowd import ROUTES, Crowd, Outcome, body_of
-from tests.tools.processes import descendants_of, follower_of, is_gone
+from tests.tools.concurrent_requests import ROUTES, ConcurrentRequests, Outcome, request_body
+from tests.tools.process_tree import descendants_of, follower_of, is_gone
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -66,10 +66,10 @@ class Server:
         return str(answer.json()["generated_text"])
 
     def ask(self, form: str, new_tokens: int) -> httpx.Response:
-        return self._client.post(ROUTES[form], json=body_of(form, new_tokens))
+        return self._client.post(ROUTES[form], json=request_body(form, new_tokens))
 
-    def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> Crowd:
-        crowd = Crowd(self.url, forms, new_tokens)
+    def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> ConcurrentRequests:
+        crowd = ConcurrentRequests(self.url, forms, new_tokens)
         crowd.wait_until_started(endless=new_tokens == ENDLESS)
         return crowd
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.system.conftest import START_SECONDS, STOP_SECONDS, ServerProcess, StartServer, poll
-from tests.tools.reflected import Reflected
+from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.engine.messages import GenerationRequest
@@ -71,7 +71,7 @@ async def by_session(target: str, prompt_ids: list[int], new: int) -> list[int]:
         await client.close()
 
 
-def a_request(client: Reflected, request_id: int, text: str, new: int) -> Any:
+def a_request(client: ReflectionClient, request_id: int, text: str, new: int) -> Any:
     """Greedy, without end tokens."""
     stopping = {"max_new_tokens": new, "ignore_eos_token": True}
     request = client.message("Request", id=request_id, inputs=text, stopping_parameters=stopping)
@@ -80,7 +80,7 @@ def a_request(client: Reflected, request_id: int, text: str, new: int) -> Any:
     return request
 
 
-def prefill(client: Reflected, batch_id: int, request: Any) -> Any:
+def prefill(client: ReflectionClient, batch_id: int, request: Any) -> Any:
     return client.Prefill(batch={"id": batch_id, "requests": [request], "size": 1})
 
 
@@ -96,7 +96,7 @@ def test_three_clients_of_which_one_leaves_and_one_never_receives(
     }
     body = {"inputs": ONE, "parameters": {"max_new_tokens": 60, "details": True}}
     heard = Heard()
-    with ThreadPoolExecutor() as others, Reflected(f"unix:{path}", service) as client:
+    with ThreadPoolExecutor() as others, ReflectionClient(f"unix:{path}", service) as client:
         ours = [
             others.submit(httpx.post, f"{server.url}/generate", json=body, timeout=60)
             for _ in range(2)

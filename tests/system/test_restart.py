@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.system.conftest import StartServer, poll
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import demo
 
 pytestmark = pytest.mark.system

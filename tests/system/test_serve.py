@@ -43,6 +43,7 @@ def errors_in(log: str) -> list[str]:
     return [line for line in log.splitlines() if line.startswith("error:")]
 
 
+@pytest.mark.tgi_pain(3)
 def test_the_bundled_model_is_served_and_said_so(server: ServerProcess) -> None:
     assert f"no model named: serving the bundled miniature model, {demo.MODEL_ID}" in server.log
     assert server.log.count("ready: ") == 2, "the launcher's and the model server's"

@@ -130,6 +130,7 @@ def test_two_shards_answer_what_one_answers(
     alone.end()
 
 
+@pytest.mark.tgi_pain(11)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_shard_lost_in_a_stream_ends_it_with_the_cause(
     sharded: Sharded, number: signal.Signals

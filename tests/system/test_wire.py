@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from tests.system.conftest import START_SECONDS, STOP_SECONDS, poll
-from tests.tools.authority import Authority, Identity
-from tests.tools.places import Place, two_places, why_not
+from tests.tools.certificate_authority import Authority, Identity
+from tests.tools.network_namespaces import Host, missing_support, two_hosts
 from tgi_cli.errors import ExitCode
 
 pytestmark = pytest.mark.system
 
 PROMPT = "def read_json(path):"
 ENGINE_PORT, HTTP_PORT = 50051, 3000
-_WHY_NOT = why_not()
+_WHY_NOT = missing_support()
 IN_TWO_PLACES = pytest.mark.parametrize(
     "halves",
     [_WHY_NOT == ""],
@@ -49,7 +49,7 @@ except OSError as error:
 class Half:
     """A ``tgi`` process somewhere, and what it says."""
 
-    def __init__(self, place: Place, folder: Path, name: str, arguments: Sequence[str]) -> None:
+    def __init__(self, place: Host, folder: Path, name: str, arguments: Sequence[str]) -> None:
         self._log = folder / f"{name}.log"
         runtime = folder / name
         runtime.mkdir(mode=0o700)
@@ -76,7 +76,7 @@ def _environment() -> dict[str, str]:
 class Halves:
     """A model server and a router that finds it over TCP."""
 
-    def __init__(self, folder: Path, server: Place, router: Place) -> None:
+    def __init__(self, folder: Path, server: Host, router: Host) -> None:
         self.folder = folder
         self.places = {"server": server, "router": router}
         self.authority = Authority(folder)
@@ -148,7 +148,7 @@ def _free_ports(count: int) -> list[int]:
 def halves(request: pytest.FixtureRequest) -> Iterator[Halves]:
     with (
         tempfile.TemporaryDirectory(prefix="tgi-test-") as folder,
-        two_places(request.param) as (server, router),
+        two_hosts(request.param) as (server, router),
     ):
         made = Halves(Path(folder), server, router)
         try:

@@ -29,7 +29,7 @@ BACKENDS = {
     "triton": "tgi_cli.attention.triton:TritonAttention",
     "flashinfer": "tgi_cli.attention.flashinfer:FlashInferAttention",
 }
-"""Where the class of each backend stands; its module is imported when it is asked for."""
+"""The class of each backend; its module is imported when it is needed."""
 
 
 def create_attention(
@@ -40,9 +40,9 @@ def create_attention(
     device: torch.device,
     cache_dtype: torch.dtype | None = None,
 ) -> PagedAttention:
-    """The backend named ``kind``; ``None`` takes the fastest that the device has.
+    """The backend named ``kind``. Default: the fastest one of the device.
 
-    ``cache_dtype`` is what keys and values are kept in: ``dtype`` (None), float8_e4m3fn or
+    ``cache_dtype`` is the dtype of cached keys and values: ``dtype`` (None), float8_e4m3fn or
     float8_e5m2.
 
     Raises:
@@ -64,7 +64,7 @@ def create_attention(
 def attention_name(attention: PagedAttention) -> str:
     """Which backend it is."""
     here = f"{type(attention).__module__}:{type(attention).__name__}"
-    return next(name for name, place in BACKENDS.items() if place == here)
+    return next(name for name, path in BACKENDS.items() if path == here)
 
 
 def _has_cpp(
@@ -80,7 +80,7 @@ def _has_cpp(
 
 @cache
 def _has_triton() -> bool:
-    """Asked once, as it takes a while."""
+    """Cached, as it takes a while."""
     from tgi_cli.kernels import custom_kernels_enabled
 
     if not custom_kernels_enabled():

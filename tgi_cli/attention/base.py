@@ -34,7 +34,7 @@ class KVSpec:
 class AttentionMetadata:
     """One step over a flat batch of T tokens of B sequences, decodes first.
 
-    The tokens of a sequence stand together, in the order of the sequences; they are the last
+    The tokens of a sequence are contiguous, in the order of the sequences; they are the last
     of its KV. Tensors are on the model's device.
     """
 
@@ -43,7 +43,7 @@ class AttentionMetadata:
     kv_lens: Tensor
     """int32 [B]: KV length of each sequence, this step's tokens included."""
     block_table: Tensor
-    """int32 [B, blocks]: what stands behind a sequence's own blocks is not read, nor are blocks
+    """int32 [B, blocks]: entries behind a sequence's own blocks are not read, nor are blocks
     that lie wholly behind the window of the sequence's first query in this step."""
     slot_mapping: Tensor
     """int64 [T]: ``block_id * block_size + offset`` of each token."""
@@ -90,7 +90,7 @@ class PagedAttention(ABC):
         return 2 * self.block_size * heads * self.cache_dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
-        """Make room for ``num_blocks`` blocks; what was cached before is lost.
+        """Allocate ``num_blocks`` blocks; earlier cached content is lost.
 
         On a CPU the memory is taken from the system page by page as it is written.
         """
@@ -208,7 +208,7 @@ class PagedAttention(ABC):
         """Write the step's KV, then attend causally over the cache.
 
         ``query`` is [T, heads, head_dim], ``key`` and ``value`` are [T, kv_heads, head_dim];
-        returns [T, heads, head_dim]. Query heads that share a KV head stand together.
+        returns [T, heads, head_dim]. Query heads that share a KV head are adjacent.
 
         With ``softcap`` a score s becomes softcap * tanh(s / softcap) before it is masked
         (Gemma 2, https://arxiv.org/abs/2408.00118). ``sinks`` [heads] are logits that take part

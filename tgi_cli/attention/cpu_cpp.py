@@ -1,6 +1,6 @@
 """Paged attention by the kernels in C++, for bfloat16 on a CPU.
 
-kernels/cpp/paged.h says how it computes, and why a token's result depends, to the last bit, on
+kernels/cpp/paged.h describes the algorithm, and why a token's result depends, to the last bit, on
 nothing but its own sequence.
 """
 
@@ -18,7 +18,7 @@ from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
 from tgi_cli.kernels import cpp_library, threads
 
 TILE = 16
-"""Tokens whose keys and values stand together in the cache."""
+"""Tokens whose keys and values are contiguous in the cache."""
 
 _MAX_HEAD_DIM = 256
 _LINE = 64
@@ -28,7 +28,7 @@ _CACHE_DTYPES = {torch.bfloat16: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2
 
 
 class StepArgs(Structure):
-    """kernels/cpp/attention.h has the meaning of these, as of the following."""
+    """``Step`` of kernels/cpp/attention.h, which describes the fields."""
 
     _fields_ = (
         ("sequences", c_int64),
@@ -97,7 +97,7 @@ class CppAttention(PagedAttention):
                 f" {_MAX_HEAD_DIM} and blocks of {TILE} n tokens"
             )
         self.step = StepArgs()
-        """Of the last :meth:`plan`; what it points to lives until the next."""
+        """Arguments of the last :meth:`plan`; its pointers are valid until the next."""
         self._planned: tuple[Tensor, ...] = ()
         self._stored = (0, 0)
         self._step_pointer = byref(self.step)
@@ -148,8 +148,8 @@ class CppAttention(PagedAttention):
         self.num_blocks = num_blocks
         self.key_cache, self.value_cache = [], []
         # One piece: numpy asks for huge pages where it is large, and gets memory that the system
-        # gives as it is written (torch.zeros writes it). What all layers keep in a block stands
-        # together, so that a few sequences take a few of those pages, not some for each layer.
+        # gives as it is written (torch.zeros writes it). A block of all layers is contiguous, so
+        # that a few sequences take a few of those pages, not some for each layer.
         buffer = np.zeros(num_blocks * self.block_bytes + _LINE, dtype=np.uint8)
         start = -buffer.ctypes.data % _LINE
         memory = torch.from_numpy(buffer)[start : start + num_blocks * self.block_bytes]
@@ -238,7 +238,7 @@ class CppAttention(PagedAttention):
 
 
 def _rows(some: Tensor) -> tuple[Tensor, int]:
-    """[T, heads, head_dim] such that what is a token's stands together, and how far tokens are."""
+    """[T, heads, head_dim] with contiguous tokens, and their stride."""
     token, head, one = some.stride()
     if one == 1 and head == some.shape[2]:
         return some, token

@@ -129,7 +129,7 @@ class WindowPlan:
         return mask
 
     def _first_key(self, position: int) -> int:
-        """Where a call begins whose first query stands at ``position``."""
+        """The beginning of a call whose first query is at ``position``."""
         return first_visible(position, self.window) // self._align * self._align
 
     def _first_gathered(self, position: int) -> int:

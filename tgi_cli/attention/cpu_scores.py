@@ -1,7 +1,7 @@
 """What a call on the CPU makes of its scores: weights, with a cap and with sinks.
 
 Without a cap torch's fused kernel does it all. A sink then costs one factor per row, as the
-kernel also tells the logarithm of what it divided by.
+kernel also returns the logarithm of its divisor.
 
 A cap comes between product and softmax, where no kernel of torch lets anything in. So the steps
 of the fused one are taken here, in fp32, one piece of the keys after the other ("Online
@@ -61,7 +61,7 @@ class Scoring:
         attended, log_sums = _fused_with_sums(
             queries, keys, values, attn_mask=mask, scale=self.scale
         )
-        # sigmoid(log_sums - sinks); torch's own rounds an element by where it stands in a tensor.
+        # sigmoid(log_sums - sinks); torch's own rounds an element by its position in a tensor.
         remaining = (self._sinks_of_rows(queries) - log_sums).exp_().add_(1).reciprocal_()
         return attended.mul_(remaining[..., None])
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.spawn import child_environment, module_command
 
 _GRACE_SECONDS = 5
@@ -69,12 +70,14 @@ async def start_server(
     command += [f"--shard-uds-path={folder / 'shard'}"] if shard else []
     command += ["--json-output", *arguments]
     process: asyncio.subprocess.Process | None = None
+    pipe = contextlib.ExitStack()
     try:
+        parent_fd = pipe.enter_context(parent_pipe())
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *module_command("tgi_cli.process.parent_death"),
-                *module_command("tgi_cli", *command),
-                stdin=asyncio.subprocess.PIPE,
+                *module_command("tgi_cli", *command, f"--parent-fd={parent_fd}"),
+                pass_fds=[parent_fd],
+                stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 env=child_environment(),
@@ -86,6 +89,7 @@ async def start_server(
     finally:
         if process is not None:
             await _stop(process)
+        pipe.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -145,5 +149,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    if process.stdin is not None:
-        process.stdin.close()

@@ -27,10 +27,10 @@ _ALIASES = {
         "vllm:gpu_cache_usage_perc",
         "sglang:token_usage",
     ),
-    "tgi_prefix_cache_query_tokens": ("vllm:prefix_cache_queries_total",),
-    "tgi_prefix_cache_hit_tokens": ("vllm:prefix_cache_hits_total",),
-    "tgi_preemptions": ("vllm:num_preemptions_total",),
-    "tgi_engine_prompt_tokens": ("vllm:prompt_tokens_total",),
+    "tgi_prefix_cache_query_tokens_total": ("vllm:prefix_cache_queries_total",),
+    "tgi_prefix_cache_hit_tokens_total": ("vllm:prefix_cache_hits_total",),
+    "tgi_preemptions_total": ("vllm:num_preemptions_total",),
+    "tgi_engine_prompt_tokens_total": ("vllm:prompt_tokens_total",),
     "tgi_request_generated_tokens_sum": ("vllm:generation_tokens_total",),
 }
 """The names of other servers for TGI's metrics."""
@@ -55,8 +55,8 @@ def parse_metrics(text: str) -> MetricsReading:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             name = sample.name
-            if name.startswith("tgi_"):
-                name = name.removesuffix("_total")  # the parser adds it to all counters
+            if family.type == "counter" and name not in text:
+                name = name.removesuffix("_total")  # which the parser appends to TGI's counters
             if not name.endswith(("_bucket", "_info", "_created")):
                 sums[name] += sample.value
                 if family.type == "gauge":

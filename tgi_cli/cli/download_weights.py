@@ -34,7 +34,7 @@ def download_weights(settings: ParsedSettings) -> None:
             extension=settings["extension"],
             auto_convert=settings["auto_convert"],
             merge_lora=settings["merge_lora"],
-            progress=hub.pick_progress(quiet=quiet, json_output=json_output),
+            progress=hub.download_progress(quiet=quiet, json_output=json_output),
         )
     except KeyboardInterrupt:
         print("interrupted: run the same command again to resume", file=sys.stderr)

@@ -30,7 +30,7 @@ def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         weights=weights and config.load_format != "dummy",
-        progress=hub.pick_progress(json_output=config.json_output),
+        progress=hub.download_progress(json_output=config.json_output),
     )
     return replace(config, model_id=model.model_id, revision=model.revision or None), model.path
 
@@ -46,7 +46,7 @@ def locate_adapters(config: ServeConfig) -> ServeConfig:
         return config
     from tgi_cli import hub
 
-    progress = hub.pick_progress(json_output=config.json_output)
+    progress = hub.download_progress(json_output=config.json_output)
     adapters = hub.resolve_adapters(config.lora_adapters, config.model_id, progress)
     return replace(config, lora_adapters=tuple(map(str, adapters)))
 

@@ -20,9 +20,12 @@ def serve(settings: ParsedSettings) -> None:
     """
     from tgi_cli.cli.local_model import locate
     from tgi_cli.launcher.serve import serve as run
+    from tgi_cli.process.parent_death import exit_with_parent
     from tgi_cli.router.config import RouterConfig
 
     setup.prepare(settings, "launcher")
+    if settings["parent_fd"] is not None:
+        exit_with_parent(settings["parent_fd"])
     if settings["env"]:
         from tgi_cli.cli.machine import log_machine
 

@@ -77,7 +77,7 @@ def _measure(settings: ParsedSettings, compiled: dict[str, Any]) -> None:
 
     from tgi_cli.cli.local_model import locate
     from tgi_cli.process.progress import ProgressReporter
-    from tgi_cli.worker.sizing.warmup_command import measure
+    from tgi_cli.worker.sizing.step_timing import measure
 
     config, path = locate(setup.serve_config(settings))
     progress = ProgressReporter(show_bar=False)
@@ -110,7 +110,7 @@ def _warm_server(settings: ParsedSettings) -> None:
 
 
 def _print_model(found: dict[str, Any]) -> None:
-    """Print the result of :func:`tgi_cli.worker.sizing.warmup_command.measure` as tables."""
+    """Print the result of :func:`tgi_cli.worker.sizing.step_timing.measure` as tables."""
     from rich.console import Console
 
     console = Console(highlight=False)

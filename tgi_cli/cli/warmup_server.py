@@ -33,7 +33,7 @@ def warm_server(
     url: str,
     api_key: str | None,
     batch_sizes: Sequence[int] | None = None,
-    say: Callable[[str], object] = lambda words: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Send prompts of several lengths, then several requests at once, and wait for all.
 
@@ -41,7 +41,7 @@ def warm_server(
         url: a server with TGI's routes.
         api_key: comma-separated API keys, of which the first is sent.
         batch_sizes: concurrent requests; those beyond the server's limit are omitted.
-        say: called with a description of each step.
+        report: called with a description of each step.
 
     Raises:
         ConfigError: ``url`` is not a URL.
@@ -50,11 +50,11 @@ def warm_server(
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url {url!r} is not the URL of a server", "give http://HOST:PORT")
-    return asyncio.run(_warm(url.rstrip("/"), api_key, batch_sizes or BATCHES, say))
+    return asyncio.run(_warm(url.rstrip("/"), api_key, batch_sizes or BATCHES, report))
 
 
 async def _warm(
-    url: str, api_key: str | None, sizes: Sequence[int], say: Callable[[str], object]
+    url: str, api_key: str | None, sizes: Sequence[int], report: Callable[[str], object]
 ) -> dict[str, Any]:
     import httpx
 
@@ -71,7 +71,7 @@ async def _warm(
             raise _not_tgi(url, "its /info has no limits") from error
         prefill = []
         for length in [*(each for each in LENGTHS if each < longest), longest]:
-            say(f"a prompt of {length} tokens")
+            report(f"a prompt of {length} tokens")
             began = time.monotonic()
             await _generate(client, length, min(2, total - length))
             prefill.append({"tokens": length, "seconds": time.monotonic() - began})
@@ -79,7 +79,7 @@ async def _warm(
         prompt = max(1, min(PROMPT, longest, total - 1))
         new = min(NEW, total - prompt)
         for size in [each for each in sizes if each <= concurrency]:
-            say(f"{size} requests at once")
+            report(f"{size} requests at once")
             began = time.monotonic()
             generated = await asyncio.gather(*(_generate(client, prompt, new) for _ in range(size)))
             seconds = time.monotonic() - began

@@ -1,16 +1,11 @@
 """Configuration: the user's settings (ServeConfig) become a resolved EngineConfig.
 
-Neither is ever mutated; what is found out later, such as the number of KV blocks, is a return
-value.
+Neither is ever mutated; later findings, such as the number of KV blocks, are return values.
 """
 
-from tgi_cli.config.resolve import (
-    BLOCK_SIZE,
-    DEFAULT_CPU_PREFILL_TOKENS,
-    DEFAULT_PREFILL_TOKENS,
-    resolve,
-)
+from tgi_cli.config.resolve import BLOCK_SIZE, resolve
 from tgi_cli.config.schema import DeviceFacts, EngineConfig, ModelFacts, ServeConfig
+from tgi_cli.config.settings.engine import DEFAULT_CPU_PREFILL_TOKENS, DEFAULT_PREFILL_TOKENS
 
 __all__ = [
     "BLOCK_SIZE",

@@ -148,6 +148,6 @@ class EngineConfig(EngineOptions):
     attention: str | None
     """Attention backend, or None for the device's default."""
     cuda_graphs: tuple[int, ...] | None
-    """Batch sizes to capture CUDA graphs for; empty: none; None: up to ``max_batch_size``."""
+    """Batch sizes to capture CUDA graphs for, or None for sizes up to ``max_batch_size``."""
     explicit_limits: tuple[str, ...]
     """Limits that the user set: warm-up does not lower them."""

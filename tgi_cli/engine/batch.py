@@ -119,8 +119,8 @@ class Batch:
         sequence = Sequence(request, self._arrivals)
         self.live[request.request_id] = sequence
         self.waiting.push(sequence)
-        self.adapters.joined(request.adapter_id)
-        self.grammars.joined(sequence)
+        self.adapters.add_request(request.adapter_id)
+        self.grammars.add(sequence)
         return sequence
 
     def cancel(self, request_id: int) -> Finished | None:
@@ -153,8 +153,8 @@ class Batch:
         else:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
-        self.adapters.ended(sequence.request.adapter_id)
-        self.grammars.ended(sequence)
+        self.adapters.remove_request(sequence.request.adapter_id)
+        self.grammars.remove(sequence)
         del self.live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
 
@@ -180,7 +180,7 @@ class Batch:
                 block_ids=list(sequence.block_ids),
                 sampling=request.sampling,
                 extras=OptionalOutputs.of(request),
-                adapter_slot=self.adapters.enter(request.adapter_id, step),
+                adapter_slot=self.adapters.acquire(request.adapter_id, step),
             )
         )
         if sequence.started:
@@ -202,7 +202,7 @@ class Batch:
         self.resources.freed_rows.append(sequence.row)
         self.resources.free_rows.append(sequence.row)
         self.cache.release(sequence)
-        self.adapters.leave(sequence.request.adapter_id)
+        self.adapters.release(sequence.request.adapter_id)
 
     # ------------------------------------------------------------------ steps
 
@@ -213,7 +213,7 @@ class Batch:
             step.freed, resources.freed_rows = resources.freed_rows, []
         resources.steps += 1
         resources.context_tokens += step.num_tokens - step.num_decodes
-        self.grammars.begin(entries)
+        self.grammars.begin_step(entries)
         self._in_flight.append(entries)
 
     def update(self, result: StepResult) -> StepOutputs:
@@ -269,7 +269,7 @@ class Batch:
         if token in sequence.stop_ids:
             outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
         elif sequence.matcher is not None:
-            reason, error = self.grammars.follow(sequence, token, outputs)
+            reason, error = self.grammars.accept(sequence, token, outputs)
             if reason is not None:
                 outputs.finished.append(self.finish(sequence, reason, error))
         elif len(sequence.token_ids) >= sequence.max_tokens:

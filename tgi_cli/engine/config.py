@@ -1,4 +1,4 @@
-"""What a step and a request may not exceed, and by which rules steps are made up."""
+"""Limits of a step and of a request, and the policies by which steps are scheduled."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tgi_cli.config.settings.model import DEFAULT_CPU_LORAS
 
 
 class Batching(StrEnum):
-    """Who may join the running batch, and when."""
+    """When waiting requests may join the running batch."""
 
     FUSED = "fused"
     """At every step; prefill chunks and decodes share it."""
     INFLIGHT = "inflight"
-    """Between steps, by TGI's two dials; prefills run alone and whole."""
+    """Between steps, by TGI's two parameters; prefills run alone and whole."""
     STATIC = "static"
-    """Nobody until the batch has run to its end: the yardstick."""
+    """Only after the batch has finished; a baseline for comparisons."""
 
 
 class CapacityPolicy(StrEnum):
-    """What is promised to a sequence that is let in (TensorRT-LLM's names)."""
+    """What an admitted sequence is guaranteed (TensorRT-LLM's names)."""
 
     MAX_UTILIZATION = "max_utilization"
     """Blocks as it grows; the newest sequence is preempted when they run out."""
@@ -33,7 +33,7 @@ class CapacityPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The engine's dials; counts are tokens unless named otherwise.
+    """Limits and policies of the engine; counts are tokens unless named otherwise.
 
     Attributes:
         max_total_tokens: prompt and generated tokens of one request.
@@ -41,15 +41,15 @@ class SchedulerConfig:
         max_batch_size: sequences that run at once.
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool.
-        window: positions that a token sees, where every layer has a sliding window; blocks behind
-            it are given back. None: all of them.
-        waiting_served_ratio: with ``inflight``, a batch may be interrupted for a prefill when
-            the waiting that fit are at least this share of the running.
-        max_waiting_tokens: with ``inflight``, decode steps after which they go in regardless.
-        max_loras: LoRA adapters that may be used in one step: slots on the device; 0: none.
-        max_cpu_loras: adapters that are kept on the host.
-        max_queued_requests, max_queued_tokens: more waiting requests, or waiting prompt
-            tokens, than this and a new request is refused; None: no bound.
+        window: positions that a token attends to, if every layer has a sliding window, or None for
+            all. Blocks behind it are released.
+        waiting_served_ratio: with ``inflight``, a prefill may interrupt a batch when the waiting
+            requests that fit are at least this share of the running ones.
+        max_waiting_tokens: with ``inflight``, decode steps after which a prefill runs regardless.
+        max_loras: LoRA adapters that one step may use: slots on the device.
+        max_cpu_loras: LoRA adapters cached on the host.
+        max_queued_requests, max_queued_tokens: upper bounds of waiting requests and of their
+            prompt tokens, beyond which new requests are refused, or None for no bound.
     """
 
     max_total_tokens: int
@@ -86,12 +86,11 @@ class SchedulerConfig:
         cls, config: EngineConfig, num_blocks: int, window: int | None = None
     ) -> SchedulerConfig:
         """The scheduler's part of a resolved configuration, with the blocks that warm-up found."""
-        found = {"num_blocks": num_blocks, "window": window}
         values: dict[str, Any] = {
             field.name: getattr(config, field.name)
             for field in fields(cls)
-            if field.name not in found
+            if field.name not in ("num_blocks", "window")
         }
         values["batching"] = Batching(config.batching)
         values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
-        return cls(**values, **found)
+        return cls(num_blocks=num_blocks, window=window, **values)

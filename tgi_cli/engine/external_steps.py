@@ -45,7 +45,7 @@ class _Call:
 
     Attributes:
         new: the sequences that it brought, once they are added.
-        targets: what it has to compute: each sequence, up to so many tokens.
+        targets: its sequences, each with the number of tokens up to which it is computed.
         outputs, forward_ns: of its steps so far.
     """
 
@@ -107,7 +107,7 @@ class ExternalStepScheduler:
         self.deferred = False
 
     def park_idle(self) -> None:
-        """Make room for waiting requests of the scheduler."""
+        """Free blocks for waiting requests of the scheduler."""
         while self._reserved.park_idle():
             pass
 
@@ -133,7 +133,7 @@ class ExternalStepScheduler:
                 if self.deferred:
                     return None
             entries = self._fill(step, call)
-            if not entries:  # nothing left: what was dropped meanwhile needs no step
+            if not entries:  # all that was left has been dropped meanwhile
                 self._answer(call)
                 continue
             self.batch.commit(step, entries)
@@ -158,34 +158,34 @@ class ExternalStepScheduler:
         for sequence, _ in call.targets:
             if sequence.status is not Status.FINISHED:
                 outputs.finished.append(self.batch.finish(sequence, FinishReason.ERROR, cause))
-        self.drop(call.message.held)
+        self.drop(call.message.running)
         self._refuse(call, AdvanceError(AdvanceFault.FAILED, cause))
         return outputs
 
     # ------------------------------------------------------------------ one call
 
     def _begin(self, call: _Call, step: Step) -> bool:
-        """Add the call's new sequences and place all in its first step; False if it has to wait.
+        """Add new sequences, and allocate all for the first step; False if the call has to wait.
 
         Raises:
             AdvanceError: it cannot be carried out; nothing has changed.
         """
         if not call.added:
             self._add(call)
-        held = [self._find(request_id) for request_id in call.message.held]
-        call.targets = _targets(call, held)
+        running = [self._find(request_id) for request_id in call.message.running]
+        call.targets = _targets(call, running)
         absent = [sequence for sequence, _ in call.targets if sequence.row < 0]
         if not all(self._is_ready(sequence) for sequence in absent):
             return False
-        for sequence in (*call.new, *held):
+        for sequence in (*call.new, *running):
             sequence.last_advanced = math.inf
-        self._reserved.place(step, absent)
-        # One token at least, so that the step carries the row; its cache may hold more than asked.
+        self._reserved.allocate(step, absent)
+        # At least one token, even if more is cached than requested: the step carries the row.
         call.targets = [(s, max(target, s.num_computed + 1)) for s, target in call.targets]
         return True
 
     def _add(self, call: _Call) -> None:
-        """Queue the new ones, while their adapters and grammars are made ready."""
+        """Let the new requests wait, while their adapters and grammars are made ready."""
         call.added = True
         for request in call.message.new:
             try:
@@ -193,13 +193,13 @@ class ExternalStepScheduler:
             except ValueError as error:
                 raise AdvanceError(AdvanceFault.INVALID, str(error), request.request_id) from None
             sequence = self.batch.add(request)
-            sequence.skip_forced = False  # one token a step, and each with its probability
+            sequence.skip_forced = False  # one token a step, each with its probability
             call.new.append(sequence)
 
     def _find(self, request_id: int) -> Sequence:
         sequence = self.batch.live.get(request_id)
         if sequence is None:
-            cause = self._errors.get(request_id, "it is not held")
+            cause = self._errors.get(request_id, "the request is unknown")
             raise AdvanceError(AdvanceFault.INVALID, cause, request_id)
         return sequence
 
@@ -210,7 +210,7 @@ class ExternalStepScheduler:
         return self.batch.adapters.is_ready(request.adapter_id) and Grammars.is_ready(sequence)
 
     def _fill(self, step: Step, call: _Call) -> list[ScheduledSequence]:
-        """What the step computes: tokens that follow others first, prompts within its budget."""
+        """Schedule decodes, then prompts within the step's budget."""
         entries: list[ScheduledSequence] = []
         left = [(s, target) for s, target in call.targets if _lacks(s, target)]
         for sequence, _ in left:
@@ -226,7 +226,7 @@ class ExternalStepScheduler:
         return entries
 
     def _answer(self, call: _Call) -> None:
-        """All is computed."""
+        """Answer a call whose targets are all computed."""
         for sequence, _ in call.targets:
             prefills = sequence.num_computed < sequence.prompt_tokens
             sequence.prompt_reached = sequence.num_computed if prefills else None
@@ -256,7 +256,7 @@ class ExternalStepScheduler:
 
     def _sequences(self, call: _Call) -> Iterator[Sequence]:
         """The live sequences that a call names."""
-        for request_id in (*call.message.held, *(s.request.request_id for s in call.new)):
+        for request_id in (*call.message.running, *(s.request.request_id for s in call.new)):
             sequence = self.batch.live.get(request_id)
             if sequence is not None:
                 yield sequence
@@ -266,19 +266,19 @@ def _lacks(sequence: Sequence, target: int) -> bool:
     return sequence.status is Status.RUNNING and sequence.num_computed < target
 
 
-def _targets(call: _Call, held: Collection[Sequence]) -> list[tuple[Sequence, int]]:
+def _targets(call: _Call, running: Collection[Sequence]) -> list[tuple[Sequence, int]]:
     """How far each sequence is to be computed."""
     targets = []
-    chunk = call.message.chunk
-    for sequence in held:
+    budget = call.message.prefill_budget
+    for sequence in running:
         target = sequence.num_tokens
         reached = sequence.prompt_reached
         if reached is not None:
-            target = min(target, reached + chunk)
-            chunk -= target - reached
+            target = min(target, reached + budget)
+            budget -= target - reached
             if target == reached:
                 continue
         targets.append((sequence, target))
-    for sequence, upto in zip(call.new, call.message.upto, strict=True):
-        targets.append((sequence, min(upto, sequence.num_tokens)))
+    for sequence, target in zip(call.new, call.message.new_targets, strict=True):
+        targets.append((sequence, min(target, sequence.num_tokens)))
     return targets

@@ -1,18 +1,18 @@
-"""Which LoRA adapters are known, read, and on the device. Numbers only; the store has the weights.
+"""The LoRA adapters that are loaded, on the host and on the device. The store has the weights.
 
     ===========  =================================  ============================================
     an adapter   from                               to
     ===========  =================================  ============================================
-    is known     LoadAdapter                        UnloadAdapter, and the end of its last request
-    is held      its folder was read on a thread    room is needed on the host, and none of its
-                                                    requests waits for a slot
-    has a slot   a step puts it on the device       another needs the slot, and none of its
-                                                    requests runs
+    is loaded    LoadAdapter                        UnloadAdapter, and the end of its last request
+    on the host  its folder was read on a thread    another evicts it from the host, and none of
+                                                    its requests waits for a slot
+    has a slot   a step puts it on the device       another evicts it from the slot, and none of
+                                                    its requests runs
     ===========  =================================  ============================================
 
-Both caches give up what was used longest ago (a device cache before a host cache, after
-TensorRT-LLM's peft cache manager). An adapter that was given up is read again when a request
-asks for it; that request waits, nobody else does.
+Both caches evict the least recently used adapter (a device cache before a host cache, after
+TensorRT-LLM's peft cache manager). An evicted adapter is read again for its next request; no other
+request waits for that.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ class _Adapter:
     """Attributes:
 
     live: requests that wait or run.
-    running: those of them that have a row.
-    answered: the outcome of its LoadAdapter was told.
-    unloading: an UnloadAdapter came and is to be answered.
-    leaving: that, or it could not be loaded: it goes once no request is left.
-    used: when a request of it last began or ended to run, in events.
+    running: requests that have a row.
+    slot: on the device, or -1.
+    on_host: whether the store has it.
+    answered: whether its LoadAdapter has been answered.
+    unloading: whether an UnloadAdapter is to be answered.
+    leaving: whether it is removed after its last request: it is unloading, or could not be read.
+    used: number of the event at which a request of it last began or ceased to run.
+    reading: while its folder is being read.
     """
 
     message: LoadAdapter
     live: int = 0
     running: int = 0
     slot: int = -1
-    held: bool = False
+    on_host: bool = False
     answered: bool = False
     unloading: bool = False
     leaving: bool = False
@@ -59,29 +62,29 @@ class _Adapter:
 
     @property
     def wanted_on_host(self) -> bool:
-        """Whether a request waits for it that the device's copy does not serve."""
+        """Whether a request waits for it, and the device has no copy."""
         return self.slot < 0 and self.live > self.running
 
 
 class LoraSlots:
-    """Gives slots of the device to adapters whose requests run, and room on the host to others.
+    """Caches adapters in slots of the device, and on the host.
 
     Args:
-        config: how many slots there are, and how many adapters the host may hold.
-        store: the worker; None where there are no slots.
+        config: number of slots, and of adapters on the host.
+        store: the worker, or None without slots.
 
     Attributes:
-        answers: what became of loads and unloads, to be told.
+        answers: outcomes of loads and unloads, not yet taken.
     """
 
     def __init__(self, config: SchedulerConfig, store: AdapterStore | None) -> None:
-        self._max_held = config.max_cpu_loras
+        self._max_on_host = config.max_cpu_loras
         self._store = store
-        self._known: dict[int, _Adapter] = {}
-        self._spent: set[int] = set()
+        self._adapters: dict[int, _Adapter] = {}
+        self._used_ids: set[int] = set()
         self._slots: list[_Adapter | None] = [None] * (config.max_loras if store else 0)
         self._busy = 0
-        self._wanted: dict[int, None] = {}
+        self._to_read: dict[int, None] = {}
         self._reading: dict[int, _Adapter] = {}
         self.answers: list[AdapterAnswer] = []
         self._events = 0
@@ -89,35 +92,32 @@ class LoraSlots:
     # ------------------------------------------------------------------ messages
 
     def load(self, message: LoadAdapter) -> None:
-        """Take in a new adapter; the answer follows once it was read."""
+        """Add an adapter; the answer follows once its folder has been read."""
         adapter_id = message.adapter_id
         if not self._slots:
-            error = "no room for adapters was made; start the server with --max-loras"
-            self.answers.append(AdapterAnswer(adapter_id, error))
-        elif adapter_id < 1 or adapter_id in self._spent:
-            error = f"adapter id {adapter_id} cannot be used: it was given before, or is below 1"
-            self.answers.append(AdapterAnswer(adapter_id, error))
+            self._answer(adapter_id, "there are no slots for adapters; start with --max-loras")
+        elif adapter_id < 1 or adapter_id in self._used_ids:
+            self._answer(adapter_id, f"adapter id {adapter_id} was used before, or is below 1")
         else:
-            self._spent.add(adapter_id)
-            self._known[adapter_id] = _Adapter(message)
-            self._wanted[adapter_id] = None
+            self._used_ids.add(adapter_id)
+            self._adapters[adapter_id] = _Adapter(message)
+            self._to_read[adapter_id] = None
             self.read_wanted()
 
     def unload(self, adapter_id: int) -> None:
-        """Refuse new requests for it; the answer follows once the last of the others has ended."""
-        adapter = self._known.get(adapter_id)
+        """Refuse new requests for it; the answer follows once all others have ended."""
+        adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.leaving:
-            error = f"adapter id {adapter_id} is not loaded"
-            self.answers.append(AdapterAnswer(adapter_id, error))
+            self._answer(adapter_id, f"adapter id {adapter_id} is not loaded")
             return
         adapter.leaving = adapter.unloading = True
         if not adapter.answered and not adapter.live and adapter.reading is None:
             adapter.answered = True
-            self.answers.append(AdapterAnswer(adapter_id, "it was unloaded before it was read"))
-        self._drop_if_left(adapter)
+            self._answer(adapter_id, "it was unloaded before it was read")
+        self._remove_if_unused(adapter)
 
     def take_answers(self) -> list[AdapterAnswer]:
-        """Those since the last call."""
+        """The answers since the last call."""
         answers, self.answers = self.answers, []
         return answers
 
@@ -125,25 +125,25 @@ class LoraSlots:
 
     @property
     def reading(self) -> bool:
-        """Whether folders are being read; :meth:`collect` takes in what is done."""
+        """Whether folders are being read, for :meth:`collect` to wait for."""
         return bool(self._reading)
 
     def read_wanted(self) -> None:
-        """Start to read what was asked for, in that order, as far as the host has room.
+        """Start to read the adapters that requests need, in order, while the host can hold them.
 
-        Not to be called between scheduling a step and its launch: the step may still need what
-        is given up.
+        Not to be called between scheduling a step and its launch: the step may still need an
+        adapter that is evicted.
         """
-        if not self._wanted:
+        if not self._to_read:
             return
-        wanted, self._wanted = self._wanted, {}
-        for adapter_id in wanted:
-            adapter = self._known.get(adapter_id)
-            if adapter is None or adapter.held or adapter.reading is not None:
+        to_read, self._to_read = self._to_read, {}
+        for adapter_id in to_read:
+            adapter = self._adapters.get(adapter_id)
+            if adapter is None or adapter.on_host or adapter.reading is not None:
                 continue
-            if not self._make_room():
+            if not self._free_host_slot():
                 if not adapter.answered:
-                    self._wanted[adapter_id] = None  # nobody else asks for it again
+                    self._to_read[adapter_id] = None  # no request will ask for it
                 continue
             assert self._store is not None
             message = adapter.message
@@ -151,41 +151,41 @@ class LoraSlots:
             self._reading[adapter_id] = adapter
 
     def collect(self) -> list[tuple[int, str]]:
-        """Take in the readings that are done; returns the ids of those that failed, and why."""
+        """Take the adapters that have been read; returns the ids and causes of failed ones."""
         failed = []
         for adapter in [a for a in self._reading.values() if a.reading and a.reading.done()]:
             adapter_id, future = adapter.message.adapter_id, adapter.reading
             assert future is not None
             del self._reading[adapter_id]
             adapter.reading = None
-            adapter.held = future.exception() is None
+            adapter.on_host = future.exception() is None
             self._touch(adapter)
-            error = "" if adapter.held else f"{adapter.label}: {_cause(future.exception())}"
+            error = "" if adapter.on_host else f"{adapter.label}: {_cause(future.exception())}"
             if error:
                 log.warning("%s", error)
                 failed.append((adapter_id, error))
             if not adapter.answered:
                 adapter.answered = True
-                self.answers.append(AdapterAnswer(adapter_id, error))
-                # One that could not be loaded is not known; the same path may be tried again.
+                self._answer(adapter_id, error)
+                # An adapter that could not be read is not loaded; its path may be tried again.
                 adapter.leaving = adapter.leaving or bool(error)
-            self._drop_if_left(adapter)
+            self._remove_if_unused(adapter)
         return failed
 
-    def _make_room(self) -> bool:
-        """Whether the host can hold one more, after giving up what was used longest ago."""
-        held = [adapter for adapter in self._known.values() if adapter.held]
-        if len(held) + len(self._reading) < self._max_held:
+    def _free_host_slot(self) -> bool:
+        """Whether the host can hold one more, after evicting the least recently used if need be."""
+        cached = [adapter for adapter in self._adapters.values() if adapter.on_host]
+        if len(cached) + len(self._reading) < self._max_on_host:
             return True
-        free = [adapter for adapter in held if not adapter.wanted_on_host]
-        if not free:
+        evictable = [adapter for adapter in cached if not adapter.wanted_on_host]
+        if not evictable:
             return False
-        self._forget(min(free, key=lambda adapter: adapter.used))
+        self._evict(min(evictable, key=lambda adapter: adapter.used))
         return True
 
-    def _forget(self, adapter: _Adapter) -> None:
+    def _evict(self, adapter: _Adapter) -> None:
         assert self._store is not None
-        adapter.held = False
+        adapter.on_host = False
         self._store.forget_adapter(adapter.message.adapter_id)
 
     # ------------------------------------------------------------------ requests
@@ -194,50 +194,50 @@ class LoraSlots:
         """Check that a request's adapter can be used. Raises ValueError."""
         if not request.adapter_id:
             return
-        adapter = self._known.get(request.adapter_id)
+        adapter = self._adapters.get(request.adapter_id)
         if adapter is None:
             raise ValueError(f"adapter id {request.adapter_id} is not loaded")
         if adapter.leaving:
             raise ValueError(f"{adapter.label} is being unloaded")
 
-    def joined(self, adapter_id: int) -> None:
+    def add_request(self, adapter_id: int) -> None:
         """A request was queued."""
         if adapter_id:
-            self._known[adapter_id].live += 1
+            self._adapters[adapter_id].live += 1
 
-    def ended(self, adapter_id: int) -> None:
-        """A request, which does not run any more, has ended."""
+    def remove_request(self, adapter_id: int) -> None:
+        """A request that does not run any more has ended."""
         if adapter_id:
-            adapter = self._known[adapter_id]
+            adapter = self._adapters[adapter_id]
             adapter.live -= 1
-            self._drop_if_left(adapter)
+            self._remove_if_unused(adapter)
 
     def is_ready(self, adapter_id: int) -> bool:
-        """Whether a slot is all that a request may lack; asks for a reading otherwise."""
+        """Whether an adapter is on the host or the device; queues it for reading otherwise."""
         if not adapter_id:
             return True
-        adapter = self._known[adapter_id]
-        ready = adapter.held or adapter.slot >= 0
+        adapter = self._adapters[adapter_id]
+        ready = adapter.on_host or adapter.slot >= 0
         if not ready and adapter.reading is None:
-            self._wanted[adapter_id] = None
+            self._to_read[adapter_id] = None
         return ready
 
     def has_slot(self, adapter_id: int) -> bool:
-        """Whether an adapter that is ready has a slot, or can have one now."""
+        """Whether an adapter that is ready has a slot, or can get one now."""
         if not adapter_id or self._busy < len(self._slots):
             return True
-        return self._known[adapter_id].slot >= 0
+        return self._adapters[adapter_id].slot >= 0
 
     def have_slots(self, adapter_ids: Collection[int]) -> bool:
-        """Whether all these, which are ready, have slots or can have them now."""
-        more = sum(not self._known[adapter_id].running for adapter_id in adapter_ids)
+        """Whether all these adapters, which are ready, have slots or can get them now."""
+        more = sum(not self._adapters[adapter_id].running for adapter_id in adapter_ids)
         return self._busy + more <= len(self._slots)
 
-    def enter(self, adapter_id: int, step: Step) -> int:
-        """The slot of a request that begins to run, -1: it needs none. ``step`` may fill it."""
+    def acquire(self, adapter_id: int, step: Step) -> int:
+        """The slot for a request that begins to run, or -1 for none; ``step`` may fill it."""
         if not adapter_id:
             return -1
-        adapter = self._known[adapter_id]
+        adapter = self._adapters[adapter_id]
         if adapter.slot < 0:
             self._take_slot(adapter)
             step.adapters.append((adapter.slot, adapter_id))
@@ -246,16 +246,16 @@ class LoraSlots:
         self._touch(adapter)
         return adapter.slot
 
-    def leave(self, adapter_id: int) -> None:
-        """A request runs no more: it ended or was preempted."""
+    def release(self, adapter_id: int) -> None:
+        """A request has ceased to run: it ended or was preempted."""
         if adapter_id:
-            adapter = self._known[adapter_id]
+            adapter = self._adapters[adapter_id]
             adapter.running -= 1
             self._busy -= adapter.running == 0
             self._touch(adapter)
 
     def _take_slot(self, adapter: _Adapter) -> None:
-        """An empty slot, or that of an idle adapter: rather of one that nobody waits for."""
+        """Take an empty slot, or that of an idle adapter, one without waiting requests first."""
         if None in self._slots:
             slot = self._slots.index(None)
         else:
@@ -269,23 +269,26 @@ class LoraSlots:
         self._events += 1
         adapter.used = self._events
 
-    def _drop_if_left(self, adapter: _Adapter) -> None:
-        """Forget an adapter that is unloaded, once nothing needs it."""
+    def _remove_if_unused(self, adapter: _Adapter) -> None:
+        """Remove an adapter that is leaving, once nothing needs it."""
         if not adapter.leaving or adapter.live or adapter.reading is not None:
             return
         adapter_id = adapter.message.adapter_id
-        del self._known[adapter_id]
+        del self._adapters[adapter_id]
         if adapter.slot >= 0:
             self._slots[adapter.slot] = None
-        if adapter.held:
-            self._forget(adapter)
+        if adapter.on_host:
+            self._evict(adapter)
         if adapter.unloading:
-            self.answers.append(AdapterAnswer(adapter_id))
+            self._answer(adapter_id)
+
+    def _answer(self, adapter_id: int, error: str = "") -> None:
+        self.answers.append(AdapterAnswer(adapter_id, error))
 
 
 def _cause(error: BaseException | None) -> str:
-    """In one line."""
+    """A cause in one line."""
     if isinstance(error, TgiError):
         return f"{error.cause}; {error.remedy}" if error.remedy else error.cause
-    words = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {words}"
+    message = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {message}"

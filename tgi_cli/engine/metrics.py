@@ -96,11 +96,11 @@ def _counts() -> dict[tuple[str, str], int]:
 class EngineMetrics:
     """Counts and histograms since the engine started, by name and label.
 
-    The core loop's thread records them in place, without a lock; other threads may read them and
-    see the latest step half recorded.
+    The core loop's thread updates them without a lock, so other threads may see a step half
+    recorded.
 
     Attributes:
-        load: set by the reader's side, see :attr:`tgi_cli.engine.core.EngineCore.metrics`.
+        load: as of the latest read of :attr:`tgi_cli.engine.core.EngineCore.metrics`.
         histograms: seconds by stage and method; ``("schedule", "join")``: seconds of scheduling
             steps that requests join; ``next_size``: requests that join together;
             ``skipped_tokens``: tokens of a request in one step beyond its first.

@@ -30,7 +30,7 @@ class ReservedSequences:
     Args:
         batch: the reserved sequences.
         scheduled: the sequences of the scheduler on the same worker; none of its steps may be in
-            flight when :meth:`place` is called.
+            flight when :meth:`allocate` is called.
     """
 
     def __init__(self, batch: Batch, scheduled: Batch) -> None:
@@ -44,7 +44,7 @@ class ReservedSequences:
         """Sequences that are not idle; may be read from any thread."""
         return sum(not _is_idle(sequence) for sequence in list(self._batch.live.values()))
 
-    def place(self, step: Step, absent: list[Sequence]) -> None:
+    def allocate(self, step: Step, absent: list[Sequence]) -> None:
         """Give each a row in ``step`` and all the blocks that it may ever need.
 
         Raises:
@@ -60,7 +60,7 @@ class ReservedSequences:
         ]
         adapters = {sequence.request.adapter_id for sequence in absent} - {0}
         shared = {block for blocks in cached for block in blocks}
-        if absent and not self._make_room(len(absent), sum(lacking), adapters, shared):
+        if absent and not self._free_up(len(absent), sum(lacking), adapters, shared):
             for blocks in cached:
                 batch.pool.release(blocks)
             raise self._shortage(absent, lacking, adapters)
@@ -78,10 +78,10 @@ class ReservedSequences:
                 return True
         return False
 
-    def _make_room(self, rows: int, blocks: int, adapters: set[int], shared: set[int]) -> bool:
-        """Park and preempt until so much is free beside ``shared`` blocks; False if it cannot be.
+    def _free_up(self, rows: int, blocks: int, adapters: set[int], shared: set[int]) -> bool:
+        """Park and preempt until this much is free beside ``shared`` blocks.
 
-        Nobody is parked or preempted in vain.
+        Returns False, without parking or preempting in vain, if that is impossible.
         """
         if self._fits(rows, blocks, adapters):
             return True
@@ -114,23 +114,23 @@ class ReservedSequences:
         """What is lacking, and for which sequence first."""
         rows, blocks = len(self._batch.resources.free_rows), self._batch.pool.num_available
         size = self._config.block_size
-        culprit, cause = absent[-1], "what is free was promised to others that run"
+        culprit, cause = absent[-1], "free blocks are promised to other running requests"
         if not self._batch.adapters.have_slots(adapters):
             cause = "all slots for adapters are in use"
         for index, sequence in enumerate(absent):
             if index >= rows:
                 culprit = sequence
-                cause = f"all {self._config.max_batch_size} places of the batch are taken"
+                cause = f"all {self._config.max_batch_size} rows of the batch are in use"
                 break
             if lacking[index] > blocks:
                 culprit = sequence
                 cause = (
                     f"it needs {sequence.max_tokens - 1} tokens of the KV cache, and of its "
-                    f"{self._config.num_blocks * size} no more than {blocks * size} can be had"
+                    f"{self._config.num_blocks * size} only {blocks * size} are available"
                 )
                 break
             blocks -= lacking[index]
-        return AdvanceError(AdvanceFault.NO_ROOM, cause, culprit.request.request_id)
+        return AdvanceError(AdvanceFault.NO_CAPACITY, cause, culprit.request.request_id)
 
 
 def _is_idle(sequence: Sequence) -> bool:

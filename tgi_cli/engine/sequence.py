@@ -90,7 +90,7 @@ class Sequence:
         self.prompt_tokens = len(self.token_ids)
         self.max_tokens = self.prompt_tokens + request.max_new_tokens
         self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
-        # Those that look at every token, or may forbid any, get to see every one.
+        # Processors and lists see every token, so that they may change or forbid it.
         self.skip_forced = not (
             request.logits_processors
             or request.return_generation_logits
@@ -107,7 +107,7 @@ class Sequence:
     def jump(self, token_ids: list[int]) -> None:
         """Append tokens that no step chooses, after the last that one did.
 
-        What a step in flight will choose is the first of them, or comes too late.
+        A step in flight chooses the first of them too, or a token that comes too late.
         """
         self.first_unsent = len(self.token_ids)
         self.token_ids.extend(token_ids)
@@ -115,7 +115,7 @@ class Sequence:
         self.placeholders = 0
 
     def rewind(self) -> None:
-        """Forget what was computed: it will be recomputed from the known tokens."""
+        """Reset to the known tokens, which will be recomputed."""
         self.placeholders = 0
         self.stale_results = 0
         self.first_unsent = -1

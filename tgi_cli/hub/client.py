@@ -1,4 +1,4 @@
-"""What the environment says about the hub: where it is, who asks, where files are kept."""
+"""Requests to the hub: settings from the environment, retries, and errors."""
 
 from __future__ import annotations
 
@@ -15,27 +15,34 @@ from typing import Any, TypeVar
 
 from tgi_cli.errors import HubError, OfflineError
 
-_TRUE = {"1", "ON", "YES", "TRUE"}
+logger = logging.getLogger(__name__)
 
+MAX_ATTEMPTS = 5
+INITIAL_DELAY = 1.0
+"""Seconds before the second attempt; doubled before each further one."""
+MAX_DELAY = 300.0
+"""Seconds. A longer ``Retry-After`` is reported as an error at once."""
+RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
-def _is_true(name: str) -> bool:
-    return os.environ.get(name, "").strip().upper() in _TRUE
+ErrorTranslator = Callable[[int, str, str], HubError | None]
+"""From a status, ``X-Error-Code`` and ``X-Error-Message`` to an error, or None to retry."""
 
-
-def _first(*names: str) -> str | None:
-    for name in names:
-        if value := os.environ.get(name, "").strip():
-            return value
-    return None
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class HubEnvironment:
-    """The settings of one download, read when it starts rather than at import.
+    """Settings of one download, read when it starts rather than at import.
 
-    ``token`` is None for an anonymous caller. ``cache`` is huggingface_hub's cache, in its
-    documented layout, so that other tools find what was downloaded and the other way round.
     Sources: https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+
+    Attributes:
+        endpoint: URL of the hub or a mirror.
+        token: access token, or None for anonymous access.
+        cache: huggingface_hub's cache folder, shared with other tools.
+        offline: whether the hub must not be contacted.
+        timeout: seconds without a byte before a connection counts as lost.
+        prefer_xet: whether to use hf-xet's parallel transfers, which cannot resume inside a file.
     """
 
     endpoint: str
@@ -43,21 +50,19 @@ class HubEnvironment:
     cache: Path
     offline: bool
     timeout: float
-    """Seconds without a byte before a connection counts as lost."""
     prefer_xet: bool
-    """Whether the user asked for hf-xet's parallel transfers, which do not resume inside a file."""
 
     @classmethod
     def read(cls) -> HubEnvironment:
-        """The environment variables, TGI's old spellings included; then huggingface_hub's own."""
+        """Read the environment variables, TGI's old spellings included."""
         from huggingface_hub import constants, get_token
 
-        token = _first("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-        cache = _first("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
-        if cache is None and (home := _first("HF_HOME")):
+        token = _first_set("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+        cache = _first_set("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+        if cache is None and (home := _first_set("HF_HOME")):
             cache = str(Path(home) / "hub")
         return cls(
-            endpoint=(_first("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/"),
+            endpoint=(_first_set("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/"),
             token=token or get_token(),
             cache=Path(os.path.expandvars(cache or constants.HF_HUB_CACHE)).expanduser(),
             offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
@@ -66,20 +71,16 @@ class HubEnvironment:
         )
 
 
-logger = logging.getLogger(__name__)
+def _is_true(name: str) -> bool:
+    return os.environ.get(name, "").strip().upper() in {"1", "ON", "YES", "TRUE"}
 
-MAX_ATTEMPTS = 5
-INITIAL_DELAY = 1.0
-MAX_DELAY = 300.0
-"""Seconds; a hub that asks for more patience than that is reported instead of waited for."""
-RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
-ErrorTranslator = Callable[[int, str, str], HubError | None]
-_Result = TypeVar("_Result")
+def _first_set(*names: str) -> str | None:
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that ``Retry-After`` asks for, as a number or a date (RFC 9110, 10.2.3)."""
+    """Parse ``Retry-After``, a number of seconds or a date (RFC 9110, 10.2.3), into seconds."""
     value = headers.get("retry-after", "").strip()
     if value.isdigit():
         return float(value)
@@ -90,32 +91,32 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(moment.timestamp() - time.time(), 0.0)
 
 
-def retry_delay(attempt: int, asked: float | None) -> float:
-    """Seconds before try ``attempt`` + 1 (the first is 1): what was asked, else 1, 2, 4 ... s."""
-    if asked is not None:
-        return asked
+def retry_delay(attempt: int, requested: float | None) -> float:
+    """Seconds to wait after ``attempt``, counted from 1: ``requested``, else 1, 2, 4 ... s."""
+    if requested is not None:
+        return requested
     return INITIAL_DELAY * 2.0 ** (attempt - 1) * random.uniform(0.8, 1.2)
 
 
 def error_fields(status: int, headers: Mapping[str, str]) -> tuple[int, str, str]:
-    """What ``ErrorTranslator`` wants to know of a response."""
+    """Extract the arguments of an :data:`ErrorTranslator` from a response."""
     return status, headers.get("x-error-code", ""), headers.get("x-error-message", "")
 
 
-def retries_exhausted(hub: HubEnvironment, status: int, asked: float | None) -> OfflineError:
-    """The error after the last try that ended with a transient ``status``."""
-    wait = f"; it asks to wait {asked:.0f} s" if asked else ""
+def retries_exhausted(hub: HubEnvironment, status: int, requested: float | None) -> OfflineError:
+    """Build the error for a retryable ``status`` on the last attempt."""
+    wait = f"; it asks to wait {requested:.0f} s" if requested else ""
     if status == 429:
         remedy = "wait a while" + ("" if hub.token else "; with HF_TOKEN the limits are higher")
         return OfflineError(f"{hub.endpoint} limits the rate of requests (429){wait}", remedy)
     return OfflineError(
         f"{hub.endpoint} keeps answering {status}{wait}",
-        "it is overloaded or down: try again later, what was downloaded is kept",
+        "it is overloaded or down: try again later, the download will resume",
     )
 
 
 def unreachable_error(hub: HubEnvironment, error: BaseException) -> OfflineError:
-    """The error for a hub that does not answer, with the reason in the system's words."""
+    """Build the error for a failed connection, with the system's reason."""
     reason = str(error).strip() or type(error).__name__
     return OfflineError(
         f"cannot reach {hub.endpoint}: {reason}",
@@ -123,10 +124,18 @@ def unreachable_error(hub: HubEnvironment, error: BaseException) -> OfflineError
     )
 
 
-def transport_errors() -> tuple[type[Exception], ...]:
-    """What httpx raises for a lost or refused connection, and the client of huggingface_hub.
+def offline_mode_error() -> OfflineError:
+    """Build the error for a request that HF_HUB_OFFLINE forbids."""
+    return OfflineError(
+        "HF_HUB_OFFLINE is set and the cache does not have the whole model",
+        "unset HF_HUB_OFFLINE, or download the model first",
+    )
 
-    That is httpx too before huggingface_hub 2, and httpx2 since.
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """Exception classes for lost or refused connections, in our client and huggingface_hub's.
+
+    huggingface_hub uses httpx before version 2, and httpx2 since.
     """
     import httpx
 
@@ -138,51 +147,45 @@ def transport_errors() -> tuple[type[Exception], ...]:
 
 
 def call_with_retries(
-    ask: Callable[[], _Result],
+    request: Callable[[], _Result],
     hub: HubEnvironment,
-    doing: str,
+    description: str,
     to_error: ErrorTranslator,
     stop: threading.Event | None = None,
 ) -> _Result:
-    """``ask()``, up to ``MAX_ATTEMPTS`` times, with huggingface_hub's errors translated.
+    """Call ``request`` up to ``MAX_ATTEMPTS`` times, and translate huggingface_hub's errors.
 
-    A connection that is refused, or a name that does not resolve, is tried twice only: that is
-    a setting, not a hiccup. Raises what ``to_error`` makes of a status, or OfflineError.
+    A refused connection or an unknown host is tried only twice: that is a wrong setting rather
+    than a passing failure.
+
+    Raises:
+        HubError: the error of ``to_error``, or OfflineError after the last attempt.
     """
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     attempt = 0
     while True:
         attempt += 1
-        asked = None
+        requested = None
         try:
-            return ask()
+            return request()
         except OfflineModeIsEnabled as error:
             raise offline_mode_error() from error
         except HfHubHTTPError as error:
             response: Any = error.response
             if response is None:
                 raise unreachable_error(hub, error) from error
-            told = to_error(*error_fields(response.status_code, response.headers))
-            if told is not None:
-                raise told from error
-            asked = retry_after(response.headers)
-            if attempt >= MAX_ATTEMPTS or (asked or 0) > MAX_DELAY:
-                raise retries_exhausted(hub, response.status_code, asked) from error
-            why = f"{response.status_code}"
+            translated = to_error(*error_fields(response.status_code, response.headers))
+            if translated is not None:
+                raise translated from error
+            requested = retry_after(response.headers)
+            if attempt >= MAX_ATTEMPTS or (requested or 0) > MAX_DELAY:
+                raise retries_exhausted(hub, response.status_code, requested) from error
+            reason = f"{response.status_code}"
         except transport_errors() as error:
-            tries = 2 if type(error).__name__ == "ConnectError" else MAX_ATTEMPTS
-            if attempt >= tries:
+            if attempt >= (2 if type(error).__name__ == "ConnectError" else MAX_ATTEMPTS):
                 raise unreachable_error(hub, error) from error
-            why = str(error) or type(error).__name__
-        seconds = retry_delay(attempt, asked)
-        logger.warning("%s: %s; trying again in %.0f s", doing, why, seconds)
+            reason = str(error) or type(error).__name__
+        seconds = retry_delay(attempt, requested)
+        logger.warning("%s: %s; trying again in %.0f s", description, reason, seconds)
         (stop or threading.Event()).wait(seconds)
-
-
-def offline_mode_error() -> OfflineError:
-    """The error for a request that HF_HUB_OFFLINE forbids."""
-    return OfflineError(
-        "HF_HUB_OFFLINE is set and the cache does not have the whole model",
-        "unset HF_HUB_OFFLINE, or download the model first",
-    )

@@ -1,4 +1,4 @@
-"""LoRA adapters by name: from what the user wrote to folders that an engine can read.
+"""Resolves LoRA adapters to folders that the engine can load.
 
 The forms are those of TGI's ``--lora-adapters``: ``id``, ``id@revision``, ``name=path`` and
 ``name=id@revision``. An adapter is PEFT's folder of ``adapter_config.json`` and weights:
@@ -18,9 +18,9 @@ from tgi_cli.errors import ConfigError, ModelError, ModelNotFoundError, OfflineE
 from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.cache import RepoCache
 from tgi_cli.hub.client import HubEnvironment, offline_mode_error
-from tgi_cli.hub.download import download
-from tgi_cli.hub.progress import Progress
+from tgi_cli.hub.download import download, download_progress
 from tgi_cli.hub.repository import fetch_repository
+from tgi_cli.process.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +28,18 @@ _FORMS = "the forms are: id, id@revision, name=path, name=id@revision"
 NAME_CHARACTERS = 256
 _NAME = re.compile(rf"[^\s=@,]{{1,{NAME_CHARACTERS}}}")
 BASE_NAME = "tgi"
-"""What TGI's clients call the served model, whatever it is."""
+"""The name of the served model for TGI's clients, whatever the model is."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAdapter:
-    """An adapter's folder, complete and checked, and the name that requests use for it."""
+    """A complete and verified folder of an adapter, and its name in requests."""
 
     name: str
     path: Path
 
     def __str__(self) -> str:
-        """As ``--lora-adapters`` takes it."""
+        """The form that ``--lora-adapters`` accepts."""
         return f"{self.name}={self.path}"
 
 
@@ -51,21 +51,22 @@ class _AdapterRequest:
 
 
 def resolve_adapters(
-    items: Sequence[str], model_id: str, progress: Progress | None = None
+    items: Sequence[str], model_id: str, progress: ProgressReporter | None = None
 ) -> tuple[LocalAdapter, ...]:
-    """The folders of the adapters that the user named, downloaded where that is needed.
+    """Resolve adapters to folders; download them if necessary.
 
     Args:
         items: in the forms of ``--lora-adapters``.
-        model_id: of the base, whose name no adapter may have.
+        model_id: the base model, whose name no adapter may have.
+        progress: of the downloads.
 
     Raises:
-        ConfigError: an item in no known form, or a name that is used twice.
-        HubError: one cannot be had.
-        ModelError: what a name stands for is no adapter.
+        ConfigError: an item is malformed, or a name is used twice.
+        HubError: an adapter is unavailable.
+        ModelError: a folder or repository is not an adapter.
     """
-    wanted = [_parse(item) for item in items]
-    names = [one.name for one in wanted]
+    requests = [_parse(item) for item in items]
+    names = [request.name for request in requests]
     for name in names:
         check_name(name, model_id)
         if names.count(name) > 1:
@@ -73,14 +74,14 @@ def resolve_adapters(
                 f"--lora-adapters names {name!r} twice", "give each its own name: name=id or path"
             )
     found = []
-    for one in wanted:
-        path = resolve_adapter(one.source, one.revision, progress=progress)
+    for request in requests:
+        path = resolve_adapter(request.source, request.revision, progress=progress)
         if "," in str(path):
             raise ConfigError(
-                f"the path of the adapter {one.name} has a comma in it: {path}",
+                f"the path of the adapter {request.name} has a comma in it: {path}",
                 "commas separate adapters: make a link to it without one",
             )
-        found.append(LocalAdapter(one.name, path))
+        found.append(LocalAdapter(request.name, path))
     return tuple(found)
 
 
@@ -98,7 +99,7 @@ def _parse(item: str) -> _AdapterRequest:
 
 
 def check_name(name: str, model_id: str) -> None:
-    """Refuse a name that requests could not use. Raises ConfigError."""
+    """Raise ConfigError for a name that requests could not use."""
     if name in (model_id, BASE_NAME):
         raise ConfigError(
             f"{name!r} is the name of the base model", "give the adapter another: name=id or path"
@@ -120,18 +121,19 @@ def resolve_adapter(
     revision: str | None = None,
     *,
     absolute: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> Path:
-    """The folder of one adapter, with safetensors weights.
+    """Resolve one adapter to a folder with safetensors weights.
 
     Args:
         source: a folder or an id on the hub.
-        revision: branch, tag, commit or ``refs/pr/N`` of the latter.
-        absolute: take only absolute paths for folders: whoever asks does not know our own.
+        revision: branch, tag, commit or ``refs/pr/N`` of a repository.
+        absolute: accept only absolute paths as folders, for callers in other working directories.
+        progress: of the download.
 
     Raises:
-        HubError: it cannot be had.
-        ModelError: it is not an adapter.
+        HubError: the adapter is unavailable.
+        ModelError: the folder or repository is not an adapter.
     """
     folder = Path(source).expanduser() if not absolute else Path(source)
     if folder.is_absolute() or (not absolute and folder.exists()):
@@ -140,7 +142,8 @@ def resolve_adapter(
                 f"there is no folder {source}", "name a folder with adapter_config.json, or an id"
             )
         try:
-            _require_config(folder, source)
+            if not (folder / model_files.ADAPTER_CONFIG).is_file():  # do not list the folder
+                raise _not_an_adapter_error(source)
             return _with_safetensors(folder.resolve())
         except OSError as error:
             raise ModelError(f"{error.filename or source}: {error.strerror or error}") from error
@@ -148,11 +151,11 @@ def resolve_adapter(
         raise ModelNotFoundError(
             f"there is no folder {source}", "name a folder by its absolute path, or an id"
         )
-    return _with_safetensors(_from_hub(source, revision, progress or Progress()))
+    return _with_safetensors(_from_hub(source, revision, progress or download_progress(quiet=True)))
 
 
 def split_revision(source: str) -> tuple[str, str | None]:
-    """``id@revision`` in two; an absolute path is left whole."""
+    """Split ``id@revision``; an absolute path is returned whole."""
     if source.startswith("/"):
         return source, None
     source, _, revision = source.partition("@")
@@ -160,13 +163,13 @@ def split_revision(source: str) -> tuple[str, str | None]:
 
 
 def base_model_of(folder: Path) -> str:
-    """The model that an adapter says it was trained on; empty if it does not say."""
-    said = model_files.read_json(folder / model_files.ADAPTER_CONFIG).get("base_model_name_or_path")
-    return said if isinstance(said, str) else ""
+    """The base model in an adapter's config, or an empty string."""
+    base = model_files.read_json(folder / model_files.ADAPTER_CONFIG).get("base_model_name_or_path")
+    return base if isinstance(base, str) else ""
 
 
-def is_same_base(said: str, model_id: str) -> bool:
-    """Whether an adapter's base is the served model, as far as their last names tell.
+def is_same_base(base: str, model_id: str) -> bool:
+    """Whether an adapter's base has the served model's name, organizations and paths aside.
 
     >>> is_same_base("org/Model", "/data/model/")
     True
@@ -175,10 +178,10 @@ def is_same_base(said: str, model_id: str) -> bool:
     def last(name: str) -> str:
         return Path(name).name.lower()
 
-    return not said or last(said) == last(model_id)
+    return not base or last(base) == last(model_id)
 
 
-def _from_hub(model_id: str, revision: str | None, progress: Progress) -> Path:
+def _from_hub(model_id: str, revision: str | None, progress: ProgressReporter) -> Path:
     hub = HubEnvironment.read()
     try:
         if hub.offline:
@@ -190,36 +193,30 @@ def _from_hub(model_id: str, revision: str | None, progress: Progress) -> Path:
         if commit is None or not cache.snapshot(commit).is_dir():
             raise error
         folder = cache.snapshot(commit)
-        _require_adapter(model_files.file_names(folder), model_id)
+        if not (folder / model_files.ADAPTER_CONFIG).is_file():
+            raise _not_an_adapter_error(model_id) from error
         model_files.check_adapter(folder)
         return folder
-    _require_adapter(list(repository.files), model_id)
+    if model_files.ADAPTER_CONFIG not in repository.files:
+        raise _not_an_adapter_error(model_id)
     chosen = model_files.select_adapter_files(repository.files)
     return download(repository, (chosen.small, chosen.weights), hub, progress)
 
 
-def _require_config(folder: Path, what: str) -> None:
-    """Refuse a folder without the file that makes an adapter; others are not looked at."""
-    _require_adapter(
-        [model_files.ADAPTER_CONFIG] * (folder / model_files.ADAPTER_CONFIG).is_file(), what
+def _not_an_adapter_error(source: str) -> ModelError:
+    return ModelError(
+        f"{source} is not an adapter: it has no {model_files.ADAPTER_CONFIG}",
+        "name a folder or repository that PEFT's save_pretrained wrote",
     )
 
 
-def _require_adapter(names: Sequence[str], what: str) -> None:
-    if model_files.ADAPTER_CONFIG not in names:
-        raise ModelError(
-            f"{what} is not an adapter: it has no {model_files.ADAPTER_CONFIG}",
-            "name a folder or repository that PEFT's save_pretrained wrote",
-        )
-
-
 def _with_safetensors(folder: Path) -> Path:
-    """``folder``, checked; weights that are a pickle only are converted beside it."""
+    """Check ``folder``, and convert its weights there if they are a pickle."""
     weights = model_files.check_adapter(folder)
     if weights.suffix == ".bin":
         if not os.access(folder, os.W_OK):
             raise ModelError(
-                f"{weights} is a pickle, and there is no writing beside it",
+                f"{weights} is a pickle, and its folder is read-only",
                 "copy the adapter to a folder of your own",
             )
         logger.info("converting %s to safetensors", weights)

@@ -1,7 +1,7 @@
-"""``python -m tgi_cli.hub.merge_lora ADAPTER BASE TARGET``: a plain LoRA adapter into its base.
+"""``python -m tgi_cli.hub.merge_lora ADAPTER BASE TARGET``: merges a plain LoRA adapter.
 
-W + scale * B A, tensor by tensor, one shard in memory at a time (LoRA, arXiv:2106.09685;
-rank-stabilised scale, arXiv:2312.03732). The adapter's format is PEFT's:
+Computes W + scale * B A tensor by tensor, with one shard in memory at a time (LoRA,
+arXiv:2106.09685; rank-stabilised scale, arXiv:2312.03732). The adapter's format is PEFT's:
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
@@ -22,10 +22,10 @@ from tgi_cli.hub.model_files import check_adapter, check_model, file_names, read
 from tgi_cli.patterns import Patterns
 
 if TYPE_CHECKING:
-    from tgi_cli.hub.convert import Tensor
+    from torch import Tensor
 
 _PREFIX = "base_model.model."
-_ELSEWHERE = "merge it with PEFT's merge_and_unload, and serve the result"
+_REMEDY = "merge it with PEFT's merge_and_unload, and serve the result"
 _REFUSED = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -42,7 +42,7 @@ _REFUSED = {
 
 @dataclass
 class LoraAdapter:
-    """A LoRA adapter: pairs (A [r, in], B [out, r]) and replacements by the module's name."""
+    """A LoRA adapter: pairs A [r, in], B [out, r] by module, and whole tensors by name."""
 
     config: dict[str, Any]
     a: dict[str, Tensor] = field(default_factory=dict)
@@ -52,21 +52,19 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, folder: Path) -> LoraAdapter:
-        """Read an adapter; UnsupportedModelError names what is not plain LoRA."""
+        """Load an adapter; UnsupportedModelError for anything but plain LoRA."""
         adapter = cls(read_json(folder / model_files.ADAPTER_CONFIG))
         kind = adapter.config.get("peft_type")
         if kind != "LORA":
-            raise UnsupportedModelError(f"{folder}: a {kind} adapter is not supported", _ELSEWHERE)
+            raise UnsupportedModelError(f"{folder}: a {kind} adapter is not supported", _REMEDY)
         for key, name in _REFUSED.items():
             if adapter.config.get(key):
-                raise UnsupportedModelError(
-                    f"{folder}: {name} ({key}) is not supported", _ELSEWHERE
-                )
+                raise UnsupportedModelError(f"{folder}: {name} ({key}) is not supported", _REMEDY)
         for key, tensor in _read(check_adapter(folder)).items():
             adapter._take(key, tensor)
         if adapter.a.keys() != adapter.b.keys():
-            lonely = sorted(adapter.a.keys() ^ adapter.b.keys())
-            raise CheckpointError(f"{folder}: {lonely[0]} has only one of lora_A and lora_B")
+            unpaired = sorted(adapter.a.keys() ^ adapter.b.keys())
+            raise CheckpointError(f"{folder}: {unpaired[0]} has only one of lora_A and lora_B")
         return adapter
 
     def _take(self, key: str, tensor: Tensor) -> None:
@@ -75,32 +73,32 @@ class LoraAdapter:
             (self.a if match[2] == "A" else self.b)[match[1]] = tensor
         elif "lora_" in name:
             kind = "LoRA of embeddings" if "embedding" in name else "not plain LoRA"
-            raise UnsupportedModelError(f"{key} is not supported: {kind}", _ELSEWHERE)
+            raise UnsupportedModelError(f"{key} is not supported: {kind}", _REMEDY)
         else:
             # bias="all", modules_to_save and resized embeddings are whole tensors.
             self.replaced[re.sub(r"\.modules_to_save(\.default)?|\.base_layer", "", name)] = tensor
 
     def scale(self, module: str) -> float:
-        """alpha / r, or alpha / sqrt(r) with use_rslora, after the patterns for the module."""
+        """alpha / r, or alpha / sqrt(r) with use_rslora; the module's patterns take precedence."""
         rank = self._by_pattern("rank_pattern", module, "r")
         alpha = self._by_pattern("alpha_pattern", module, "lora_alpha")
         return alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank
 
     def _by_pattern(self, table: str, module: str, key: str) -> float:
-        """The value of the first pattern that is, or ends, the module's name, as PEFT has it.
+        """The value of the first pattern that matches the module's name or its end, as in PEFT.
 
-        Raises KeyError, TypeError, ValueError or OverflowError for what is no finite number.
+        Raises KeyError, TypeError, ValueError or OverflowError unless it is a finite number.
         """
         patterns = self.config.get(table) or {}
         if not isinstance(patterns, dict):
-            raise TypeError(f"{table} is no object")
+            raise TypeError(f"{table} is not an object")
         for pattern, value in patterns.items():
             if self._patterns.fullmatch(rf"(.*\.)?({pattern})", module):
                 return _finite(value)
         return _finite(self.config[key])
 
     def merged(self, module: str, weight: Tensor) -> Tensor:
-        """``weight`` with the module's pair added; the product is taken in fp32."""
+        """Add the module's pair to ``weight``; the product is computed in float32."""
         delta = self.b[module].float() @ self.a[module].float()
         if self.config.get("fan_in_fan_out"):
             delta = delta.T
@@ -114,27 +112,27 @@ class LoraAdapter:
 
 
 def merge(adapter_folder: Path, base: Path, target: Path) -> None:
-    """Write into ``target`` a whole model: the base's files with the adapter's weights added.
+    """Write a whole model into ``target``: the base's files with the adapter's weights added.
 
-    A tokenizer or chat template that comes with the adapter takes the place of the base's.
+    A tokenizer or chat template of the adapter replaces the base's.
     """
     from safetensors import safe_open
 
     config = read_json(base / "config.json")
     if config.get("quantization_config"):
-        raise UnsupportedModelError(f"{base} is quantized: no adapter can be merged", _ELSEWHERE)
+        raise UnsupportedModelError(f"{base} is quantized: no adapter can be merged", _REMEDY)
     adapter = LoraAdapter.load(adapter_folder)
     shards = check_model(base, ".safetensors")
     names: dict[str, Path] = {}
     for shard in shards:
         with safe_open(shard, "pt") as opened:
             names |= dict.fromkeys(opened.keys(), shard)
-    pairs = {_find(module + ".weight", names): module for module in adapter.a}
-    whole = {_find(name, names): tensor for name, tensor in adapter.replaced.items()}
+    pairs = {_base_name(module + ".weight", names): module for module in adapter.a}
+    whole = {_base_name(name, names): tensor for name, tensor in adapter.replaced.items()}
     tied = [name for name in whole if config.get("tie_word_embeddings") and "embed" in name]
     if tied:
         raise UnsupportedModelError(
-            f"the adapter replaces {tied[0]}, which the base ties to its output head", _ELSEWHERE
+            f"the adapter replaces {tied[0]}, which the base ties to its output head", _REMEDY
         )
     for shard in shards:
         with safe_open(shard, "pt") as opened:
@@ -153,9 +151,9 @@ def _copy_small(adapter: Path, base: Path, target: Path) -> None:
     index = model_files.index_name(".safetensors")
     if (base / index).is_file():
         shutil.copyfile(base / index, target / index)
-    for folder, left_out in ((base, ()), (adapter, model_files.CONFIG_FILES)):
+    for folder, excluded in ((base, ()), (adapter, model_files.CONFIG_FILES)):
         for name in model_files.select_files(file_names(folder), ".safetensors", True).small:
-            if name not in (index, model_files.ADAPTER_CONFIG, *left_out):
+            if name not in (index, model_files.ADAPTER_CONFIG, *excluded):
                 shutil.copyfile(folder / name, target / name)
         templates = folder / "additional_chat_templates"
         if templates.is_dir():
@@ -170,8 +168,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def _find(name: str, base: dict[str, Path]) -> str:
-    """The base's name for an adapter's: the same, or without the class's own prefix."""
+def _base_name(name: str, base: dict[str, Path]) -> str:
+    """The base's name of an adapter's tensor, which may lack or add the class's prefix."""
     for candidate in (name, name.partition(".")[2], f"model.{name}", f"transformer.{name}"):
         if candidate in base:
             return candidate
@@ -192,7 +190,7 @@ def _same_shape(name: str, new: Tensor, old: Tensor) -> Tensor:
     if new.shape != old.shape:
         raise UnsupportedModelError(
             f"the adapter replaces {name} {tuple(old.shape)} by one of {tuple(new.shape)}",
-            _ELSEWHERE,
+            _REMEDY,
         )
     return new.to(old.dtype).contiguous()
 

@@ -1,4 +1,4 @@
-"""Which files of a repository serving needs."""
+"""Files of a model: which ones serving needs, and whether a folder has all of them intact."""
 
 from __future__ import annotations
 
@@ -37,28 +37,21 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 _SMALL = CONFIG_FILES | TOKENIZER_FILES | PROCESSOR_FILES | QUANTIZATION_FILES
 _NOT_WEIGHTS = ("arguments", "args", "training")
-"""Parts of names that TGI takes for leftovers of training, not weights."""
+"""Parts of names that mark leftovers of training rather than weights, as in TGI."""
 
-_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>\..+)$")
+_NAME_LENGTH = 255
+"""Longest file name on common file systems."""
+
+_SHARD = re.compile(r"^(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<rest>\..+)$")
 
 
 @dataclass(frozen=True)
 class FileSelection:
-    """The files to have, in the order to fetch them: ``small`` ones first, then ``weights``.
-
-    ``skipped`` says of every other file why it stays where it is.
-    """
+    """Files to fetch: first ``small`` ones, then ``weights``. ``skipped`` has a reason by name."""
 
     small: tuple[str, ...]
     weights: tuple[str, ...]
     skipped: dict[str, str]
-
-
-def shard_family(name: str) -> tuple[str, int] | None:
-    """(name with the number taken out, number of shards) of ``x-00001-of-00002.y``, else None."""
-    if match := _SHARD.match(name):
-        return f"{match['stem']}-of-{match['count']}{match['rest']}", int(match["count"])
-    return None
 
 
 def _stem(extension: str) -> str:
@@ -66,12 +59,12 @@ def _stem(extension: str) -> str:
 
 
 def index_name(extension: str) -> str:
-    """The name of the index of sharded weights with this extension."""
+    """Name of the index of sharded weights with this extension."""
     return f"{_stem(extension)}{extension}.index.json"
 
 
 def is_weight_file(name: str, extension: str) -> bool:
-    """Whether a name is a model's weights: in the repository's root and no leftover of training.
+    """Whether a file is a model's weights: in the root and not a leftover of training.
 
     >>> is_weight_file("model.safetensors", ".safetensors")
     True
@@ -87,10 +80,10 @@ def is_weight_file(name: str, extension: str) -> bool:
 
 
 def weight_files(names: Iterable[str], extension: str) -> tuple[list[str], dict[str, str]]:
-    """The weights among ``names``, and for every other file with the extension why it is none.
+    """Select the weights among ``names``; return them, and reasons for the others by name.
 
     A repository may hold the same weights several times: as Mistral's ``consolidated*``, as a
-    variant (``model.fp16.safetensors``), or both whole and in shards. One copy is taken.
+    variant (``model.fp16.safetensors``), or both whole and in shards. One copy is selected.
     """
     candidates = [name for name in names if is_weight_file(name, extension)]
     skipped = {
@@ -103,21 +96,21 @@ def weight_files(names: Iterable[str], extension: str) -> tuple[list[str], dict[
     variant = re.compile(rf"{stem}(\.|-\d{{5}}-of-\d{{5}}\.)")
     whole = _stem(extension) + extension
     plain = {name for name in candidates if name == whole or shard.fullmatch(name)}
-    kept = []
+    selected = []
     for name in candidates:
         if plain and name.startswith("consolidated"):
-            skipped[name] = "the same weights once more"
+            skipped[name] = "a copy of the same weights"
         elif plain and name not in plain and variant.match(name):
             skipped[name] = "a variant of the same weights"
         elif whole in plain and name in plain and name != whole:
             skipped[name] = f"the same weights as {whole}"
         else:
-            kept.append(name)
-    return sorted(kept), skipped
+            selected.append(name)
+    return sorted(selected), skipped
 
 
 def select_files(names: Iterable[str], extension: str, trust_remote_code: bool) -> FileSelection:
-    """Choose from a repository's file names; weights with ``extension`` may be none at all."""
+    """Select the files of a model's repository; there may be no weights with ``extension``."""
     names = list(names)
     weights, skipped = weight_files(names, extension)
     small = []
@@ -143,46 +136,41 @@ def select_files(names: Iterable[str], extension: str, trust_remote_code: bool) 
 
 
 def select_adapter_files(names: Iterable[str]) -> FileSelection:
-    """Choose the files of a PEFT adapter's repository: its weights, its tokenizer, no base."""
+    """Select the files of a PEFT adapter's repository: weights and tokenizer, not a base model."""
     names = list(names)
     weights = [name for name in ADAPTER_WEIGHTS if name in names][:1]
     small = [name for name in names if name in _SMALL or name == ADAPTER_CONFIG]
     small += [name for name in names if name.endswith(".model") and "/" not in name]
-    taken = {*weights, *small}
-    skipped = {name: "not needed to serve" for name in names if name not in taken}
+    skipped = dict.fromkeys(set(names) - {*weights, *small}, "not needed to serve")
     return FileSelection(tuple(sorted(small)), tuple(weights), skipped)
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Whether a repository or folder is a PEFT adapter: its weights and no model beside them."""
+    """Whether a repository or folder is a PEFT adapter without a model."""
     names = set(names)
     return ADAPTER_CONFIG in names and not any(
         is_weight_file(name, extension) for name in names for extension in (".safetensors", ".bin")
     )
 
 
-_NAME_LENGTH = 255
-"""Of a file's name, on the file systems that there are."""
-
-
 def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of ``limit`` bytes at most; CorruptFileError for anything else."""
+    """Read a JSON object of at most ``limit`` bytes; CorruptFileError for anything else."""
     try:
         found = read_bounded(path, limit)
     except ValueError as error:
-        raise CorruptFileError(f"{path} is not JSON: {error}", "fetch it again") from error
+        raise CorruptFileError(f"{path} is not valid JSON: {error}", "fetch it again") from error
     if not isinstance(found, dict):
         raise CorruptFileError(f"{path} is not a JSON object", "fetch it again")
     return found
 
 
 def file_names(folder: Path) -> list[str]:
-    """The names of the files in a folder's root."""
+    """Names of the files in a folder, subfolders excluded."""
     return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
 def has_weights(folder: Path, extension: str) -> bool:
-    """Whether there are weights with this extension, whole or not."""
+    """Whether a folder has weights with this extension, complete or not."""
     return folder.is_dir() and bool(weight_files(file_names(folder), extension)[0])
 
 
@@ -196,12 +184,12 @@ def is_complete(folder: Path, extension: str) -> bool:
 
 
 def check_model(folder: Path, extension: str) -> list[Path]:
-    """Make sure that a folder holds a whole model; return its weight files.
+    """Check that a folder holds a complete model; return its weight files.
 
     Raises:
-        ModelError: no config.json, no weights.
-        CheckpointError: shards are missing; the message names them.
-        CorruptFileError: a file's size does not fit its header.
+        ModelError: config.json or the weights are missing.
+        CheckpointError: shards are missing; the message lists them.
+        CorruptFileError: a file's size contradicts its header.
     """
     names = file_names(folder) if folder.is_dir() else []
     if "config.json" not in names:
@@ -213,32 +201,36 @@ def check_model(folder: Path, extension: str) -> list[Path]:
     weights, _ = weight_files(names, extension)
     if not weights:
         raise missing_weights_error(folder, extension, names)
-    _require(folder, _shards_wanted(folder, weights, extension))
+    required = _required_shards(folder, weights, extension)
+    missing = sorted(name for name in required if not (folder / name).is_file())
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        raise CheckpointError(f"{folder} lacks {shown}", "copy or download the missing shards")
     paths = [folder / name for name in weights]
     if extension == ".safetensors":
         for path in paths:
-            check_safetensors(path)
+            read_header(path)
     return paths
 
 
 def check_adapter(folder: Path) -> Path:
-    """Make sure that a folder holds a whole PEFT adapter; return its weight file."""
+    """Check that a folder holds a complete PEFT adapter; return its weight file."""
     read_json(folder / ADAPTER_CONFIG)
     for name in ADAPTER_WEIGHTS:
         path = folder / name
         if path.is_file():
             if name.endswith(".safetensors"):
-                check_safetensors(path)
+                read_header(path)
             return path
     raise ModelError(f"{folder} has an adapter_config.json and no adapter weights")
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """What an index says: the file of each tensor, all of them in the index's own folder.
+    """Read an index: the file name of each tensor, in the index's own folder.
 
     Raises:
-        OSError: it cannot be read.
-        CorruptFileError: it is no index, or names a file elsewhere.
+        OSError: the index cannot be read.
+        CorruptFileError: the content is not a valid index, or names a file elsewhere.
     """
     found = read_json(index, INDEX_BYTES).get("weight_map")
     if not isinstance(found, dict) or not found:
@@ -252,43 +244,26 @@ def weight_map(index: Path) -> dict[str, str]:
     return {str(tensor): str(name) for tensor, name in found.items()}
 
 
-def check_safetensors(path: Path) -> None:
-    """Compare a safetensors file's header with its size, without reading the tensors.
-
-    Layout: https://huggingface.co/docs/safetensors/index#format. Raises CorruptFileError.
-    """
-    read_header(path)
-
-
-def _shards_wanted(folder: Path, weights: list[str], extension: str) -> set[str]:
-    """The files that an index, or the names of shards, say there must be."""
+def _required_shards(folder: Path, weights: list[str], extension: str) -> set[str]:
+    """The files that the index, or the numbering of shards, requires."""
     index = folder / index_name(extension)
-    whole = any(shard_family(name) is None for name in weights)
-    if index.is_file() and not whole:
+    if index.is_file() and all(_SHARD.match(name) for name in weights):
         return set(weight_map(index).values())
-    wanted = set()
+    required = set()
     for name in weights:
-        if family := shard_family(name):
-            stem, _, rest = name.rpartition("-of-")
-            stem = stem[: -len("00001")]
-            wanted |= {f"{stem}{number:05d}-of-{rest}" for number in range(1, family[1] + 1)}
-    return wanted
+        if match := _SHARD.match(name):
+            for number in range(1, int(match["count"]) + 1):
+                required.add(f"{match['stem']}-{number:05d}-of-{match['count']}{match['rest']}")
+    return required
 
 
-def _require(folder: Path, wanted: set[str]) -> None:
-    missing = sorted(name for name in wanted if not (folder / name).is_file())
-    if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        raise CheckpointError(f"{folder} lacks {shown}", "copy or download the missing shards")
-
-
-def missing_weights_error(what: object, extension: str, names: list[str]) -> ModelError:
-    """The error for a folder or repository without weights, advice fitting what it has instead."""
+def missing_weights_error(source: object, extension: str, names: list[str]) -> ModelError:
+    """Build the error for a folder or repository without weights, with advice on what it has."""
     endings = {Path(name).suffix for name in names}
     if ".gguf" in endings:
-        remedy = "GGUF is not read: name the model that the GGUF files were made from"
+        remedy = "GGUF is not supported: name the model that the GGUF files were made from"
     elif extension != ".safetensors" and endings & {".safetensors", ".bin"}:
         remedy = "leave out --extension to take the weights that are there"
     else:
         remedy = "name a model, or a revision of it, that has .safetensors weights"
-    return ModelError(f"{what} has no {extension} weights", remedy)
+    return ModelError(f"{source} has no {extension} weights", remedy)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: which tensors it has, of which types and shapes. No torch.
+"""Headers of safetensors files: names, dtypes, shapes and offsets of tensors. No torch.
 
 https://huggingface.co/docs/safetensors/index#format
 """
@@ -16,17 +16,24 @@ from tgi_cli import files
 from tgi_cli.errors import CorruptFileError
 
 HEADER_BYTES = 100_000_000
-"""Bytes; safetensors itself refuses longer headers."""
+"""Longest header in bytes, which safetensors enforces, too."""
 
 _HEADER_VALUES = 4_000_000
-"""Eight for each tensor: half a million tensors in one file."""
+"""JSON values in a header: eight per tensor allow half a million tensors."""
 
 _MAX_FILE = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor: its type as safetensors names it, its shape, and its bytes from ``start``."""
+    """A tensor in a file.
+
+    Attributes:
+        dtype: safetensors' name, such as ``BF16``.
+        shape: its dimensions.
+        start: offset of its bytes in the file.
+        size: its bytes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,16 +42,16 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of a file by name, compared with the file's size. Reads no weights.
+    """Read the tensors' entries by name, and check the file's size. No weights are read.
 
     Raises:
-        OSError: it cannot be read.
-        CorruptFileError: it is no safetensors file, truncated, or has a header that cannot be.
+        OSError: the file cannot be read.
+        CorruptFileError: the file is not safetensors, truncated, or has an invalid header.
     """
     try:
         files.require_file(path, _MAX_FILE)
@@ -63,10 +70,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             )
         text = stream.read(length)
     try:
-        stated = files.decode_json(text, _HEADER_VALUES)
+        parsed = files.decode_json(text, _HEADER_VALUES)
         entries = {
             name: _entry(about, 8 + length)
-            for name, about in stated.items()
+            for name, about in parsed.items()
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -81,11 +88,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def _entry(about: Mapping[str, Any], data: int) -> TensorEntry:
-    """Raises ValueError, KeyError, TypeError or AttributeError for one that cannot be."""
+    """Parse an entry; ValueError, KeyError, TypeError or AttributeError if it is invalid."""
     shape, (start, end) = about["shape"], about["data_offsets"]
     numbers = [*shape, start, end]
     if not all(type(number) is int and number >= 0 for number in numbers) or start > end:
-        raise ValueError("sizes and offsets are no whole numbers, or contradict each other")
+        raise ValueError("sizes and offsets are not integers, or contradict each other")
     if len(shape) > files.MAX_DEPTH:
         raise ValueError("a tensor has too many dimensions")
     return TensorEntry(str(about["dtype"]), tuple(shape), data + start, end - start)

@@ -1,7 +1,7 @@
 """The small operations of a layer in C++, for bfloat16 on the CPU.
 
-What they compute is what a :class:`~tgi_cli.kernels.program.Program` computes, to the last bit:
-a token must not depend on whether its step ran as a program or module by module.
+Their results are those of a :class:`~tgi_cli.kernels.program.Program`, to the last bit: a token
+must not depend on whether its step ran as a program or module by module.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def rotate_(
     library = cpp_library()
     assert library is not None
     tokens, num_heads, dims = heads.shape
-    assert heads.stride()[1:] == (dims, 1), "a token's heads stand together"
+    assert heads.stride()[1:] == (dims, 1), "a token's heads are contiguous"
     library.tgi_rotate(
         c_void_p(heads.data_ptr()),
         c_int64(heads.stride(0)),
@@ -123,7 +123,7 @@ def rotate_(
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """``x`` as rows whose numbers stand together, how many there are, and how wide."""
+    """``x`` as contiguous rows, their number, and their width."""
     width = x.shape[-1]
     if x.dim() != 2 or x.stride(1) != 1:
         x = x.reshape(-1, width).contiguous()

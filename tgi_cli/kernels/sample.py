@@ -1,6 +1,6 @@
 """Rows of scores to tokens and log-probabilities in C++, on the CPU.
 
-A row's result is the same to the last bit whatever rows stand beside it and however many threads
+A row's result is the same to the last bit whatever rows are beside it and however many threads
 compute. Of a row that takes its likeliest token nothing is written but that.
 """
 
@@ -43,14 +43,14 @@ class _Sample(ctypes.Structure):
 
 
 class Draw(NamedTuple):
-    """What the rows of a batch want that are drawn; contiguous arrays [N].
+    """Parameters of the rows of a batch that draw their tokens; contiguous arrays [N].
 
     Attributes:
-        uniforms: float64 in (0, 1), or 0: this row takes its likeliest token.
+        uniforms: float64 in (0, 1), or 0 for rows that take their likeliest token.
         temperature: float32, not 0.
-        top_k: int64, 0: all; None: no row filters so. The next two likewise.
-        top_p: float64, 1: all.
-        min_p: float32, 0: all.
+        top_k: int64, 0 for all tokens; None if no row uses it, as for the next two.
+        top_p: float64, 1 for all tokens.
+        min_p: float32, 0 for all tokens.
     """
 
     uniforms: NDArray[Any]
@@ -65,9 +65,9 @@ class Tokens(NamedTuple):
 
     Attributes:
         logprobs: NaN where the logits hold NaN or +inf, or nothing but -inf.
-        peaks: the highest logit, and
-        log_sums: the logarithm of the sum of e^(logit - peak): what log-probabilities of other
-            tokens follow from.
+        peaks: the highest logit.
+        log_sums: the logarithm of the sum of e^(logit - peak), from which log-probabilities of
+            other tokens follow.
     """
 
     token_ids: Tensor
@@ -89,8 +89,8 @@ def sample(logits: Tensor, scores: Tensor, draw: Draw | None = None) -> Tokens:
 
     Args:
         logits: float32 [N, V], V > 0: log-probabilities are theirs.
-        scores: float32 [N, V], what is chosen by; may be the logits.
-        draw: None: no row draws.
+        scores: float32 [N, V], from which tokens are chosen; may be the logits.
+        draw: parameters of random draws; None if all rows are greedy.
     """
     library = cpp_library()
     assert library is not None

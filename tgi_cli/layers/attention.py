@@ -27,9 +27,7 @@ class Sinks(Loadable):
         self.weight = empty_parameter(self.own.stop - self.own.start, dtype=build.dtype)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            path, (self.num_heads,), lambda tensor: self.weight.copy_(tensor[self.own])
-        )
+        yield self.slot(path, "weight", (self.num_heads,), self.own)
 
 
 class Attention(nn.Module):
@@ -40,17 +38,17 @@ class Attention(nn.Module):
         layer: index of its KV cache.
         hidden_size: H.
         num_heads, num_kv_heads: over all shards; each shard has its share of the heads, and
-            several have the same KV head where there are fewer of them.
+            several have the same KV head if there are fewer heads than shards.
         head_dim: of queries, keys and values.
         bias: on the projections of queries, keys and values.
         output_bias: on that of the output.
-        scale: of the scores; None: 1 / sqrt(head_dim).
-        window: how many positions a query sees, its own included; None: all.
+        scale: of the scores. Default: 1 / sqrt(head_dim).
+        window: number of positions that a query sees, its own included. Default: all.
         softcap: of the scores; see :class:`~tgi_cli.attention.PagedAttention`.
         sinks: whether heads have one.
-        qk_norm_eps: of the RMS norms of queries and keys before they are rotated; None: there
-            are none.
-        qk_norm: whether these run over each head (``one_plus``: with 1 + weight for a factor) or
+        qk_norm_eps: of the RMS norms of queries and keys before they are rotated. Default: there
+            are no such norms.
+        qk_norm: whether these run over each head (``one_plus``: with the factor 1 + weight) or
             over all heads together (``wide``).
     """
 
@@ -104,7 +102,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
-        """``rotation`` is None where positions are not rotated."""
+        """``rotation`` is None if positions are not rotated."""
         qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         query, key, value = qkv.split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:

@@ -26,7 +26,7 @@ class RotaryEmbedding(nn.Module):
         max_positions: the model's context.
         dtype: of the results.
         device: of positions and results.
-        served_positions: the context that is served; None: the model's.
+        served_positions: the context that is served. Default: the model's.
 
     Raises:
         UnsupportedModelError: a kind of scaling that is not implemented.
@@ -114,7 +114,7 @@ def _linear(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> 
 
 
 def _llama3(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
-    """Llama 3.1: long wavelengths are interpolated, short ones kept, those between blended."""
+    """Llama 3.1: long wavelengths are interpolated, short ones unchanged, those between blended."""
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     context = float(parameters["original_max_position_embeddings"])

@@ -1,15 +1,16 @@
 """Beam search, as a client of the engine.
 
-Each beam asks for one token and its likeliest alternatives at every step. What a beam shares
-with its ancestors is found in the prefix cache, so that a step computes no more of it than its
-last block. Semantics are those of transformers (``GenerationMixin._beam_search``): more
-candidates than beams, so that enough can go on when others end; the score of a hypothesis is
-its log-probability divided by its length to the power of ``length_penalty``.
+At every step, each beam requests one token and its likeliest alternatives. The prefix of a beam is
+in the prefix cache, so that a step computes its last block at most. Semantics are those of
+transformers (``GenerationMixin._beam_search``): there are more candidates than beams, so that
+enough remain when some end; the score of a hypothesis is its log-probability divided by its length
+to the power of ``length_penalty``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,13 +30,13 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamHypothesis:
-    """One of the texts that beam search found: T generated tokens.
+    """A result of beam search, with T generated tokens.
 
     Attributes:
-        token_ids: [T], the stop id included.
-        text: without special tokens.
-        cumulative_logprob: the sum of its tokens' log-probabilities.
-        score: what it is ranked by: ``cumulative_logprob / T ** length_penalty``.
+        token_ids: [T], including the stop id.
+        text: Text without special tokens.
+        cumulative_logprob: Sum of the tokens' log-probabilities.
+        score: ``cumulative_logprob / T ** length_penalty``, by which hypotheses are ranked.
         finish_reason: ``eos_token`` or ``length``.
     """
 
@@ -48,11 +49,7 @@ class BeamHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions:
-    """Of one search; see :meth:`tgi_cli.llm.llm.LLM.beam_search`.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
+    """Options of :meth:`tgi_cli.llm.llm.LLM.beam_search`. Raises ValueError."""
 
     width: int
     max_new_tokens: int
@@ -75,7 +72,7 @@ class BeamOptions:
 
     @property
     def candidates(self) -> int:
-        """Continuations looked at per step: were all stop ids among them, enough would remain."""
+        """Candidates per beam and step: enough remain even if all stop ids are among them."""
         return max(2, 1 + len(self.stop_token_ids)) * self.width
 
 
@@ -94,11 +91,11 @@ class _Found:
 
 
 class BeamSearch:
-    """The search over one prompt: pure bookkeeping, fed with the likeliest next tokens.
+    """The state of the search for one prompt.
 
     Attributes:
-        beams: those to be continued, likeliest first; empty once the search is over.
-        found: hypotheses, best first, at most as many as the search is wide.
+        beams: Beams to continue, likeliest first; empty once the search is over.
+        found: The best hypotheses, best first, at most ``width``.
     """
 
     def __init__(self, options: BeamOptions) -> None:
@@ -108,11 +105,11 @@ class BeamSearch:
         self._length = 0
 
     def advance(self, likeliest: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
-        """One step on.
+        """Advance by one token.
 
         Args:
-            likeliest: for each of ``beams``, its ``candidates`` likeliest next tokens and
-                their log-probabilities.
+            likeliest: For each of ``beams``, its ``candidates`` likeliest next tokens and their
+                log-probabilities.
         """
         options = self.options
         self._length += 1
@@ -126,7 +123,7 @@ class BeamSearch:
         )[: options.candidates]
         last = self._length == options.max_new_tokens
         ended = [last or beam.token_ids[-1] in options.stop_token_ids for beam in candidates]
-        # Only what is among the likeliest of all counts as found; the rest stand by to go on.
+        # Only an end among the likeliest candidates counts; the others replace ended beams.
         for beam, end in zip(candidates[: options.width], ended, strict=False):
             if end:
                 self.found.append(_Found(beam, self._score(beam.logprob, self._length)))
@@ -136,15 +133,15 @@ class BeamSearch:
         self.beams = [] if not going or self._is_over(going[0]) else going[: options.width]
 
     def _is_over(self, best: Beam) -> bool:
-        """Whether nothing that goes on is expected to beat what was found."""
+        """Whether no beam is expected to improve on the hypotheses."""
         options = self.options
         if len(self.found) < options.width:
             return False
         if options.early_stopping is True or options.width == 1:
-            return True  # a search of width 1 is greedy: its first end is the end
+            return True  # width 1 is greedy search, which ends with its first hypothesis
         length = self._length
         if options.early_stopping == "never" and options.length_penalty > 0.0:
-            length = options.max_new_tokens  # the longest has the best score it can still get
+            length = options.max_new_tokens  # the longest hypothesis has the best possible score
         return self._score(best.logprob, length) <= self.found[-1].score
 
     def _score(self, logprob: float, length: int) -> float:
@@ -163,15 +160,18 @@ def search(
     """The hypotheses of each prompt, best first.
 
     Raises:
-        ValueError: a prompt that is too long.
-        TgiError: a beam failed.
-        EngineDeadError: the engine's loop has ended.
+        ValueError: A prompt is too long.
+        TgiError: A beam failed.
+        EngineDeadError: The engine's loop has ended.
     """
     for prompt in prompts:
         new_tokens_of(prompt, options.max_new_tokens, info)
     hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]
     ids = [prompt.ids for prompt in prompts]
-    with RequestGroup(engine) as group, Throughput(len(prompts), progress) as throughput:
+    with (
+        closing(RequestGroup(engine)) as group,
+        Throughput(len(prompts), progress) as throughput,
+    ):
         searches = run_searches(
             group, engine.request_ids, ids, options, info.vocab_size, adapter_id
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -144,7 +145,7 @@ class Collector:
         )
 
     def _rows(self, start: int, end: int) -> NDArray[np.float32]:
-        """Logits of the positions from ``start`` to ``end``, as far as there are any."""
+        """The logits of positions from ``start`` to ``end`` that were reported."""
         rows = [self._logits[i] for i in range(start, end) if i in self._logits]
         return np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
@@ -160,7 +161,10 @@ def run(engine: InProcessEngine, collectors: Sequence[Collector], progress: bool
         EngineDeadError: The engine's loop has ended.
     """
     by_id = {collector.request.request_id: collector for collector in collectors}
-    with RequestGroup(engine) as group, Throughput(len(collectors), progress) as throughput:
+    with (
+        closing(RequestGroup(engine)) as group,
+        Throughput(len(collectors), progress) as throughput,
+    ):
         for collector in collectors:
             group.submit(collector.request)
         while group.live:

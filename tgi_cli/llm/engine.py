@@ -1,4 +1,4 @@
-"""The engine in this process: its loop in one thread, its outputs sorted by caller in another.
+"""The engine in this process: its loop in one thread, the dispatch of its outputs in another.
 
 A caller opens a :class:`RequestGroup`, submits requests through it and receives their outputs
 step by step. Callers, in any threads, share nothing but the engine's inbox.
@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import NamedTuple
 
 from tgi_cli.engine.config import SchedulerConfig
@@ -65,17 +64,17 @@ class InProcessEngine:
     """One engine core and its two threads; they end with :meth:`close`, or with the process.
 
     Args:
-        worker: warmed up.
-        limits: what a step and a request may not exceed.
-        depth: steps in flight beyond the one that is awaited.
-        on_stats: gets each step's statistics as JSON, on the loop's thread.
-        model_id: of the base, whose name no adapter may have.
-        on_end: called when the loop has ended, on its thread.
-        grammars: compiles them; None: no request may have one.
+        worker: Worker, warmed up.
+        limits: Limits of steps and requests.
+        depth: Steps in flight beyond the one that is awaited.
+        on_stats: Called with each step's statistics as JSON, on the loop's thread.
+        model_id: Id of the base model; adapters may not have this name.
+        on_end: Called when the loop has ended, on its thread.
+        grammars: Compiles grammars. Default: requests with one are refused.
 
     Attributes:
-        request_ids: unique ones.
-        adapters: those that requests may use.
+        request_ids: Unique ids for requests.
+        adapters: The loaded adapters.
     """
 
     def __init__(
@@ -89,31 +88,29 @@ class InProcessEngine:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
-        on_step = None if on_stats is None else _told(on_stats)
+        on_step = None if on_stats is None else _json_callback(on_stats)
         core = EngineCore(worker, limits, depth, grammars, on_step)
         self._inbox, self._outbox = core.inbox, core.outbox
         self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()
-        """Guards the fields below; reentrant, for a stream may be collected at any time."""
+        """Guards the fields below; reentrant, as a stream may be garbage-collected at any time."""
         self._receivers: dict[int, _Receiver] = {}
         self._cancelled: set[int] = set()
         self._ended: str | None = None
-        """Why nothing can be submitted any more."""
+        """Why the engine accepts no more requests, or None."""
         self._failure: BaseException | None = None
-        # The loop alone holds core and worker: when it ends, they and the model are free.
+        # The loop alone refers to core and worker, so that its end frees the model.
         self._loop = threading.Thread(
             target=self._run, args=(core, on_end), name="engine", daemon=True
         )
-        self._sorter = threading.Thread(target=self._sort, name="engine-outputs", daemon=True)
+        self._dispatcher = threading.Thread(
+            target=self._dispatch, name="engine-outputs", daemon=True
+        )
         self._loop.start()
-        self._sorter.start()
+        self._dispatcher.start()
 
     def submit(self, request: GenerationRequest, mailbox: Mailbox) -> None:
-        """Give a request to the engine; what becomes of it arrives in ``mailbox``.
-
-        Raises:
-            EngineDeadError: the loop has ended.
-        """
+        """Submit a request, whose outputs arrive in ``mailbox``. Raises EngineDeadError."""
         with self._lock:
             if self._ended is not None:
                 raise self._error()
@@ -121,46 +118,42 @@ class InProcessEngine:
             self._inbox.put(request)
 
     def cancel(self, request_id: int) -> None:
-        """End a request at the next step; its caller is told. One that is not live is ignored."""
+        """End a request at the next step, with an update for its caller; ignored if not live."""
         with self._lock:
             if request_id in self._receivers:
                 self._cancelled.add(request_id)
                 self._inbox.put(Cancel(request_id))
 
     def drop(self, request_id: int) -> None:
-        """End a request at the next step; nobody is told."""
+        """End a request at the next step, without an update."""
         with self._lock:
             self._cancelled.discard(request_id)
             if self._receivers.pop(request_id, None) is not None:
                 self._inbox.put(Cancel(request_id))
 
     def load_adapter(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
-        """Load an adapter; see :meth:`~tgi_cli.model_server.adapters.AdapterRegistry.load`.
-
-        Raises:
-            EngineDeadError: the engine is gone.
-        """
+        """See :meth:`tgi_cli.model_server.adapters.AdapterRegistry.load`; also EngineDeadError."""
         try:
             self.adapters.load(name, find, in_place)
         except EngineEndedError:
             raise self._error() from None
 
     def adapter_id(self, name: str | None) -> int:
-        """The id of a loaded adapter, 0 for none. Raises ValueError for an unknown name."""
+        """The id of a loaded adapter, or 0 for the base model. Raises ValueError."""
         found = self.adapters.id_of(name or "")
         if found is None:
             raise ValueError(unknown(name or "", self.adapters.now.names))
         return found
 
     def close(self, cause: str = "the LLM was closed") -> None:
-        """End the loop; callers that wait get an EngineDeadError. May be called twice."""
+        """End the loop; waiting callers get an EngineDeadError. May be called twice."""
         with self._lock:
             if self._ended is None:
                 self._ended = cause
                 self._inbox.put(Shutdown())
-        if threading.current_thread() not in (self._loop, self._sorter):
+        if threading.current_thread() not in (self._loop, self._dispatcher):
             self._loop.join()
-            self._sorter.join()
+            self._dispatcher.join()
 
     def fail(self, error: TgiError) -> None:
         """End the loop because its worker is lost; requests end with the cause."""
@@ -174,14 +167,14 @@ class InProcessEngine:
     def _run(self, core: EngineCore, on_end: Callable[[], None] | None) -> None:
         try:
             core.run()
-        except BaseException as error:  # whatever ended the loop, those who wait must hear of it
+        except BaseException as error:  # whatever ended the loop, waiting callers must get it
             self._failure = error
         finally:
             if on_end is not None:
                 on_end()
 
-    def _sort(self) -> None:
-        """Take each step's outputs apart by request, until the loop has ended."""
+    def _dispatch(self) -> None:
+        """Dispatch the outputs of each step until the loop has ended."""
         while (outputs := self._outbox.get()) is not None:
             self.adapters.take(outputs.adapters)
             self._deliver(outputs)
@@ -222,7 +215,7 @@ class InProcessEngine:
 
 
 class RequestGroup:
-    """The requests of one caller, used by one thread at a time; leaving it cancels the rest."""
+    """The requests of one caller, used by one thread at a time; :meth:`close` cancels them."""
 
     def __init__(self, engine: InProcessEngine) -> None:
         self.live: set[int] = set()
@@ -235,7 +228,7 @@ class RequestGroup:
         self.live.add(request.request_id)
 
     def receive(self) -> list[RequestUpdate]:
-        """Wait for news of live requests. Raises EngineDeadError."""
+        """Wait for updates of live requests. Raises EngineDeadError."""
         received = self._mailbox.get()
         if isinstance(received, EngineDeadError):
             self.live.clear()
@@ -247,47 +240,36 @@ class RequestGroup:
         return updates
 
     def drop(self, request_id: int) -> None:
-        """End a request at the next step and hear no more of it."""
+        """End a request at the next step, without an update."""
         if request_id in self.live:
             self.live.discard(request_id)
             self._engine.drop(request_id)
 
     def close(self) -> None:
-        """Cancel what is live."""
+        """Cancel the live requests."""
         for request_id in list(self.live):
             self.drop(request_id)
 
-    def __enter__(self) -> RequestGroup:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of what the frames of an error hold: the worker, and with it the model."""
+    """Clear the frames of an error, which refer to the worker and so to the model."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__
 
 
-def _told(on_stats: Callable[[str], None]) -> Callable[[StepStats], None]:
-    """Step statistics as JSON to the user's callback; one that raises is not called again."""
+def _json_callback(on_stats: Callable[[str], None]) -> Callable[[StepStats], None]:
+    """Call the user's callback with statistics as JSON, until it raises."""
     broken = False
 
-    def tell(stats: StepStats) -> None:
+    def callback(stats: StepStats) -> None:
         nonlocal broken
         if broken:
             return
         try:
             on_stats(json.dumps(stats))
-        except Exception:  # a user's code, which must not take the engine down
+        except Exception:  # code of the user, which must not end the engine
             broken = True
-            log.exception("on_stats raised, and is not called any more")
+            log.exception("on_stats raised an error and is not called again")
 
-    return tell
+    return callback

@@ -1,4 +1,4 @@
-"""What can go wrong once requests are with the engine."""
+"""Errors of submitted requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tgi_cli.llm.outputs import Completion
 
 
 class EngineDeadError(TgiError):
-    """The engine's loop has ended: it failed, or the LLM was closed. Make a new LLM."""
+    """The engine's loop has ended: it failed, or the LLM was closed. Create a new LLM."""
 
 
 class GenerationError(TgiError):
-    """Some requests failed; all others of the call were finished first.
+    """Some requests failed; all others of the call are finished.
 
     Attributes:
-        completions: of the whole call, as it would have returned them. Those that failed have
-            the finish reason ``error``, the cause in ``error`` and what they had generated.
+        completions: The completions of the call. Those that failed have the finish reason
+            ``error``, the cause in ``error`` and the text so far.
     """
 
     def __init__(self, cause: str, completions: Sequence[Completion], remedy: str = "") -> None:
@@ -26,7 +26,7 @@ class GenerationError(TgiError):
 
     @classmethod
     def of(cls, completions: Sequence[Completion]) -> GenerationError:
-        """Of a call whose ``completions`` hold at least one that failed."""
+        """The error for completions of which at least one failed."""
         failed = [c for c in completions if c.finish_reason == "error"]
         cause = failed[0].error
         if len(completions) > 1:

@@ -1,4 +1,4 @@
-"""A model in this process: generate, chat, stream, beam search."""
+"""A model in this process: generate, chat, stream and beam search."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tgi_cli.llm.engine import RequestGroup
 from tgi_cli.llm.errors import GenerationError
 from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine
 from tgi_cli.llm.options import (
+    EngineSettings,
     GenerationKeywords,
     GenerationOptions,
     Prompts,
@@ -37,53 +38,33 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model, loaded and warmed up, with an engine of its own in this process.
+    """A model, loaded and warmed up, with its own engine in this process.
 
-    Every method may be called from several threads at once; their requests share the batch. A
-    context manager: leaving it frees the model.
+    Thread-safe: the requests of several threads share batches. As a context manager, it frees the
+    model at the end.
 
     Args:
-        model: an id on the hub or a folder; None: the bundled miniature.
-        revision: branch, tag or commit on the hub.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or None for what suits the device.
-        trust_remote_code: let the model's folder run code of its own.
-        max_input_tokens, max_total_tokens: of one request, the prompt and all; None: as long as
-            the model and the memory allow.
-        max_batch_prefill_tokens: prompt tokens computed in one step.
-        max_batch_total_tokens: tokens that the KV cache holds; None: what fits.
-        max_batch_size: requests that run at once.
-        batching: ``fused``, ``inflight`` or ``static``; see
-            :class:`tgi_cli.engine.config.Batching`.
-        capacity_policy: ``max_utilization`` or ``guaranteed_no_evict``; see
-            :class:`tgi_cli.engine.config.CapacityPolicy`.
-        waiting_served_ratio, max_waiting_tokens: TGI's dials of ``inflight``; see
-            :class:`tgi_cli.engine.config.SchedulerConfig`.
-        prefix_caching: compute equal beginnings of prompts once.
-        kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
-        quantize: how plain weights are quantized as they are loaded: ``int8``, ``fp8``,
-            ``bitsandbytes-nf4``...; see ``--quantize``.
-        quantize_head: bring the output head into integers of 8 bits.
-        num_shard: processes that share the model, this one the first: a GPU each, or on a CPU
-            its cores together.
-        lora_adapters: a map from names to folders or hub ids, or what ``--lora-adapters`` takes
-            (``id``, ``id@revision``, ``name=path``), as a list or in one string.
-        max_loras: that share a batch; None: 4 where adapters are named, else none can be loaded.
-        max_cpu_loras, max_lora_rank: as the flags.
-        on_stats: called at every step with its statistics, a JSON object with the fields of
-            TensorRT-LLM's batch manager (:class:`tgi_cli.engine.metrics.StepStats`); on
-            the engine's thread, so keep it short. If it raises, that is logged and it is not
+        model: Id on the hub, or folder. Default: the bundled miniature model.
+        revision: Branch, tag or commit on the hub.
+        trust_remote_code: Allow the model's folder to run its own code.
+        lora_adapters: Map from names to folders or hub ids, or the values of ``--lora-adapters``
+            (``id``, ``id@revision``, ``name=path``) as a list or in one string.
+        on_stats: Called at every step with its statistics, a JSON object with the fields of
+            TensorRT-LLM's batch manager (:class:`tgi_cli.engine.metrics.StepStats`). Runs on the
+            engine's thread, so keep it short. If it raises, the error is logged and it is not
             called again.
+        settings: See :class:`tgi_cli.llm.options.EngineSettings`.
 
     Attributes:
-        info: the model and the limits that hold (:class:`tgi_cli.engine.messages.EngineInfo`).
+        info: The model and its limits (:class:`tgi_cli.engine.messages.EngineInfo`).
 
     Raises:
-        HubError: the model cannot be had.
-        ModelError: it cannot be run.
-        OutOfMemoryError: it does not fit.
-        ShardError: another process of the model cannot be started, or ended.
-        ConfigError: arguments that contradict each other or the model, named as the flags of
-            ``tgi serve``.
+        HubError: The model is unavailable.
+        ModelError: The model cannot be run.
+        OutOfMemoryError: The model does not fit into memory.
+        ShardError: Another process of the model cannot be started, or has ended.
+        ConfigError: Settings contradict each other or the model; they have the names of the flags
+            of ``tgi serve``.
     """
 
     def __init__(
@@ -91,52 +72,20 @@ class LLM:
         model: str | PathLike[str] | None = None,
         *,
         revision: str | None = None,
-        dtype: str | None = None,
         trust_remote_code: bool = False,
-        max_input_tokens: int | None = None,
-        max_total_tokens: int | None = None,
-        max_batch_prefill_tokens: int | None = None,
-        max_batch_total_tokens: int | None = None,
-        max_batch_size: int | None = None,
-        batching: str = "fused",
-        capacity_policy: str = "max_utilization",
-        waiting_served_ratio: float | None = None,
-        max_waiting_tokens: int | None = None,
-        prefix_caching: bool = True,
-        kv_cache_dtype: str = "auto",
-        quantize: str | None = None,
-        quantize_head: bool = False,
-        num_shard: int | None = None,
         lora_adapters: Mapping[str, str | PathLike[str]] | Sequence[str] | str = (),
-        max_loras: int | None = None,
-        max_cpu_loras: int | None = None,
-        max_lora_rank: int | None = None,
         on_stats: Callable[[str], None] | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
+        if unknown := settings.keys() - EngineSettings.__annotations__:
+            raise TypeError(f"LLM() got an unexpected argument {min(unknown)!r}")
         local = locate(model, revision, trust_remote_code)
         serve = ServeConfig(
             model_id=local.model_id,
             revision=local.revision or None,
-            dtype=dtype,
             trust_remote_code=trust_remote_code,
-            max_input_tokens=max_input_tokens,
-            max_total_tokens=max_total_tokens,
-            max_batch_prefill_tokens=max_batch_prefill_tokens,
-            max_batch_total_tokens=max_batch_total_tokens,
-            max_batch_size=max_batch_size,
-            batching=batching,
-            capacity_policy=capacity_policy,
-            waiting_served_ratio=waiting_served_ratio,
-            max_waiting_tokens=max_waiting_tokens,
-            prefix_caching=prefix_caching,
-            kv_cache_dtype=kv_cache_dtype,
-            quantize=quantize,
-            quantize_head=quantize_head,
-            num_shard=num_shard,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
-            max_loras=max_loras,
-            max_cpu_loras=max_cpu_loras,
-            max_lora_rank=max_lora_rank,
+            **settings,
         )
         self._text = TextBundle.load(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)
@@ -166,27 +115,28 @@ class LLM:
 
     @property
     def adapters(self) -> list[str]:
-        """Names of the LoRA adapters that requests may name."""
+        """Names of the loaded LoRA adapters."""
         return self._engine.adapters.now.names
 
     def load_adapter(self, name: str, path: str | PathLike[str], *, in_place: bool = False) -> None:
-        """Load a LoRA adapter; requests may name it from then on (``adapter=name``).
+        """Load a LoRA adapter, for requests with ``adapter=name``.
 
         Args:
-            name: neither the model's nor one that is taken.
-            path: its folder, or ``id`` or ``id@revision`` on the hub.
-            in_place: take the place of the one that has the name.
+            name: Name of the adapter, different from the model's and from those in use.
+            path: Folder, or ``id`` or ``id@revision`` on the hub.
+            in_place: Replace the adapter with this name.
 
         Raises:
-            AdapterError: the name is taken, there is no room (``max_loras``), it does not fit.
-            ConfigError: no adapter may have that name.
-            HubError, ModelError: it cannot be had, or is none.
-            EngineDeadError: the engine's loop has ended.
+            AdapterError: The name is in use, ``max_loras`` adapters are loaded, or it does not fit.
+            ConfigError: The name is invalid.
+            HubError: The adapter is unavailable.
+            ModelError: The folder is not an adapter.
+            EngineDeadError: The engine's loop has ended.
         """
         self._engine.load_adapter(name, lambda: find_adapter(path), in_place)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; what runs with it runs to its end. Raises AdapterError."""
+        """Unload an adapter once the requests that use it have ended. Raises AdapterError."""
         self._engine.adapters.unload(name)
 
     # ------------------------------------------------------------------ many prompts
@@ -201,28 +151,28 @@ class LLM:
     ) -> list[Completion]:
         """Continue prompts, all of them batched together.
 
-        Ctrl-C cancels what is live. Nothing is submitted unless everything can be.
+        Ctrl-C cancels the live requests. Nothing is submitted unless everything is valid.
 
         Args:
-            prompts: a text, a list of token ids, or a list of either.
-            sampling_params: how tokens are chosen, one for all prompts or one each; None is
-                greedy. A seed gives the same text whatever else is in the batch.
-            progress: show a bar on stderr; None: if that is a terminal.
-            options: see :class:`tgi_cli.llm.options.GenerationOptions`.
+            prompts: A text, a list of token ids, or a list of either.
+            sampling_params: Sampling parameters, for all prompts or one for each. Default: greedy.
+                The text for a seed does not depend on the batch.
+            progress: Show a progress bar on stderr. Default: if it is a terminal.
+            options: See :class:`tgi_cli.llm.options.GenerationOptions`.
 
         Returns:
-            In the order of the prompts, n for each, one after another (with ``best_of`` the best
-            first).
+            ``n`` completions for each prompt, in the order of the prompts; with ``best_of``, the
+            best first.
 
         Raises:
-            ValueError: a prompt or an option that cannot be.
-            GenerationError: requests failed; it holds the completions of all.
-            EngineDeadError: the engine's loop has ended.
+            ValueError: A prompt or an option is invalid.
+            GenerationError: Requests failed; the error has all completions.
+            EngineDeadError: The engine's loop has ended.
         """
-        wishes = GenerationOptions(**options)
-        collectors = self._collectors(prompts, sampling_params, wishes)
+        parsed = GenerationOptions(**options)
+        collectors = self._collectors(prompts, sampling_params, parsed)
         run(self._engine, collectors, progress)
-        completions = completions_of(collectors, wishes)
+        completions = completions_of(collectors, parsed)
         if any(completion.finish_reason == "error" for completion in completions):
             raise GenerationError.of(completions)
         return completions
@@ -235,21 +185,20 @@ class LLM:
         progress: bool | None = None,
         **options: Unpack[GenerationKeywords],
     ) -> list[Completion]:
-        """Answer one conversation, or several, through the model's chat template.
+        """Answer conversations through the model's chat template; see :meth:`generate`.
 
         Args:
-            messages: a list of ``{"role": ..., "content": ...}``, or a list of such lists. A last
-                message of the assistant's is continued.
-            sampling_params, progress, options: as for :meth:`generate`.
+            messages: A list of ``{"role": ..., "content": ...}``, or a list of such lists. If the
+                last message is the assistant's, it is continued.
 
         Raises:
-            ConfigError: the model has no chat template.
-            ValueError: the template refuses the conversation; and all of :meth:`generate`.
+            ConfigError: The model has no chat template.
+            ValueError: The template refuses a conversation.
         """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Messages] = [messages] if single else messages  # type: ignore
         texts = [self._render(conversation) for conversation in conversations]
-        options["add_special_tokens"] = False  # the template has written them
+        options["add_special_tokens"] = False  # the template contains them
         return self.generate(texts, sampling_params, progress=progress, **options)
 
     # ------------------------------------------------------------------ one, as it comes
@@ -260,22 +209,23 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerationKeywords],
     ) -> Stream:
-        """Continue one prompt; iterate over the result for its pieces as they come.
+        """Continue one prompt; iterate over the result for its pieces as they arrive.
 
         Args:
-            prompt: a text or token ids.
-            sampling_params: as for :meth:`generate`.
-            options: the same; ``n`` and ``best_of`` are 1.
+            prompt: A text or token ids.
+            sampling_params: Sampling parameters. Default: greedy.
+            options: See :class:`tgi_cli.llm.options.GenerationOptions`; ``n`` and ``best_of`` must
+                be 1.
 
         Raises:
-            ValueError: a prompt or an option that cannot be.
-            EngineDeadError: the engine's loop has ended.
+            ValueError: The prompt or an option is invalid.
+            EngineDeadError: The engine's loop has ended.
         """
-        wishes = GenerationOptions(**options)
-        if wishes.samples != 1:
+        parsed = GenerationOptions(**options)
+        if parsed.samples != 1:
             raise ValueError("a stream is one continuation: n and best_of must be 1")
         (collector,) = self._collectors(
-            prompt if isinstance(prompt, str) else [prompt], sampling_params, wishes
+            prompt if isinstance(prompt, str) else [prompt], sampling_params, parsed
         )
         return Stream(RequestGroup(self._engine), collector, self)
 
@@ -285,15 +235,15 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerationKeywords],
     ) -> Stream:
-        """Answer one conversation, as :meth:`chat` and :meth:`stream` do."""
+        """Answer one conversation; see :meth:`chat` and :meth:`stream`."""
         options["add_special_tokens"] = False
         return self.stream(self._render(messages), sampling_params, **options)
 
     def cancel(self, request_id: int) -> None:
-        """End a request at the next step, from any thread; one that is not live is ignored.
+        """End a request at the next step; ignored if it is not live.
 
-        Who waits for it gets what was generated, with the finish reason ``cancelled``. Ids are
-        known from :attr:`Stream.request_id` and to logits processors.
+        Its completion has the text so far and the finish reason ``cancelled``. The id is
+        :attr:`Stream.request_id`; logits processors get it, too.
         """
         self._engine.cancel(request_id)
 
@@ -313,28 +263,27 @@ class LLM:
         adapter: str | None = None,
         progress: bool | None = None,
     ) -> list[list[BeamHypothesis]]:
-        """The likeliest continuations of each prompt, as transformers' beam search finds them.
+        """Find the likeliest continuations of prompts, as transformers' beam search does.
 
-        Wants ``prefix_caching``: without it, every step computes whole prompts again.
+        Slow without ``prefix_caching``: every step then computes whole prompts again. Further
+        arguments are those of :class:`tgi_cli.llm.options.GenerationOptions`.
 
         Args:
-            prompts: as for :meth:`generate`.
-            beam_width: hypotheses that are kept at every step, at most 8; 1 is greedy.
-            max_new_tokens: of each.
-            length_penalty: above 0 favours long hypotheses, below 0 short ones.
-            early_stopping: True: end when ``beam_width`` hypotheses have ended; False: when none
-                is expected to become better; ``"never"``: when none can become better.
-            stop_token_ids, ignore_eos, add_special_tokens, adapter: as in
-                :class:`tgi_cli.llm.options.GenerationOptions`.
-            progress: as for :meth:`generate`.
+            prompts: A text, a list of token ids, or a list of either.
+            beam_width: Hypotheses per step, at most 8; 1 is greedy.
+            max_new_tokens: Most generated tokens of each hypothesis.
+            length_penalty: Above 0 favours long hypotheses, below 0 short ones.
+            early_stopping: When to end: True, when ``beam_width`` hypotheses have ended; False,
+                when none is expected to improve; ``"never"``, when none can improve.
+            progress: Show a progress bar on stderr. Default: if it is a terminal.
 
         Returns:
-            For each prompt its hypotheses, best first, ``beam_width`` of them.
+            ``beam_width`` hypotheses for each prompt, best first.
 
         Raises:
-            ValueError: a prompt or an option that cannot be.
-            TgiError: a beam failed.
-            EngineDeadError: the engine's loop has ended.
+            ValueError: A prompt or an option is invalid.
+            TgiError: A beam failed.
+            EngineDeadError: The engine's loop has ended.
         """
         own_stops = () if ignore_eos else self.info.eos_token_ids
         options = BeamOptions(
@@ -367,7 +316,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         options: GenerationOptions,
     ) -> list[Collector]:
-        """One per continuation, none submitted; those of a prompt beside each other."""
+        """One collector per continuation, not yet submitted; those of a prompt are adjacent."""
         tokenizer = self.tokenizer
         read = read_prompts(prompts, tokenizer, options.add_special_tokens, self.info)
         sampling = per_prompt(sampling_params, len(read), self.info)
@@ -393,5 +342,5 @@ class LLM:
 
     @property
     def _hidden_ids(self) -> frozenset[int]:
-        """Ids that add nothing to a text."""
+        """Tokens that add nothing to the text."""
         return self.tokenizer.special_ids | frozenset(self.info.eos_token_ids)

@@ -1,4 +1,4 @@
-"""From a model's name to a running engine."""
+"""Loads a model and starts its engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.hub import (
     LocalModel,
-    pick_progress,
+    download_progress,
     resolve_adapter,
     resolve_adapters,
     resolve_model,
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 def locate(
     model: str | PathLike[str] | None, revision: str | None, trust_remote_code: bool
 ) -> LocalModel:
-    """The folder of a model, downloaded if need be; None is the bundled one.
+    """The folder of a model, downloaded if necessary. Default: the bundled model.
 
     Raises:
-        HubError: it cannot be had.
-        ModelError: it is there and cannot be run.
+        HubError: The model is unavailable.
+        ModelError: The model cannot be run.
     """
     if model is None:
         return LocalModel(demo.model_path(), demo.MODEL_ID, "")
@@ -40,15 +40,16 @@ def locate(
         fspath(model),
         revision=revision,
         trust_remote_code=trust_remote_code,
-        progress=pick_progress(),
+        progress=download_progress(),
     )
 
 
 def find_adapter(source: str | PathLike[str]) -> Path:
-    """The folder of an adapter: a folder as it is, else ``id`` or ``id@revision`` on the hub.
+    """The folder of an adapter, downloaded if ``source`` is an id or ``id@revision`` on the hub.
 
     Raises:
-        HubError, ModelError: it cannot be had, or is none.
+        HubError: The adapter is unavailable.
+        ModelError: The folder is not an adapter.
     """
     text = fspath(source)
     folder = Path(text).expanduser().is_dir()
@@ -58,17 +59,18 @@ def find_adapter(source: str | PathLike[str]) -> Path:
 def find_adapters(
     named: Mapping[str, str | PathLike[str]] | Sequence[str] | str, model_id: str
 ) -> tuple[str, ...]:
-    """Each adapter as ``name=path``, downloaded if need be.
+    """Each adapter as ``name=path``, downloaded if necessary.
 
     Raises:
-        ConfigError: a form or a name that cannot be.
-        HubError, ModelError: one cannot be had, or is none.
+        ConfigError: A value or a name is invalid.
+        HubError: An adapter is unavailable.
+        ModelError: A folder is not an adapter.
     """
     if isinstance(named, Mapping):
         items = [f"{name}={fspath(source)}" for name, source in named.items()]
     else:
         items = [item.strip() for item in named.split(",")] if isinstance(named, str) else [*named]
-    return tuple(map(str, resolve_adapters(items, model_id, pick_progress())))
+    return tuple(map(str, resolve_adapters(items, model_id, download_progress())))
 
 
 def start_engine(
@@ -76,15 +78,15 @@ def start_engine(
     model_path: Path,
     on_stats: Callable[[str], None] | None,
 ) -> tuple[InProcessEngine, EngineInfo]:
-    """Load a model and the adapters that are named, warm it up and run an engine over it.
+    """Load a model and its adapters, warm it up and start its engine.
 
     Raises:
-        ConfigError: what contradicts itself or the model.
-        ModelError: files that cannot be used.
-        OutOfMemoryError: it does not fit.
-        ShardError: another process of the model cannot be started, or ended.
+        ConfigError: Settings contradict each other or the model.
+        ModelError: A file is missing or invalid.
+        OutOfMemoryError: The model does not fit into memory.
+        ShardError: Another process of the model cannot be started, or has ended.
     """
-    from tgi_cli.worker.worker import load_worker  # brings torch
+    from tgi_cli.worker.factory import load_worker  # imports torch
 
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()

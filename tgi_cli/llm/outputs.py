@@ -1,4 +1,4 @@
-"""What a call of the Python API returns."""
+"""Results of the Python API."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one step added to a stream.
+    """The output of one step in a stream; see :class:`Completion`.
 
     Attributes:
-        text: that can be shown now; empty while a character's bytes, or what may become a stop
-            string, are incomplete.
-        token_ids, logprobs, top_logprobs: of the step's tokens, as in :class:`Completion`.
-        finish_reason: on the last piece, as in :class:`Completion`; before it None.
+        text: Text that became final; empty while a character or a possible stop string is
+            incomplete.
+        token_ids: Tokens of the step.
+        logprobs: Their log-probabilities.
+        top_logprobs: Their likeliest alternatives.
+        finish_reason: Why the stream ended, in its last piece; else None.
     """
 
     text: str
@@ -34,29 +36,29 @@ class Completion:
     penalties, temperature and filters.
 
     Attributes:
-        request_id: of the engine's request, unique within an LLM.
-        prompt_index: place of the prompt in the call.
-        index: 0 to n-1 among the continuations of that prompt.
-        prompt: its text, None where token ids were given.
+        request_id: Id of the engine's request, unique within an LLM.
+        prompt_index: Index of the prompt in the call.
+        index: 0 to n-1 among the continuations of the prompt.
+        prompt: Text of the prompt, or None if it came as token ids.
         prompt_ids: [P].
-        text: generated, up to the stop string; special tokens add nothing to it.
-        token_ids: [T], the stop id or the tokens of the stop string included.
+        text: Generated text up to the stop string, without special tokens.
+        token_ids: [T], including the stop id or the tokens of the stop string.
         logprobs: [T].
         top_logprobs: [T] maps from token id to log-probability, likeliest first; empty unless
-            ``SamplingParams.top_logprobs`` asks for them.
+            ``SamplingParams.top_logprobs`` is set.
         finish_reason: ``eos_token`` (a stop id), ``length``, ``stop_sequence``, ``timeout``,
             ``cancelled`` or ``error``.
-        stop: the stop string that ended it.
-        error: the cause where the reason is ``error`` or ``timeout``.
-        cached_tokens: leading prompt tokens whose KV was there already.
-        prompt_logprobs: [P-1], of prompt_ids[1:]; None unless asked for.
-        prompt_top_logprobs: [P-1], as ``top_logprobs``; empty unless asked for.
-        context_logits: float32 [P, V], of every prompt position; None unless asked for.
-        generation_logits: float32 [T, V], row t is what token t was chosen from, before
-            anything changed it; None unless asked for.
-        queue_seconds: from submission to the first step.
-        first_token_seconds: from submission to the first token; None when there is none.
-        total_seconds: from submission to the end.
+        stop: The stop string that ended it, or None.
+        error: The cause if the reason is ``error`` or ``timeout``.
+        cached_tokens: Leading prompt tokens whose KV was cached.
+        prompt_logprobs: [P-1], of prompt_ids[1:]; None unless requested.
+        prompt_top_logprobs: [P-1], as ``top_logprobs``; empty unless requested.
+        context_logits: float32 [P, V], of every prompt position; None unless requested.
+        generation_logits: float32 [T, V], raw logits from which token t was sampled; None unless
+            requested.
+        queue_seconds: Time from submission to the first step.
+        first_token_seconds: Time from submission to the first token, or None without tokens.
+        total_seconds: Time from submission to the end.
     """
 
     request_id: int
@@ -87,5 +89,5 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """``cumulative_logprob`` per token, what ``best_of`` ranks by; -inf without tokens."""
+        """``cumulative_logprob`` per token, by which ``best_of`` ranks; -inf without tokens."""
         return self.cumulative_logprob / len(self.logprobs) if self.logprobs else float("-inf")

@@ -1,4 +1,4 @@
-"""One continuation, read while it is generated."""
+"""Streaming of one continuation."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from tgi_cli.llm.outputs import Completion, Piece
 class Stream:
     """An iterator over :class:`Piece` objects, for one thread.
 
-    Ending it early (``break`` out of the loop, ``close()``, leaving its ``with`` block) cancels
-    the request at the next step.
-
-    Raises, while it is iterated:
-        GenerationError: the request failed.
-        EngineDeadError: the engine's loop has ended.
+    Closing it early (``break``, ``close()``, the end of its ``with`` block) cancels the request at
+    the next step. Iterating raises GenerationError if the request failed, and EngineDeadError if
+    the engine's loop has ended.
 
     Attributes:
-        request_id: for :meth:`tgi_cli.llm.llm.LLM.cancel`, from any thread: the stream then
+        request_id: Id for :meth:`tgi_cli.llm.llm.LLM.cancel`, from any thread; the stream then
             ends with the finish reason ``cancelled``.
     """
 
     def __init__(self, group: RequestGroup, collector: Collector, owner: object) -> None:
         self._group = group
-        self._owner = owner  # an LLM that nobody refers to any more closes its engine
+        self._owner = owner  # an LLM without references closes its engine
         self._collector = collector
         self.request_id = collector.request.request_id
         group.submit(collector.request)
 
     @property
     def completion(self) -> Completion:
-        """All that has come so far, with the finish reason ``cancelled`` until it has ended."""
+        """The output so far, with the finish reason ``cancelled`` until it has ended."""
         return self._collector.completion()
 
     def __iter__(self) -> Stream:

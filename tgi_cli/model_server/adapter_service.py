@@ -17,10 +17,10 @@ from tgi_cli.rpc.interface import AdapterError, AdapterFault
 from tgi_cli.rpc.status import ADAPTER_STATUSES, shorten
 
 MAX_CALLS = 4
-"""Adapters that are fetched and loaded at once; each holds a thread that other calls need."""
+"""Adapters that are fetched and loaded concurrently; each holds a thread that other calls need."""
 
 MAX_SOURCE = 4096
-"""Characters of a path, as Linux has it."""
+"""Characters of a path, as on Linux."""
 
 
 class AdapterServicer(engine_pb2_grpc.EngineServicer):
@@ -28,7 +28,7 @@ class AdapterServicer(engine_pb2_grpc.EngineServicer):
 
     def __init__(self, adapters: AdapterRegistry) -> None:
         self.adapters = adapters
-        self._places = threading.BoundedSemaphore(MAX_CALLS)
+        self._calls = threading.BoundedSemaphore(MAX_CALLS)
 
     def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext
@@ -37,31 +37,29 @@ class AdapterServicer(engine_pb2_grpc.EngineServicer):
 
         def find() -> Path:
             if len(source) > MAX_SOURCE:
-                given = len(source)
                 raise AdapterError(
-                    f"a path or id has {given} characters, and may have {MAX_SOURCE}"
+                    f"the path or id has {len(source)} characters, more than {MAX_SOURCE}"
                 )
             try:
                 return resolve_adapter(source, revision, absolute=True)
             except OSError as error:  # a name that is too long for the file system
-                cause = f"an adapter cannot be at such a path: {error.strerror}"
-                raise AdapterError(cause) from error
+                raise AdapterError(f"invalid adapter path: {error.strerror}") from error
 
-        return self._done(context, lambda: self.adapters.load(request.name, find, request.in_place))
+        return self._run(context, lambda: self.adapters.load(request.name, find, request.in_place))
 
     def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
     ) -> pb.Adapters:
-        return self._done(context, lambda: self.adapters.unload(request.name))
+        return self._run(context, lambda: self.adapters.unload(request.name))
 
     def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: grpc.ServicerContext
     ) -> pb.Adapters:
         return codec.encode_adapters(self.adapters.now)
 
-    def _done(self, context: grpc.ServicerContext, work: Callable[[], None]) -> pb.Adapters:
-        """Do it; what goes wrong becomes the call's status."""
-        if not self._places.acquire(blocking=False):
+    def _run(self, context: grpc.ServicerContext, work: Callable[[], None]) -> pb.Adapters:
+        """Do the work and return the loaded adapters; errors become the call's status."""
+        if not self._calls.acquire(blocking=False):
             busy = f"{MAX_CALLS} adapters are being loaded already; try again"
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
         try:
@@ -71,7 +69,7 @@ class AdapterServicer(engine_pb2_grpc.EngineServicer):
         except TgiError as error:
             context.abort(ADAPTER_STATUSES[_fault(error)], shorten(one_line(error)))
         finally:
-            self._places.release()
+            self._calls.release()
         return codec.encode_adapters(self.adapters.now)
 
 
@@ -83,5 +81,5 @@ def _fault(error: TgiError) -> AdapterFault:
 
 
 def one_line(error: TgiError) -> str:
-    """Cause and remedy."""
+    """Return cause and remedy."""
     return f"{error.cause}; {error.remedy}" if error.remedy else error.cause

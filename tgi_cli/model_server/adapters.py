@@ -1,7 +1,7 @@
-"""Names of LoRA adapters on this side, the engine's ids on the other.
+"""The names of loaded LoRA adapters and the engine's ids of them.
 
-A name may be given again after its adapter was unloaded; an id never is, so that what the engine
-keeps of one adapter can never serve another.
+A name may be reused after its adapter was unloaded. An id is never reused, so that what the engine
+caches for one adapter can never serve another.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 
 
 class EngineEndedError(ShardError):
-    """The engine's loop has ended: it answers nobody any more."""
+    """The engine's loop has ended and answers no more messages."""
 
 
 class AdapterRegistry:
     """The adapters of one engine. Any thread may call any method.
 
     Args:
-        send: puts a message into the engine's inbox.
-        max_loras: that share a batch; 0: none can be loaded.
-        model_id: of the base.
+        send: Puts a message into the engine's inbox.
+        max_loras: Adapters that can share a batch; 0 if none can be loaded.
+        model_id: The base model.
 
     Attributes:
-        now: what is loaded; replaced whole, never changed.
+        now: The loaded adapters; immutable, replaced at each change.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AdapterRegistry:
         self._model_id = model_id
         self._next_ids = itertools.count(1)
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the fields below."""
         self._ids: dict[str, int] = {}
         self._loaded: dict[str, Adapter] = {}
         self._loading: set[str] = set()
@@ -57,28 +57,27 @@ class AdapterRegistry:
         self._ended = False
 
     def id_of(self, name: str) -> int | None:
-        """The engine's id of a loaded adapter; 0 for no name at all, None for an unknown one."""
+        """Return the engine's id of a loaded adapter, 0 for no name, or None if it is unknown."""
         return self._ids.get(name) if name else 0
 
     def load(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
         """Load an adapter and wait until requests may name it.
 
         Args:
-            name: for requests to use.
-            find: gives its folder; called once the name is known to be free.
-            in_place: take the place of one that has the name, when the new one is loaded.
+            name: For requests to use.
+            find: Returns its folder; called once the name is known to be free.
+            in_place: Replace an adapter of the same name once the new one is loaded.
 
         Raises:
-            AdapterError: the name is taken, the engine takes none, or the folder does not fit.
-            ConfigError: no adapter may have the name.
-            HubError, ModelError: raised by ``find``.
-            EngineEndedError: the engine's loop has ended.
+            AdapterError: The name is taken, adapters are off, or the adapter does not fit.
+            ConfigError: The name is invalid.
+            HubError, ModelError: Raised by ``find``.
+            EngineEndedError: The engine's loop has ended.
         """
         if not self.now.max_loras:
             raise AdapterError(
                 "adapters are off",
-                "name one at the start (--lora-adapters), or say how many share a batch "
-                "(--max-loras)",
+                "start the server with --lora-adapters, or with --max-loras",
                 AdapterFault.OFF,
             )
         hub.check_name(name, self._model_id)
@@ -86,7 +85,7 @@ class AdapterRegistry:
             if name in self._loading or (name in self._ids and not in_place):
                 raise AdapterError(
                     f"an adapter {name!r} is loaded already",
-                    "unload it first, or load this one in its place",
+                    "unload it first, or replace it",
                     AdapterFault.TAKEN,
                 )
             self._loading.add(name)
@@ -102,14 +101,14 @@ class AdapterRegistry:
                     self._model_id,
                 )
             adapter_id = next(self._next_ids)
-            error = self._ask(LoadAdapter(adapter_id, name, str(path)))
+            error = self._request(LoadAdapter(adapter_id, name, str(path)))
             if error:
                 raise AdapterError(error)
             with self._lock:
                 before = self._ids.get(name)
                 self._ids[name] = adapter_id
                 self._loaded[name] = Adapter(name, str(path))
-                self._tell()
+                self._publish()
             if before is not None:
                 self._send(UnloadAdapter(before))
             log.info("adapter %s: %s, loaded in %.1f s", name, path, time.monotonic() - began)
@@ -118,18 +117,18 @@ class AdapterRegistry:
                 self._loading.discard(name)
 
     def unload(self, name: str) -> None:
-        """Forget a name; requests that use the adapter run to their end. Raises AdapterError."""
+        """Remove a name; requests that use the adapter run to their end. Raises AdapterError."""
         with self._lock:
             adapter_id = self._ids.pop(name, None)
             self._loaded.pop(name, None)
-            self._tell()
+            self._publish()
         if adapter_id is None:
             raise AdapterError(unknown(name, self.now.names), fault=AdapterFault.UNKNOWN)
         self._send(UnloadAdapter(adapter_id))
         log.info("adapter %s: unloaded", name)
 
     def take(self, answers: Iterable[AdapterAnswer]) -> None:
-        """The engine's answers; those to an unloading are waited for by nobody."""
+        """Handle the engine's answers; no thread waits for the answer to an unloading."""
         for answer in answers:
             with self._lock:
                 waiting = self._waiting.pop(answer.adapter_id, None)
@@ -139,14 +138,14 @@ class AdapterRegistry:
                 log.warning("adapter %d: %s", answer.adapter_id, answer.error)
 
     def end(self) -> None:
-        """The engine's loop has ended: whoever waits is told."""
+        """Fail the calls that wait: the engine's loop has ended."""
         with self._lock:
             self._ended = True
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(_ended())
 
-    def _ask(self, message: LoadAdapter) -> str:
+    def _request(self, message: LoadAdapter) -> str:
         future: Future[str] = Future()
         with self._lock:
             if self._ended:
@@ -155,17 +154,17 @@ class AdapterRegistry:
         self._send(message)
         return future.result()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self.now = Adapters(self.now.max_loras, tuple(self._loaded.values()))
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """That there is no such adapter, and which there are."""
+    """Return an error text with the adapters that there are."""
     names = ", ".join(sorted(known))
-    there = f"there are: {names}" if names else "none is loaded"
+    others = f"there are: {names}" if names else "none is loaded"
     if len(name) > hub.NAME_CHARACTERS:
-        return f"there is no adapter with a name of {len(name)} characters; {there}"
-    return f"there is no adapter {name!r}; {there}"
+        return f"there is no adapter with a name of {len(name)} characters; {others}"
+    return f"there is no adapter {name!r}; {others}"
 
 
 def _ended() -> EngineEndedError:

@@ -1,14 +1,14 @@
-"""The model server's front: sessions on a gRPC socket, around the queues of one engine.
+"""The model server's gRPC server: sessions around the queues of one engine.
 
-Threads, and what each may touch:
+The threads:
 
-- gRPC's reader of a session: submits and cancels go into the engine's inbox;
-- the dispatcher: takes each step's outputs from the engine's outbox and splits them by session;
-- gRPC's writer of a session: merges what has gathered for it, encodes and sends it, by gRPC or
+- a session's reader puts submits and cancels into the engine's inbox;
+- the dispatcher splits each step's outputs from the engine's outbox by session;
+- a session's writer merges the outputs that are queued for it, encodes and sends them, by gRPC or
   on a socket of its own (:mod:`tgi_cli.rpc.step_socket`).
 
-None of it runs on the engine's thread. A writer that is behind sends several steps as one
-message, so a slow client costs memory bounded by its own requests and nobody else's time.
+None of them is the engine's thread. A writer that is behind sends several steps as one message:
+a slow client costs memory bounded by its own requests, and no time of others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 import logging
 import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -50,11 +51,11 @@ log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 24
 _UNARY_THREADS = 8
-"""Kept free of sessions, so that Info and Health are always answered."""
+"""Threads beyond those of sessions, so that Info and Health are always answered."""
 
 
 class Engine(Protocol):
-    """What the server needs of :class:`tgi_cli.engine.core.EngineCore`."""
+    """The part of :class:`tgi_cli.engine.core.EngineCore` that the server uses."""
 
     inbox: SimpleQueue[Inbound]
     outbox: SimpleQueue[StepOutputs | None]
@@ -78,12 +79,13 @@ class EngineServer(AdapterServicer):
     """Serves one engine on a unix socket. Each client's ids are its own.
 
     Args:
-        engine: its loop runs elsewhere.
-        info: what clients are told of it.
-        max_loras: adapters that share a batch; 0: none can be loaded.
+        engine: The engine, whose loop runs in another thread.
+        info: The engine's effective settings, for clients.
+        max_loras: Adapters that can share a batch; 0 if none can be loaded.
 
     Attributes:
         services: Other services on the same server; add them before :meth:`start`.
+        sessions: The open sessions.
     """
 
     def __init__(
@@ -99,8 +101,8 @@ class EngineServer(AdapterServicer):
         self._instance = uuid.uuid4().hex
         self._engine_ids = itertools.count(1)
         self._lock = threading.Lock()
-        """Guards ``_sessions``, ``_routes`` and the sessions' fields; token look-ups go without."""
-        self._sessions: set[ClientSession] = set()
+        """Guards ``sessions``, ``_routes`` (but for look-ups) and the sessions' fields."""
+        self.sessions: set[ClientSession] = set()
         self._routes: dict[int, _Route] = {}
         self._closed_because = ""
         self._server: grpc.Server | None = None
@@ -110,7 +112,7 @@ class EngineServer(AdapterServicer):
     # -- life ---------------------------------------------------------------------------------
 
     def listen_to_engine(self) -> None:
-        """Take in what the engine puts out from now on, before anybody can connect."""
+        """Start dispatching the engine's outputs, before clients can connect."""
         self._dispatcher.start()
 
     def start(self, path: Path) -> None:
@@ -141,7 +143,7 @@ class EngineServer(AdapterServicer):
         self._server = server
 
     def drain(self) -> None:
-        """Refuse new requests from now on; live ones go on."""
+        """Refuse new requests from now on; live ones continue."""
         with self._lock:
             self._closed_because = "the model server is shutting down"
         for service in self.services:
@@ -150,7 +152,7 @@ class EngineServer(AdapterServicer):
     def stop(self, cause: str = "the model server has stopped") -> None:
         """End every session and close the socket. Requests still live end with ``cause``.
 
-        To be called after the engine's loop: what it put out last is delivered first.
+        Call it after the engine's loop: the last outputs are delivered first.
         """
         if self._dispatcher.is_alive():
             self._dispatcher.join(timeout=2.0)
@@ -158,7 +160,7 @@ class EngineServer(AdapterServicer):
             service.end(cause)
         with self._lock:
             self._closed_because = cause
-            for session in self._sessions:
+            for session in self.sessions:
                 if session.live:
                     session.outgoing.put(self._ended(list(session.live), cause))
                 session.outgoing.put(None)
@@ -184,10 +186,10 @@ class EngineServer(AdapterServicer):
     ) -> Iterator[pb.StepMessage]:
         session = ClientSession()
         with self._lock:
-            full = len(self._sessions) >= MAX_SESSIONS
+            full = len(self.sessions) >= MAX_SESSIONS
             closed = self._closed_because
             if not full and not closed:
-                self._sessions.add(session)
+                self.sessions.add(session)
         if closed:
             context.abort(grpc.StatusCode.UNAVAILABLE, shorten(closed))
         if full:
@@ -209,7 +211,7 @@ class EngineServer(AdapterServicer):
             yield from messages
 
     def _steps_of(self, session: ClientSession, context: grpc.ServicerContext) -> bool:
-        """Connect to where the client wants its steps, if it said; whether that was possible."""
+        """Connect to the client's step socket; return False if it has none or it is unreachable."""
         names = [
             value for key, value in context.invocation_metadata() if key == step_socket.METADATA
         ]
@@ -223,7 +225,7 @@ class EngineServer(AdapterServicer):
     # -- a session's threads ------------------------------------------------------------------
 
     def _read(self, session: ClientSession, messages: Iterator[pb.ClientMessage]) -> None:
-        """Take in what the client sends until it says no more or is gone."""
+        """Handle the client's messages until it half-closes the stream or is gone."""
         try:
             for message in messages:
                 if message.WhichOneof("kind") == "submit":
@@ -260,7 +262,7 @@ class EngineServer(AdapterServicer):
                 session.outgoing.put(self._ended([client_id], problem))
                 return
             engine_id = next(self._engine_ids)
-            # What it is a fork of may have ended: then there is nothing to share.
+            # Its parent may have ended: then there is nothing to share.
             fork_of = None if request.fork_of is None else session.live.get(request.fork_of)
             session.live[client_id] = engine_id
             self._routes[engine_id] = _Route(session, client_id)
@@ -269,16 +271,16 @@ class EngineServer(AdapterServicer):
         )
 
     def _cancel(self, session: ClientSession, client_id: int) -> None:
-        """Pass a cancel on; the id stays live until the engine says that it ended."""
+        """Forward a cancel; the id stays live until the engine reports the end."""
         with self._lock:
             engine_id = session.live.get(client_id)
         if engine_id is not None:
             self._engine.inbox.put(Cancel(engine_id))
 
     def _close(self, session: ClientSession) -> None:
-        """The call is over, whoever ended it: free what the client held."""
+        """The call has ended: cancel the client's requests."""
         with self._lock:
-            self._sessions.discard(session)
+            self.sessions.discard(session)
             orphans = session.close()
             for engine_id in orphans:
                 self._routes.pop(engine_id, None)
@@ -295,8 +297,9 @@ class EngineServer(AdapterServicer):
         self.adapters.end()
 
     def _split(self, outputs: StepOutputs) -> None:
-        """Give each session its part under its own ids; drop what nobody waits for any more."""
+        """Give each session its outputs under its own ids; drop those of ended sessions."""
         routes = self._routes
+        parts: defaultdict[ClientSession, StepOutputs] = defaultdict(StepOutputs)
         found = [routes.get(engine_id) for engine_id in outputs.request_ids]
         first = found[0] if found else None
         if first is not None and all(r is not None and r.session is first.session for r in found):
@@ -307,13 +310,12 @@ class EngineServer(AdapterServicer):
             part.logprobs = outputs.logprobs
             part.top_ids = outputs.top_ids
             part.top_logprobs = outputs.top_logprobs
-            parts = {first.session: part}
+            parts[first.session] = part
         else:
-            parts = {}
             for index, route in enumerate(found):
                 if route is None:
                     continue
-                part = self._part_of(parts, route.session)
+                part = parts[route.session]
                 part.request_ids.append(route.client_id)
                 part.token_ids.append(outputs.token_ids[index])
                 part.logprobs.append(outputs.logprobs[index])
@@ -322,12 +324,12 @@ class EngineServer(AdapterServicer):
         for started in outputs.started:
             route = routes.get(started.request_id)
             if route is not None:
-                part = self._part_of(parts, route.session)
+                part = parts[route.session]
                 part.started.append(replace(started, request_id=route.client_id))
         for run in outputs.prompt_logprobs:
             route = routes.get(run.request_id)
             if route is not None:
-                part = self._part_of(parts, route.session)
+                part = parts[route.session]
                 part.prompt_logprobs.append(replace(run, request_id=route.client_id))
         if outputs.finished:
             self._split_finished(outputs, parts)
@@ -345,7 +347,7 @@ class EngineServer(AdapterServicer):
                 if route is None:
                     continue
                 route.session.live.pop(route.client_id, None)
-                part = self._part_of(parts, route.session)
+                part = parts[route.session]
                 part.finished.append(replace(finished, request_id=route.client_id))
 
     def _end_half_closed(self, parts: dict[ClientSession, StepOutputs]) -> None:
@@ -353,14 +355,6 @@ class EngineServer(AdapterServicer):
             for session in parts:
                 if session.half_closed and not session.live:
                     session.outgoing.put(None)
-
-    def _part_of(
-        self, parts: dict[ClientSession, StepOutputs], session: ClientSession
-    ) -> StepOutputs:
-        part = parts.get(session)
-        if part is None:
-            part = parts[session] = StepOutputs()
-        return part
 
     def _ended(self, client_ids: list[int], cause: str) -> StepOutputs:
         return StepOutputs(finished=[Finished(i, FinishReason.ERROR, cause) for i in client_ids])

@@ -1,4 +1,4 @@
-"""Says at the start which limits the engine set by itself, and why each is what it is."""
+"""Reports at the start which limits the engine set by itself, each with its reason."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from typing import NamedTuple
 
 from tgi_cli.config import DEFAULT_CPU_PREFILL_TOKENS, DEFAULT_PREFILL_TOKENS, ServeConfig
 from tgi_cli.engine.config import Batching
-from tgi_cli.worker.sizing.capacity import CPU_SHARE, CUDA_MARGIN, PREFIX_ROOM, Capacity
+from tgi_cli.process.units import format_memory
+from tgi_cli.worker.sizing.kv_cache import CPU_SHARE, CUDA_MARGIN, PREFIX_SHARE, Capacity
 
 log = logging.getLogger(__name__)
 
 
 class Limit(NamedTuple):
-    """One limit that the user did not set, or did not get; ``said`` is how people read it."""
+    """One limit that the user did not set, or did not get; ``text`` is for people."""
 
     name: str
     value: int
     reason: str
-    said: str = ""
+    text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.said or f'{self.name} {self.value}'}: {self.reason}"
+        return f"{self.text or f'{self.name} {self.value}'}: {self.reason}"
 
 
 def log_limits(serve: ServeConfig, context: int, capacity: Capacity) -> None:
-    """One line per limit that the user left open; JSON lines also carry name and value.
+    """Log one line per limit that the user left open; JSON lines also have name and value.
 
     Args:
-        serve: the user's words.
-        context: ``max_total_tokens`` as it was resolved from them before warm-up.
-        capacity: what warm-up found.
+        serve: The user's settings.
+        context: ``max_total_tokens`` as resolved from them before warm-up.
+        capacity: The result of warm-up.
     """
     for limit in found_limits(serve, context, capacity):
         more = {"limit": limit.name, "value": limit.value} if serve.json_output else None
         log.info("%s", limit, extra=more)
     if capacity.config.batching != Batching.INFLIGHT:
-        named = ("waiting_served_ratio", "max_waiting_tokens")
-        given = [
-            "--" + name.replace("_", "-") for name in named if getattr(serve, name) is not None
+        names = ("waiting_served_ratio", "max_waiting_tokens")
+        ignored = [
+            "--" + name.replace("_", "-") for name in names if getattr(serve, name) is not None
         ]
-        if given:
+        if ignored:
             log.warning(
-                "%s will be ignored: with --batching %s nobody waits for a share of the batch",
-                " and ".join(given),
+                "%s will be ignored: with --batching %s no request waits for a share of the batch",
+                " and ".join(ignored),
                 capacity.config.batching,
             )
 
 
 def found_limits(serve: ServeConfig, context: int, capacity: Capacity) -> Iterator[Limit]:
-    """The limits of :func:`log_limits`, with their reasons."""
+    """Yield the limits of :func:`log_limits` with their reasons."""
     config = capacity.config
     whole = config.batching == Batching.INFLIGHT
     if serve.max_total_tokens is None:
@@ -73,10 +74,10 @@ def found_limits(serve: ServeConfig, context: int, capacity: Capacity) -> Iterat
         if config.max_batch_prefill_tokens > usual:
             reason = "the longest prompt (inflight computes prompts whole)"
         yield Limit("max_batch_prefill_tokens", config.max_batch_prefill_tokens, reason)
-    asked = serve.max_batch_size or serve.max_concurrent_requests
-    if serve.max_batch_size is None or config.max_batch_size < asked:
+    requested = serve.max_batch_size or serve.max_concurrent_requests
+    if serve.max_batch_size is None or config.max_batch_size < requested:
         reason = "max_concurrent_requests"
-        if config.max_batch_size < asked:
+        if config.max_batch_size < requested:
             reason = "the most that can run at once"
         yield Limit("max_batch_size", config.max_batch_size, reason)
     if serve.max_batch_total_tokens is None:
@@ -86,28 +87,21 @@ def found_limits(serve: ServeConfig, context: int, capacity: Capacity) -> Iterat
 
 
 def _cache(capacity: Capacity) -> str:
-    """Why the KV cache is as large as it is."""
+    """Return the reason for the size of the KV cache."""
     config = capacity.config
-    size, activations = capacity.cache_bytes, _size(capacity.activation_bytes)
+    size, activations = capacity.cache_bytes, format_memory(capacity.activation_bytes)
     if config.device != "cpu":
         return (
-            f"{_size(size)}, all that is free after {activations} of activations, less a margin of "
-            f"{CUDA_MARGIN:.0%} of the device"
+            f"{format_memory(size)}, all that is free after {activations} of activations, less a "
+            f"margin of {CUDA_MARGIN:.0%} of the device"
         )
     per_sequence = -(-config.max_total_tokens // config.block_size)
-    useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_ROOM))
+    useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
     if capacity.num_blocks >= useful:
         return (
-            f"{_size(size)}, all that {config.max_batch_size} sequences can use and "
-            f"{PREFIX_ROOM:.0%} for prefixes"
+            f"{format_memory(size)}, all that {config.max_batch_size} sequences can use and "
+            f"{PREFIX_SHARE:.0%} for prefixes"
         )
-    free = _size(round(size / CPU_SHARE))
+    free = format_memory(round(size / CPU_SHARE))
     share = "half" if CPU_SHARE == 0.5 else f"{CPU_SHARE:.0%}"
-    return f"{_size(size)}, {share} of {free} free after {activations} of activations"
-
-
-def _size(count: int) -> str:
-    for unit, digits in ((30, 1), (20, 0), (10, 0)):
-        if count >= 1 << unit:
-            return f"{count / (1 << unit):.{digits}f} {'KMG'[unit // 10 - 1]}iB"
-    return f"{count} bytes"
+    return f"{format_memory(size)}, {share} of {free} free after {activations} of activations"

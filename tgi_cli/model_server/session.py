@@ -1,4 +1,4 @@
-"""One client of the model server: its live requests, and what waits to be sent to it."""
+"""One client of the model server: its live requests and its outgoing messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tgi_cli.rpc import engine_pb2 as pb
 
 
 class ClientSession:
-    """The server's lock guards all fields but ``outgoing``.
+    """The state of one Session call. The server's lock guards all fields but ``outgoing``.
 
     Attributes:
-        outgoing: outputs under the client's ids; None: the end.
-        live: client's id -> engine's id.
-        half_closed: the client submits nothing more; the stream ends with its last request.
-        closed: the call is over; what its reader still finds is not for the engine.
-        steps: where its messages go; None: they go by gRPC.
+        outgoing: Outputs under the client's ids; None ends the stream.
+        live: The engine's id of each live request by the client's id.
+        half_closed: Whether the client submits no more; the stream ends with its last request.
+        closed: Whether the call has ended; further requests of its reader are dropped.
+        steps: Socket for its step messages, or None to send them by gRPC.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class ClientSession:
         self.steps: socket.socket | None = None
 
     def messages(self) -> Iterator[pb.StepMessage]:
-        """A message for whatever has gathered, in order, until the end."""
+        """Yield one message for all outputs that are queued, in order, until the end."""
         while (outputs := self.outgoing.get()) is not None:
             more: StepOutputs | None = outputs
             try:
@@ -44,18 +44,18 @@ class ClientSession:
                 return
 
     def use(self, connection: socket.socket | None) -> None:
-        """Send messages there; a session that is over already closes it."""
+        """Send step messages to a socket, which a closed session closes."""
         if connection is not None and self.closed:
             connection.close()
         else:
             self.steps = connection
 
     def close(self) -> list[int]:
-        """The call is over; returns the engine's ids of what the client held."""
+        """End the session; return the engine's ids of its live requests."""
         self.closed = True
         if self.steps is not None:
             with contextlib.suppress(OSError):  # closed already
-                self.steps.shutdown(socket.SHUT_RDWR)  # its writer may be waiting in it
+                self.steps.shutdown(socket.SHUT_RDWR)  # its writer may be blocked in it
         orphans = list(self.live.values())
         self.live.clear()
         return orphans

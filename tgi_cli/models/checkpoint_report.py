@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what would compute with it here, before any of it is served."""
+"""Reports how a checkpoint is quantized, and which kernels would compute with it here."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """Weights that are kept in one way.
+    """Weights that are quantized alike.
 
     Attributes:
         how: ``4 bits, groups of 128``, or the dtype of plain ones.
         modules: their names.
         parameters: numbers in them.
         num_bytes: on disk, scales included.
-        kernel: what computes with them on this device; for quantized ones that no kernel takes,
-            why they are kept dense; None for plain ones.
+        kernel: computes with them on this device. For quantized ones without a kernel, the reason
+            for which they are dequantized; None for plain ones.
     """
 
     how: str
@@ -49,10 +49,10 @@ class CheckpointReport:
 
     Attributes:
         architecture: as config.json names it.
-        method: as ``--quantize`` has it; None: nothing is quantized.
-        quantized: ways in which weights are quantized, the most frequent first.
-        plain: ways in which other tensors are kept, embeddings and norms among them.
-        device: what ``kernel`` is about.
+        method: a value of ``--quantize``; None if nothing is quantized.
+        quantized: weights by the way they are quantized, the most frequent first.
+        plain: other tensors by dtype, embeddings and norms among them.
+        device: for which ``kernel`` was chosen.
     """
 
     architecture: str
@@ -72,7 +72,7 @@ class CheckpointReport:
         return {name: kept.how for kept in self.quantized[1:] for name in kept.modules}
 
     def lines(self) -> Iterator[str]:
-        """The report, for people."""
+        """The report as text."""
         yield f"{self.architecture}, {self.method or 'not quantized'}, {_mib(self.num_bytes)}"
         for kept in (*self.quantized, *self.plain):
             per = 8 * kept.num_bytes / max(1, kept.parameters)
@@ -89,9 +89,9 @@ class CheckpointReport:
 
 
 def describe(folder: Path, device: str | None = None) -> CheckpointReport:
-    """Look into the checkpoint in ``folder``; a few of its weights are read.
+    """Report on the checkpoint in ``folder``; reads a few of its weights.
 
-    ``device``: ``cpu`` or ``cuda``; None takes CUDA where there is one.
+    ``device``: ``cpu`` or ``cuda``. Default: CUDA if it is available.
 
     Raises:
         UnsupportedModelError: its quantization cannot be read.
@@ -139,7 +139,7 @@ def _kept(
 
 
 def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
-    """What computes with a weight: it is made, to be sure."""
+    """The kernel that computes with a weight, found by creating it."""
     assert tensor.read is not None
     weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
     product = make_matmul(weight, dtype, device)

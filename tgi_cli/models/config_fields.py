@@ -1,4 +1,4 @@
-"""Readings of config.json that families share: heads, windows, rotary parameters. No torch."""
+"""Readers of config.json that families share: heads, windows, rotary parameters. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.errors import ModelError, UnsupportedModelError
+from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig, shown
 from tgi_cli.models.spec import RopeSpec
 
@@ -22,11 +22,11 @@ ACTIVATIONS = (
     "gelu_fast",
     "gelu_pytorch_tanh",
 )
-"""Those that :mod:`tgi_cli.layers.ops` has."""
+"""Activations that :mod:`tgi_cli.layers.ops` implements."""
 
 
 def filled(config: ModelConfig, defaults: Mapping[str, Any]) -> ModelConfig:
-    """``config`` with what its absent keys mean. A null is not absent: it stays one."""
+    """``config`` with defaults for absent keys; null values stay."""
     return replace(config, raw={**defaults, **config.raw})
 
 
@@ -38,12 +38,12 @@ def refuse(config: ModelConfig, *keys: str) -> None:
 
 
 def factor(config: ModelConfig, key: str) -> float | None:
-    """A number above 0; None where it is null or absent. Raises ModelError."""
+    """A number above 0, or None if it is null or absent. Raises ModelError."""
     if config.raw.get(key) is None:
         return None
     value = config.get(key, float)
     if value <= 0:
-        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+        raise config.invalid(f"{key!r} is {value}, must be positive")
     return value
 
 
@@ -51,7 +51,7 @@ def inverse_root(config: ModelConfig, key: str) -> float:
     """One over the root of a number, which must be above 0. Raises ModelError."""
     value = config.get(key, float)
     if value <= 0:
-        raise ModelError(f"{config.path / 'config.json'}: {key!r} is {value}, must be positive")
+        raise config.invalid(f"{key!r} is {value}, must be positive")
     return float(value**-0.5)
 
 
@@ -74,8 +74,8 @@ def stated(config: ModelConfig, *keys: str) -> str:
 def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, int, int]:
     """Attention heads, key-value heads and head_dim.
 
-    ``num_kv_heads`` is what an absent key means; None, and a null there: as many as attention
-    heads. A ``head_dim`` that is absent or null is the attention heads' share of the width.
+    ``num_kv_heads`` is the default for an absent key; None, like a null value, means as many as
+    attention heads. The default of ``head_dim`` is the attention heads' share of the width.
 
     Raises:
         ModelError: they do not go together.
@@ -86,9 +86,8 @@ def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, in
         num_kv_heads = config.positive("num_key_value_heads", num_heads)
     head_dim = config.positive("head_dim", max(hidden_size // num_heads, 1))
     if num_heads % num_kv_heads:
-        raise ModelError(
-            f"{config.path / 'config.json'}: {num_heads} attention heads cannot share "
-            f"{num_kv_heads} key-value heads"
+        raise config.invalid(
+            f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads"
         )
     return num_heads, num_kv_heads, head_dim
 
@@ -96,7 +95,7 @@ def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, in
 def rope_parameters(config: ModelConfig, theta: float = 10000.0) -> dict[str, Any]:
     """One form for both spellings: transformers 5's, and ``rope_theta`` with ``rope_scaling``.
 
-    ``theta`` is what an absent base means.
+    ``theta`` is the default of the base.
     """
     parameters = {
         **config.get("rope_parameters", dict, {}),
@@ -112,13 +111,11 @@ def rope_parameters(config: ModelConfig, theta: float = 10000.0) -> dict[str, An
 
 
 def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.0) -> RopeSpec:
-    """The rotary angles of a model all of whose layers share them."""
+    """The rotary angles that all layers of a model share."""
     parameters = rope_parameters(config, theta)
     partial = parameters.get("partial_rotary_factor")
     if partial is not None and not 0 < float(partial) <= 1:
-        raise ModelError(
-            f"{config.path / 'config.json'}: 'partial_rotary_factor' is {shown(partial)}, no share"
-        )
+        raise config.invalid(f"'partial_rotary_factor' is {shown(partial)}, no share")
     dims = head_dim if partial is None else int(head_dim * float(partial))
     return rope_spec(config, dims, context, parameters)
 
@@ -129,7 +126,7 @@ def ropes_by_kind(
     """The rotary angles of each kind of layer, in the order of ``theta``.
 
     One form for both spellings: transformers 5's, with parameters per kind, and
-    ``rope_scaling``, which is that of full attention. ``theta`` is what absent bases mean.
+    ``rope_scaling``, which is that of full attention. ``theta`` has the defaults of the bases.
     """
     nested = config.get("rope_parameters", dict, {})
     scaling = {"full_attention": config.get("rope_scaling", dict, {})}
@@ -147,9 +144,7 @@ def ropes_by_kind(
 def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
     """Raises ModelError for an odd number of dimensions: they are rotated in pairs."""
     if dims % 2 or dims <= 0:
-        raise ModelError(
-            f"{config.path / 'config.json'}: rotary embedding needs an even head_dim, not {dims}"
-        )
+        raise config.invalid(f"rotary embedding needs an even head_dim, not {dims}")
     return RopeSpec(dims, context, parameters)
 
 
@@ -160,14 +155,14 @@ def windows(
     default: int | None = None,
     kinds: list[str] | None = None,
 ) -> tuple[int | None, ...]:
-    """The window of each layer: positions that a token sees, its own included; None: all.
+    """The window of each layer: positions that a token sees, its own included, or None for all.
 
     Args:
-        config: with ``sliding_window`` and perhaps ``layer_types``.
+        config: has ``sliding_window`` and perhaps ``layer_types``.
         num_layers: of the model.
-        context: windows that are no shorter are none.
-        default: what an absent ``sliding_window`` means. (A null switches windows off.)
-        kinds: what absent ``layer_types`` mean; None: all sliding.
+        context: windows that are no shorter count as none.
+        default: the meaning of an absent ``sliding_window``. (A null switches windows off.)
+        kinds: the meaning of absent ``layer_types``. Default: all sliding.
     """
     stated = config.raw.get("sliding_window", default)
     window = None if stated is None else config.positive("sliding_window", default)
@@ -178,7 +173,7 @@ def windows(
 
 
 def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
-    """``layer_types``, each full or sliding attention; ``kinds`` is what an absent list means.
+    """``layer_types``, each full or sliding attention; ``kinds`` is the default.
 
     Raises:
         UnsupportedModelError: another kind.
@@ -187,10 +182,7 @@ def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
     num_layers = len(kinds)
     kinds = config.get("layer_types", list, kinds)
     if len(kinds) != num_layers:
-        raise ModelError(
-            f"{config.path / 'config.json'}: 'layer_types' names {len(kinds)} of "
-            f"{num_layers} layers"
-        )
+        raise config.invalid(f"'layer_types' names {len(kinds)} of {num_layers} layers")
     for kind in kinds:
         if kind not in ("sliding_attention", "full_attention"):
             raise UnsupportedModelError(

@@ -1,56 +1,79 @@
-"""A native family's layers as a program for the CPU's kernels.
+"""A decoder's layers as one program for the C++ kernels: what a CUDA graph is to a GPU.
 
-The program computes what the modules compute, with the same roundings; the modules remain the
-oracle, and run where a model has something that no operation stands for, where there are several
-shards, and in steps with adapters.
+The program computes what the modules compute, with the same roundings. The modules remain the
+oracle, and run models with layers that no operation of the program computes, models with several
+shards, and steps with adapters.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tgi_cli.kernels import cpp_library
+from tgi_cli.attention import PagedAttention
+from tgi_cli.attention.cpu_cpp import CppAttention
 from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
-from tgi_cli.kernels.program import OUTPUT, RESIDUAL, BufferView, Program
+from tgi_cli.kernels.program import (
+    OUTPUT,
+    RESIDUAL,
+    BufferView,
+    HeadLayout,
+    NormKind,
+    NormWeights,
+    Program,
+)
 from tgi_cli.layers import MLP, Attention, GatedMLP, LayerNorm, RMSNorm, RotaryEmbedding
 from tgi_cli.layers.linear import LinearBase
-from tgi_cli.models.decoder import DecoderLayer, DecoderModel, Norm
+from tgi_cli.models.base import CausalLM
+from tgi_cli.models.decoder import DecoderForCausalLM, DecoderLayer, DecoderModel, Norm
 
 log = logging.getLogger(__name__)
 
 
-class NotLowered(Exception):
-    """The model has something that no operation stands for; the message says what."""
+class CpuProgram:
+    """Runs a decoder's layers as one program; the result is that of the model's ``forward``."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        self.program = _Compiler(model).program
+        self._model = model
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        """See :meth:`tgi_cli.models.CausalLM.forward`; for steps without adapters."""
+        assert isinstance(attention, CppAttention)
+        hidden, rotations = self._model.embed(input_ids, positions)
+        return self.program.run(hidden, attention.step, attention.caches, rotations)
 
 
-def lower(model: DecoderModel) -> Program | None:
-    """The program of a loaded model's layers; None where its modules have to run."""
-    if cpp_library() is None:
+def compile_program(model: CausalLM, attention: PagedAttention) -> CpuProgram | None:
+    """The program of a loaded model over ``attention``; None if its modules have to run."""
+    if not isinstance(model, DecoderForCausalLM) or not isinstance(attention, CppAttention):
+        return None
+    if model.model.embed_tokens.shard.size > 1:
         return None
     try:
-        return _Lowering(model).program
-    except NotLowered as reason:
+        return CpuProgram(model.model)
+    except _Unsupported as reason:
         log.debug("no program for this model: %s", reason)
         return None
 
 
-class _Lowering:
-    """Walks a model once. Residual and branches are kept as the modules keep them:
+class _Unsupported(Exception):
+    """No operation computes a part of the model; the message names the part."""
 
-    a block's output waits in ``branch`` for the norm behind it, which adds it to the residual,
-    unless its last product can add it at once.
+
+class _Compiler:
+    """Emits a model's operations in one pass.
+
+    As in the modules, a block's output waits in ``branch`` for the norm behind it, which adds it
+    to the residual, unless the block's last product can add it at once.
     """
 
     def __init__(self, model: DecoderModel) -> None:
-        norm = model.norm
-        hidden_size = norm.size
+        self.hidden_size = hidden_size = model.norm.size
         self.program = Program(hidden_size)
-        self.hidden_size = hidden_size
-        first = model.layers[0]
-        assert isinstance(first, DecoderLayer)
         self.normed = self.program.buffer(hidden_size)
         self.branch = self.program.buffer(hidden_size)
         self.waiting: tuple[BufferView, float] | None = None
@@ -62,21 +85,21 @@ class _Lowering:
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, DecoderLayer)
             self._layer(layer, f"layers.{index}")
-        self._norm("norm", norm, OUTPUT)
+        self._norm("norm", model.norm, OUTPUT)
         self.program.seal()
 
     def _layer(self, layer: DecoderLayer, path: str) -> None:
         normed = self._norm(f"{path}.input_norm", layer.input_norm, self.normed)
         attention = layer.self_attn
         if not isinstance(attention, Attention):
-            raise NotLowered(f"{path}: {type(attention).__name__}")
+            raise _Unsupported(f"{path}: {type(attention).__name__}")
         scale = layer.residual_scale
         if layer.parallel:
             self._attention(f"{path}.self_attn", attention, layer.rope, normed, self.branch)
             if layer.mlp_norm is not None:
                 self._plain_norm(f"{path}.mlp_norm", layer.mlp_norm, RESIDUAL, self.normed)
             elif normed == RESIDUAL:
-                raise NotLowered(f"{path}: parallel blocks without a norm")
+                raise _Unsupported(f"{path}: parallel blocks without a norm")
             # The residual still lacks what waits there: nothing, since the norm above added it.
             self._mlp(f"{path}.mlp", layer.mlp, self.normed, self.branch, Epilogue.ADD)
             self.waiting = (self.branch, 1.0)
@@ -99,8 +122,13 @@ class _Lowering:
             ),
         )
 
-    def _block(self, norm: Norm | None, label: str, scale: float, emit: object) -> None:
-        assert callable(emit)
+    def _block(
+        self,
+        norm: Norm | None,
+        label: str,
+        scale: float,
+        emit: Callable[[BufferView, Epilogue, float], None],
+    ) -> None:
         if norm is None:
             emit(RESIDUAL, Epilogue.ADD, scale)
             return
@@ -118,15 +146,8 @@ class _Lowering:
             return target
         source, scale = waiting
         if norm is None:
-            self.program.norm(
-                label,
-                source,
-                target,
-                self.hidden_size,
-                kind=0,
-                residual=RESIDUAL,
-                scale=scale,
-            )
+            nothing = NormWeights(NormKind.NONE, self.hidden_size)
+            self.program.norm(label, source, target, nothing, RESIDUAL, scale)
             return RESIDUAL
         self._plain_norm(label, norm, source, target, RESIDUAL, scale)
         return target
@@ -141,20 +162,16 @@ class _Lowering:
         scale: float = 1.0,
     ) -> None:
         if not isinstance(norm, RMSNorm | LayerNorm):
-            raise NotLowered(f"{label}: {type(norm).__name__}")
+            raise _Unsupported(f"{label}: {type(norm).__name__}")
         bias = norm.bias if isinstance(norm, LayerNorm) else None
-        self.program.norm(
-            label,
-            source,
-            target,
+        weights = NormWeights(
+            NormKind.RMS if isinstance(norm, RMSNorm) else NormKind.LAYER,
             norm.size,
-            kind=1 if isinstance(norm, RMSNorm) else 2,
-            weight=norm.weight.float(),
-            bias=None if bias is None else bias.float(),
-            eps=norm.eps,
-            residual=residual,
-            scale=scale,
+            norm.weight.float(),
+            None if bias is None else bias.float(),
+            norm.eps,
         )
+        self.program.norm(label, source, target, weights, residual, scale)
 
     def _attention(
         self,
@@ -166,40 +183,37 @@ class _Lowering:
         epilogue: Epilogue = Epilogue.STORE,
         scale: float = 1.0,
     ) -> None:
-        heads, kv_heads, _ = attention.heads
+        num_heads, num_kv_heads, _ = attention.heads
         dims = attention.head_dim
-        qkv = self._buffer("qkv", (heads + 2 * kv_heads) * dims)
-        attended = self._buffer("attended", heads * dims)
+        heads = HeadLayout(attention.layer, num_heads, num_kv_heads, dims)
+        qkv = self._buffer("qkv", (num_heads + 2 * num_kv_heads) * dims)
+        attended = self._buffer("attended", num_heads * dims)
         self._linear(f"{label}.qkv_proj", attention.qkv_proj, source, qkv, Epilogue.STORE)
         weight, eps = None, 0.0
         if attention.q_norm is not None and attention.k_norm is not None:
-            keys = qkv.at(heads * dims)
+            keys = qkv.at(num_heads * dims)
             self._plain_norm(f"{label}.q_norm", attention.q_norm, qkv, qkv)
             self._plain_norm(f"{label}.k_norm", attention.k_norm, keys, keys)
         elif attention.qk_norm is not None:
             weight, eps = attention.qk_norm.weight.float(), attention.qk_norm.eps
-        shape = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dims}
         self.program.rotate(
             f"{label}.rotate",
             qkv,
-            layer=attention.layer,
+            heads,
             rope=rope,
             rotated=0 if rope is None else self.rotated[rope],
             weight=weight,
             eps=eps,
-            **shape,
         )
-        sinks = None if attention.sinks is None else attention.sinks.weight.float()
         self.program.attend(
             f"{label}.attend",
             qkv,
             attended,
-            layer=attention.layer,
+            heads,
             scale=attention.scale,
             window=attention.kv_spec.window,
             softcap=attention.softcap,
-            sinks=sinks,
-            **shape,
+            sinks=None if attention.sinks is None else attention.sinks.weight.float(),
         )
         self._linear(f"{label}.o_proj", attention.o_proj, attended, target, epilogue, scale=scale)
 
@@ -213,9 +227,9 @@ class _Lowering:
         scale: float = 1.0,
     ) -> None:
         if not isinstance(mlp, GatedMLP | MLP):
-            raise NotLowered(f"{label}: {type(mlp).__name__}")
+            raise _Unsupported(f"{label}: {type(mlp).__name__}")
         if mlp.activation not in ACTIVATIONS:
-            raise NotLowered(f"{label}: {mlp.activation}")
+            raise _Unsupported(f"{label}: {mlp.activation}")
         activation = ACTIVATIONS[mlp.activation]
         inner = self._buffer("inner", mlp.down_proj.in_features)
         if isinstance(mlp, GatedMLP):
@@ -237,12 +251,12 @@ class _Lowering:
     ) -> None:
         matrix = layer.packed
         if not isinstance(matrix, PackedMatrix):
-            raise NotLowered(f"{label}: its weight is not packed for the kernels")
+            raise _Unsupported(f"{label}: its weight is not packed for the kernels")
         if epilogue is Epilogue.GATED and not matrix.paired:
-            raise NotLowered(f"{label}: gate and up are not packed in pairs")
+            raise _Unsupported(f"{label}: gate and up are not packed in pairs")
         bias = None if layer.bias is None else layer.bias.detach()
         if bias is not None and bias.dtype != torch.bfloat16:
-            raise NotLowered(f"{label}: a bias in {bias.dtype}")
+            raise _Unsupported(f"{label}: a bias in {bias.dtype}")
         self.program.linear(
             label,
             source,

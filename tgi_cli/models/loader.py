@@ -1,4 +1,4 @@
-"""Weights from safetensors files into a model, without a second copy of them.
+"""Loads weights from safetensors files into a model, without a second copy of them.
 
 Layers are completed one after the other: memory is taken, the shards are copied (and cast) out
 of the mapped file, the result is packed, and only then comes the next. The file is mapped anew
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,12 +32,11 @@ from tgi_cli.models.checkpoint import (
     merge_quantized,
     read_headers,
     some,
-    unreadable,
 )
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
-from tgi_cli.models.dummy import random_tensor
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
+from tgi_cli.models.weight_files import unreadable
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import method_notice, quantizer_for
@@ -48,11 +48,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_DUMMY_STD = 0.02
+"""Standard deviation of random weights, as transformers initializes most of its models."""
+
 _MAPPED_BYTES = 16 << 20
-"""Read from a mapping before it is dropped."""
+"""Bytes to read from a mapping before it is dropped."""
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Of the dtypes that are cast to the model's on the way."""
+"""Bytes of the dtypes that are cast to the model's when loaded."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -65,10 +68,13 @@ _DTYPES = {
 }
 
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")
-"""Of base models, which some checkpoints leave out."""
+"""Prefixes of base models, which some checkpoints leave out."""
 
-_SEEING = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
-"""Prefixes in models that see images, as transformers wrote them before version 5, and since."""
+_MULTIMODAL = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""Prefixes in multimodal models, as transformers wrote them before version 5, and since."""
 
 _HARMLESS = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that some checkpoints carry and no model needs: rotary frequencies are computed; a head
@@ -77,25 +83,25 @@ that is tied repeats the embedding (an untied one is wanted)."""
 
 @dataclass(frozen=True, slots=True)
 class SlotAssignment:
-    """A slot, and the stored tensors that it is filled from."""
+    """A slot, and the stored tensors that fill it."""
 
     slot: WeightSlot
     source: Source
     stored: tuple[StoredTensor, ...]
 
     @property
-    def takes_codes(self) -> bool:
-        """Whether a quantized weight is handed to the slot as it is."""
-        return self.slot.coded and self.source.join is None
+    def keeps_quantized(self) -> bool:
+        """Whether the slot takes a quantized weight without dequantizing it."""
+        return self.slot.takes_quantized and self.source.join is None
 
     @property
     def num_dequantized(self) -> int:
-        """Quantized weights that are not."""
-        return 0 if self.takes_codes else sum(each.dtype == QUANTIZED for each in self.stored)
+        """Quantized weights that have to be dequantized."""
+        return 0 if self.keeps_quantized else sum(each.dtype == QUANTIZED for each in self.stored)
 
     @property
     def num_bytes(self) -> int:
-        """Of the slot's own share of what is stored."""
+        """Bytes to read from the checkpoint."""
         size = torch.Size(self.slot.shape).numel()
         return size * _ITEM_BYTES.get(self.stored[0].dtype, 1) if self.stored else 0
 
@@ -121,12 +127,12 @@ def load_model(
         device: where they go.
         progress: called with (bytes read, bytes in all) as layers are completed.
         shard: which share of the weights is loaded.
-        lora: given where adapters may be applied.
+        lora: slots for adapters. Default: none.
         load_format: ``dummy`` fills the model with random numbers and reads no weights.
-        max_positions: the context that will be served; None: the model's.
+        max_positions: the context that will be served. Default: the model's.
         quantize: how plain weights are quantized as they are loaded, one of
-            :data:`tgi_cli.config.ON_THE_FLY`; None: they are not.
-        quantize_head: whether the output head is brought into 8 bits.
+            :data:`tgi_cli.config.ON_THE_FLY`. Default: they are not.
+        quantize_head: whether to quantize the output head to 8 bits.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -172,7 +178,7 @@ def load_model(
 
 
 def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
-    """The model without weights: as it is defined here, else as transformers defines it."""
+    """The model without weights: of a built-in family, or else of transformers."""
     if is_builtin(config):
         spec = decoder_spec(config)
         try:
@@ -181,7 +187,7 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ModelError(
-                f"no model can be built of {config.path / 'config.json'} ({shown_error(error)})",
+                f"no model can be built of {config.file} ({shown_error(error)})",
                 "download the model again, or correct it",
             ) from error
     from tgi_cli.models.hf.model import TransformersForCausalLM  # imports transformers
@@ -190,7 +196,7 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
 
 
 def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:
-    """The largest first, while there is room: packing needs a layer's memory twice."""
+    """Largest first, while memory is free: packing needs a layer's memory twice."""
     first = layer[0].loads_after
     slots = layer[1] if first is None else first.slots("")
     return -sum(torch.Size(slot.shape).numel() for slot in slots), first is not None
@@ -199,7 +205,7 @@ def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:
 def _require_memory(
     layers: list[tuple[Loadable, list[WeightSlot]]], build: Build, device: torch.device
 ) -> None:
-    """Without files, config.json alone says how large the model is: it must fit."""
+    """Check that a model of the size in config.json fits: there are no files that confirm it."""
     numbers = sum(math.prod(slot.shape) for _, slots in layers for slot in slots)
     # What is quantized on the way is smaller, by 4 bits for 32 at most.
     needed, free = numbers * build.dtype.itemsize // 8, available_memory(device)
@@ -217,6 +223,17 @@ def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch
         for slot in slots:
             slot.fill(random_tensor(slot.name, slot.shape))
         layer.finish()
+
+
+def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """float32 numbers that depend on name and shape alone: shards of a model agree on them.
+
+    Vectors are what leaves activations alone: ones, or zeros for a bias.
+    """
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(shape).normal_(0.0, _DUMMY_STD, generator=generator)
 
 
 def _fill(
@@ -255,7 +272,7 @@ class _MappedFiles:
             self.close()
         slot, source = filling.slot, filling.source
         read = [self._read_one(each) for each in filling.stored]
-        if filling.takes_codes and isinstance(read[0], QuantizedWeight):
+        if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
             slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         else:
             tensor = source.view(*map(_dense, read))
@@ -293,9 +310,9 @@ def _resolve(
     model: CausalLM,
     wanted: list[WeightSlot],
     stored: dict[str, StoredTensor],
-    in_vain: tuple[str, ...],
+    unused: tuple[str, ...],
 ) -> dict[str, SlotAssignment]:
-    """What fills each slot, by its name; compared with the checkpoint before any of it is read."""
+    """The sources of each slot, by its name, checked against the checkpoint before it is read."""
     names = _present(stored)
     fillings: dict[str, SlotAssignment] = {}
     missing: dict[str, None] = {}  # an ordered set: parts of a packed tensor name it once each
@@ -316,7 +333,7 @@ def _resolve(
             shapes = " and ".join(str(list(each.shape)) for each in found)
             misshaped.append(f"{found[0].name} {shapes} instead of {list(slot.shape)}")
     used = {each.name for filling in fillings.values() for each in filling.stored}
-    ignored = re.compile("|".join((*_HARMLESS, *model.ignored, *in_vain)))
+    ignored = re.compile("|".join((*_HARMLESS, *model.ignored, *unused)))
     unexpected = [name for name in stored if name not in used and not ignored.fullmatch(name)]
     problems = [
         f"{len(found)} {what}: {some(list(found))}"
@@ -337,9 +354,9 @@ def _resolve(
 
 
 def _present(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """What is stored, by name; names with an older prefix, or without the model's own, count."""
+    """The stored tensors by name, also by names with a newer prefix, or with the model's own."""
     names = dict(stored)
-    for older, newer in _SEEING.items():
+    for older, newer in _MULTIMODAL.items():
         names |= {
             newer + name.removeprefix(older): each
             for name, each in stored.items()
@@ -352,7 +369,7 @@ def _present(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _fits(source: Source, found: tuple[StoredTensor, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the source's view of such tensors is of that shape."""
+    """Whether the source's view of such tensors has that shape."""
     if source.join is None and source.rows is None and not source.transposed:
         return found[0].shape == shape
     try:

@@ -1,4 +1,4 @@
-"""A PEFT adapter's folder onto the layers of a model.
+"""Maps a PEFT adapter's folder to the layers of a model.
 
 An adapter names the modules of the checkpoint that it was trained on. Which parts of which
 layers these have become, and how their outputs are arranged, the model's sources know
@@ -31,7 +31,7 @@ from tgi_cli.patterns import PatternError
 _MERGE = "merge it into its base (tgi download-weights --merge-lora), and serve the result"
 _OTHER_BASE = "the adapter belongs to another base; see base_model_name_or_path in its config"
 _PLAUSIBLE = 256
-"""Ranks up to which slots are made for what the configuration says."""
+"""Ranks above this are checked against the weights before slots are allocated."""
 _PREFIXES = ("model.", "transformer.")
 """Of base models, which adapters trained without the head leave out."""
 
@@ -86,7 +86,7 @@ def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool
             have; numbers that are not finite. The message names the module.
         ModelError: the folder holds no adapter.
     """
-    adapter_rank(folder)  # which says what is wrong with a configuration
+    adapter_rank(folder)  # raises for an invalid configuration
     _check_header(folder, table)
     try:
         adapter = LoraAdapter.load(folder)
@@ -125,9 +125,9 @@ def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool
 
 
 def _check_header(folder: Path, table: LoraTable) -> None:
-    """Refuse, before they are read, weights that are none of an adapter that fits.
+    """Refuse weights that are no adapter of a fitting rank before they are read.
 
-    Whoever names a folder over HTTP may name one with hundreds of gigabytes.
+    A folder named over HTTP may have hundreds of gigabytes.
     """
     weights = folder / ADAPTER_WEIGHTS[0]
     if not weights.is_file():

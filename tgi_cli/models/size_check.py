@@ -1,40 +1,38 @@
-"""What config.json states, held against what the files have, before anything is built of it.
+"""Compares the sizes in config.json with the checkpoint's files before anything is built.
 
 The loader compares every tensor with its layer. That takes layers, and a vocabulary with a table
-for grammars, and those of a billion take more than a machine has: so counts and sizes that the
-files' headers contradict are refused first. Nothing here is exact; it bounds what the exact
-comparison costs. No torch.
+for grammars, and those of a billion take more memory than a machine has. So counts and sizes that
+the files' headers contradict are refused first. The check is not exact; it bounds the cost of the
+exact comparison. No torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub.model_files import weight_map
-from tgi_cli.hub.safetensors_header import TensorEntry, read_header
+from tgi_cli.errors import ModelError
+from tgi_cli.hub.safetensors_header import TensorEntry
 from tgi_cli.models.config import shown
-
-T = TypeVar("T")
+from tgi_cli.models.weight_files import file_header, weight_files
 
 _LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)$")
 _EXPERTS = re.compile(r"(^|_)experts$")
 _SIZES = re.compile(r"(_size|_dim|_rank|heads?|head_kv|_embd|_inner|_model|_ff)$|^(d|n)_[a-z]+$")
 _SKIPPED = ("quantization_config", "compression_config", "id2label", "label2id")
-"""Keys whose values are no sizes of tensors."""
+"""Keys whose values are not sizes of tensors."""
 
 MOST_LAYERS = 1024
 MOST_EXPERTS = 1024
-"""In one layer."""
+"""Limit of experts in one layer."""
 MOST_PARTS = 1 << 15
-"""Layers times experts. Kimi K2 has 61 x 384."""
+"""Limit of layers times experts. Kimi K2 has 61 x 384."""
 MOST_SIZE = 1 << 24
-"""Of a dimension. The largest vocabularies have a quarter of a million tokens."""
+"""Limit of a dimension. The largest vocabularies have a quarter of a million tokens."""
 
 _PACKED = 16
 """Elements in one number of a packed weight: 2 bits each in int32."""
@@ -42,7 +40,7 @@ _PACKED = 16
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What the headers of a checkpoint come to.
+    """A summary of a checkpoint's headers.
 
     Attributes:
         tensors: their number.
@@ -56,7 +54,7 @@ class Outline:
 
     @classmethod
     def of(cls, entries: list[TensorEntry]) -> Outline:
-        """That of these tensors."""
+        """Summarize the headers of tensors."""
         return cls(
             len(entries),
             max((size for entry in entries for size in entry.shape), default=0),
@@ -65,56 +63,38 @@ class Outline:
 
 
 def read_outline(path: Path) -> Outline | None:
-    """Of the checkpoint in a folder; None where there are no weights.
+    """The outline of the checkpoint in a folder, or None without weights.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
     found = [(file.name, file.stat()) for file in path.glob("*.safetensors*") if file.is_file()]
-    # Asked for by each reading of the configuration, and the headers of a large model are MBs.
+    # Called whenever the configuration is read, and the headers of a large model are MBs.
     return _outline(path, frozenset((name, one.st_size, one.st_mtime_ns) for name, one in found))
 
 
 @lru_cache(maxsize=4)
 def _outline(path: Path, state: frozenset[tuple[str, int, int]]) -> Outline | None:
-    """The same; ``state`` says whether the files have changed."""
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        names = sorted(set(_read(weight_map, index).values()))
-    else:
-        names = [single.name] if single.is_file() else []
+    """The same, cached; ``state`` changes with the files."""
     entries = [
         entry
-        for name in names
-        if (path / name).is_file()  # the loader says which are absent
-        for entry in _read(read_header, path / name).values()
+        for file in sorted(weight_files(path))
+        if file.is_file()  # the loader reports absent files
+        for entry in file_header(file).values()
     ]
     return Outline.of(entries) if entries else None
 
 
-def _read(reader: Callable[[Path], T], file: Path) -> T:
-    try:
-        return reader(file)
-    except (OSError, CorruptFileError) as error:
-        why = str(error)
-        if why.startswith(f"{file} "):
-            why = f"it {why.removeprefix(f'{file} ')}"
-        raise CheckpointError(
-            f"{file} cannot be read: {why}",
-            "the file is incomplete or damaged: download it again",
-        ) from error
-
-
-def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: bool = False) -> None:
+def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, builtin: bool = False) -> None:
     """Refuse counts and sizes of config.json that the checkpoint in ``path`` cannot have.
 
-    Without weights (``--load-format dummy``) they are bounded by what no model reaches.
+    Without weights (``--load-format dummy``) only implausible values are refused.
 
     Args:
         path: the folder.
-        raw: what its config.json says.
+        raw: its config.json.
         quantized: whether weights may be packed.
-        native: whether each expert is made a module of its own.
+        builtin: whether a built-in family runs it, with a module for each expert.
 
     Raises:
         ModelError: the message names the key.
@@ -128,7 +108,7 @@ def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, native: boo
         if _LAYERS.search(key):
             _require(path, key, value, max(MOST_LAYERS, tensors), outline)
             layers = max(layers, value)
-        elif native and _EXPERTS.search(key):
+        elif builtin and _EXPERTS.search(key):
             _require(path, key, value, max(MOST_EXPERTS, tensors, largest), outline)
             experts = max(experts, value)
         elif key == "vocab_size" and outline is not None:

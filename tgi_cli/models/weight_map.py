@@ -1,4 +1,4 @@
-"""Where the tensors of a model stand in its checkpoint. No torch: views are methods of tensors.
+"""Where a checkpoint has the tensors of a model. No torch: views are methods of tensors.
 
 The model has one set of names, close to those of Llama's checkpoints:
 
@@ -8,7 +8,7 @@ The model has one set of names, close to those of Llama's checkpoints:
     model.layers.N.mlp.gate_proj  .up_proj  .down_proj
     model.layers.N.mlp.router  .experts.E.gate_proj  .up_proj  .down_proj  .shared_expert...
 
-A family says what is called otherwise, and how to take a tensor out of a larger one.
+A family declares other names, and how to take a tensor out of a larger one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from tgi_cli.models.weight_files import file_header
 
 Rows = Callable[[Any], Any]
 """From a tensor [all outputs, ...] to a view of some of them, in the model's order."""
@@ -46,7 +50,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A module of the checkpoint that has what a module of the model wants."""
+    """A module of the checkpoint with the tensors of a module of the model."""
 
     name: str
     rows: Rows | None = None
@@ -55,12 +59,12 @@ class ModuleSource:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The checkpoint's names for the model's modules; what is not in the tables is unchanged.
+    """The checkpoint's names for the model's modules; names missing in the tables are the same.
 
     Attributes:
         layers: prefix of the decoder layers.
-        modules: within a layer. A ``*`` stands for a number, also in the value; a value may be
-            a function of that number.
+        modules: within a layer. A ``*`` matches a number, also in the value; a value may be a
+            function of that number.
         top: outside of the layers.
     """
 
@@ -101,7 +105,7 @@ def _joined(module: str, parameter: str) -> str:
 def stacked(
     sizes: Mapping[str, int], name: str, transposed: bool = False
 ) -> dict[str, ModuleSource]:
-    """Modules whose outputs stand one after the other in the checkpoint's module ``name``."""
+    """Modules whose outputs are concatenated in the checkpoint's module ``name``."""
     table: dict[str, ModuleSource] = {}
     start = 0
     for module, size in sizes.items():
@@ -113,10 +117,10 @@ def stacked(
 def interleaved(
     groups: int, members: Mapping[str, slice], head_dim: int, name: str
 ) -> dict[str, ModuleSource]:
-    """Modules whose heads stand in turns in the checkpoint's module ``name``.
+    """Modules whose heads alternate in the checkpoint's module ``name``.
 
-    The outputs there are [groups, heads of a group, head_dim]; ``members`` says which of a
-    group's heads belong to which module.
+    The outputs there are [groups, heads of a group, head_dim]; ``members`` maps each module to
+    its heads of a group.
     """
     return {
         module: ModuleSource(name, _heads(groups, which, head_dim))
@@ -134,3 +138,62 @@ def _heads(groups: int, which: slice, head_dim: int) -> Rows:
         return heads[:, which].flatten(0, 2)
 
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
+
+    ``mlp.experts.gate_up_proj`` is [experts, 2 * intermediate, hidden], gates first, and
+    ``mlp.experts.down_proj`` [experts, hidden, intermediate]. transformers 5 keeps experts so in
+    memory, and writes them so with ``save_original_format=False``.
+    """
+
+    names: Callable[[str], Source]
+
+    def __call__(self, name: str) -> Source:
+        """The source of the model's tensor ``name``."""
+        layer, experts, rest = name.partition(".experts.")
+        if not experts:
+            return self.names(name)
+        expert, module, _ = rest.split(".")
+        rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
+        stored = "down_proj" if rows is None else "gate_up_proj"
+        return Source((f"{layer}.experts.{stored}",), rows, join=partial(pick, int(expert)))
+
+
+def has_stacked_experts(path: Path) -> bool:
+    """Whether the checkpoint in ``path`` has them; False if it has no weights.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    ends = (".experts.gate_up_proj", ".experts.down_proj")
+    return any(name.endswith(ends) for name in expert_names(path))
+
+
+def expert_names(path: Path) -> list[str]:
+    """Tensors of experts in the first file of a checkpoint that has any.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    for file in sorted(path.glob("*.safetensors")):
+        header = file_header(file) if file.is_file() else {}
+        found = [name for name in header if ".experts." in name]
+        if found:
+            return found
+    return []
+
+
+def pick(expert: int, stacked: Any) -> Any:
+    """One expert's part of a tensor [experts, ...]."""
+    return stacked[expert]
+
+
+def _first_half(tensor: Any) -> Any:
+    return tensor[: tensor.shape[0] // 2]
+
+
+def _second_half(tensor: Any) -> Any:
+    return tensor[tensor.shape[0] // 2 :]

@@ -44,13 +44,14 @@ def bind(
 
 
 def _unavailable(error: OSError, hostname: str, port: int, flag: str) -> AddressInUseError:
-    cause, remedy = error.strerror or str(error), f"choose another port with {flag}"
     if error.errno == errno.EADDRINUSE:
-        cause, remedy = f"port {port} is in use", f"stop what listens there, or {remedy}"
-    elif error.errno in (errno.EACCES, errno.EPERM):
+        cause = f"port {port} is in use"
+        return AddressInUseError(cause, f"stop what listens there, or choose another with {flag}")
+    if error.errno in (errno.EACCES, errno.EPERM):
         cause = f"this user may not listen on port {port}"
-        remedy = f"choose a port above 1023 with {flag}"
-    return AddressInUseError(f"cannot listen on {format_address(hostname, port)}: {cause}", remedy)
+        return AddressInUseError(cause, f"choose a port above 1023 with {flag}")
+    address = format_address(hostname, port)
+    return AddressInUseError(f"cannot listen on {address}: {error.strerror or error}")
 
 
 def local_address(listener: socket.socket) -> tuple[str, int]:

@@ -2,9 +2,6 @@
 
 The child inherits the reading end of a pipe. Only the parent can write to it, so that the system
 closes it when the parent is gone.
-
-``python -m tgi_cli.process.parent_death COMMAND`` runs a command that cannot do so itself: the pipe
-is its standard input. SIGTERM and SIGINT are forwarded.
 """
 
 from __future__ import annotations
@@ -12,14 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from tgi_cli.errors import ConfigError, ExitCode
 from tgi_cli.process.runtime_dir import VARIABLE, remove_folder
@@ -30,8 +24,6 @@ GRACE_SECONDS = 5.0
 """Time for requests in flight to finish."""
 LAST_SECONDS = 1.0
 """Time for clients to receive the error of requests that do not finish."""
-_COMMAND_SECONDS = 30.0
-"""Time for a command to end after SIGTERM."""
 
 
 @contextmanager
@@ -74,37 +66,3 @@ def _watch(parent_fd: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(LAST_SECONDS)
     os._exit(ExitCode.FAILURE)
-
-
-def run_with_parent(command: list[str]) -> int:
-    """Run a command, end it when standard input closes, and return its exit status."""
-    process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        if process is None:
-            early.append(number)
-        else:
-            process.send_signal(number)
-
-    def end_with_stdin(process: subprocess.Popen[bytes]) -> None:
-        while os.read(0, 1 << 10):
-            pass
-        process.terminate()
-        try:
-            process.wait(_COMMAND_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    for number in early:
-        process.send_signal(number)
-    threading.Thread(target=end_with_stdin, args=(process,), daemon=True).start()
-    status = process.wait()
-    return status if status >= 0 else 128 - status
-
-
-if __name__ == "__main__":
-    sys.exit(run_with_parent(sys.argv[1:]))

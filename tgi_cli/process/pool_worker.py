@@ -1,10 +1,10 @@
 """The child's side of :mod:`tgi_cli.process.worker_pool`: a process of bounded time and memory.
 
-It may be killed at any time, and bounds itself: what its work costs is known only afterwards.
-Messages are four bytes of length, most significant first, and a body. The first body to come in
-is JSON: the limits, and ``setup`` for the work. Each further one is a job, answered with JSON.
+It may be killed at any time, and limits itself, as the cost of a job is known only afterwards.
+Messages are frames (:mod:`tgi_cli.process.framing`). The first is JSON with the limits and the
+``setup`` of the work. Each further one is a job, answered with JSON.
 
-Imports the standard library alone, and little of it: every process pays for it.
+It imports little, and only the standard library, as every process pays for that.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from typing import Any, BinaryIO
 from tgi_cli.process.framing import encode_frame, read_frame, read_length
 
 OUT_OF_MEMORY = 77
-"""Exit code of a process that had no memory left even to say so."""
+"""Exit code of a process that had too little memory left to report it."""
 
 Work = Callable[[bytes], dict[str, Any]]
-"""A job's body to its answer; what it raises but MemoryError is a defect."""
+"""Computes a job's answer from its body; any exception but MemoryError is a defect."""
 
 
 def serve(begin: Callable[[Any], Work]) -> None:
-    """Answer until the input ends; ``begin`` makes the work of its setup."""
+    """Answer jobs until the input ends; ``begin`` creates the work from its setup."""
     source, target = sys.stdin.buffer, sys.stdout.buffer
     first = read_frame(source)
     if first is None:
         return
-    told = json.loads(first)
-    work = begin(told["setup"])
-    # What is imported and built once does not count.
-    limit = MemoryLimit(told["megabytes"], told["bytes_per_byte"])
+    hello = json.loads(first)
+    work = begin(hello["setup"])
+    # Imports and tables that are built once do not count.
+    limit = MemoryLimit(hello["megabytes"], hello["bytes_per_byte"])
     _send(target, b"{}")
-    # From here on, what a library says while it dies is no news: the parent tells of it.
+    # The parent reports how the process dies; what libraries write then is noise.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
         while (length := read_length(source)) is not None:
@@ -47,11 +47,11 @@ def serve(begin: Callable[[Any], Work]) -> None:
             body = source.read(length)
             if len(body) < length:
                 return
-            # The parent kills a process that is late; unless the parent is gone itself.
-            signal.setitimer(signal.ITIMER_REAL, told["seconds"] + 2)
+            # Normally the parent kills a process that is late, unless it is gone itself.
+            signal.setitimer(signal.ITIMER_REAL, hello["seconds"] + 2)
             answer, last = _answer(work, body)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            # Memory that was used once is seldom given back.
+            # Memory that was used once is seldom returned to the system.
             last = last or limit.half_used
             _send(target, answer[:-1] + (b', "last": true}' if last else b', "last": false}'))
             if last:
@@ -61,22 +61,22 @@ def serve(begin: Callable[[Any], Work]) -> None:
 
 
 def _answer(work: Work, body: bytes) -> tuple[bytes, bool]:
-    """JSON of an object with members, and whether the process is not to be used again."""
+    """Return the answer as JSON, and whether the process must not be reused."""
     try:
-        # As it is: escapes take up to six bytes for each of UTF-8.
+        # Not escaped: an escape takes up to six bytes for one of UTF-8.
         answer = json.dumps({"answer": work(body)}, ensure_ascii=False)
         return answer.encode(errors="surrogatepass"), False
     except MemoryError:
         return b'{"exhausted": true}', True
-    except BaseException as error:  # among them, what libraries make of their own defects
+    except BaseException as error:  # such as a panic of a library
         cause = f"{type(error).__name__}: {error}"[:1000]
     return json.dumps({"defect": cause}).encode(), True
 
 
 class PeakMemory:
-    """The most memory that a job has had at once, beyond what it began with.
+    """The peak memory of a job, beyond that at its start.
 
-    Linux alone says so (https://docs.kernel.org/filesystems/proc.html, ``clear_refs``); elsewhere
+    Known on Linux only (https://docs.kernel.org/filesystems/proc.html, ``clear_refs``); elsewhere
     it is 0.
     """
 
@@ -85,7 +85,7 @@ class PeakMemory:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 
     def begin(self) -> None:
-        """A job begins: what earlier ones have left is given back, as it would hide growth."""
+        """Begin a job. Memory that earlier jobs left is returned first, as it would hide growth."""
         if self._trim is not None:
             self._trim(ctypes.c_size_t(0))
         with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ class PeakMemory:
 
     @property
     def grown(self) -> int:
-        """Bytes so far."""
+        """Bytes of growth so far."""
         return _peak() - self._before
 
 
@@ -115,11 +115,11 @@ def _peak() -> int:
 
 
 class MemoryLimit:
-    """Bounds what the process may take beyond what it has now; without /proc, nothing.
+    """Limits the memory that the process may take beyond its present size; needs /proc.
 
     Args:
-        megabytes: for any job.
-        bytes_per_byte: for a job whose body is so large that this comes to more.
+        megabytes: For any job.
+        bytes_per_byte: For each byte of a job's body, if that is more.
     """
 
     def __init__(self, megabytes: int, bytes_per_byte: int) -> None:
@@ -134,14 +134,14 @@ class MemoryLimit:
         self._size, self._resident = self._now()
 
     def _now(self) -> tuple[int, int]:
-        """Bytes of address space, and of memory."""
+        """Return the bytes of address space and of resident memory."""
         if self._statm is None:
             return 0, 0
         size, resident, *_ = os.pread(self._statm, 256, 0).split()
         return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
     def apply(self, length: int) -> None:
-        """Allow what a job with a body of ``length`` bytes may take."""
+        """Set the limit for a job with a body of ``length`` bytes."""
         allowed = max(self._bytes, self._factor * length)
         if self._statm is None or allowed == self._allowed:
             return
@@ -152,7 +152,7 @@ class MemoryLimit:
 
     @property
     def half_used(self) -> bool:
-        """Whether jobs that are done still hold half of what the next one may take."""
+        """Whether finished jobs still hold half of the memory that the next one may take."""
         size, resident = self._now()
         most = self._bytes // 2
         return size > self._size + most or resident > self._resident + most

@@ -1,4 +1,4 @@
-"""The private folder of one running server: its socket, and a lock that says it is in use."""
+"""The private folder of a running server, with its socket and a lock while it is in use."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pathlib import Path
 _PREFIX = "tgi-"
 _LOCK = "lock"
 SOCKET = "engine.sock"
-"""The model server's, in it."""
+"""Name of the model server's socket in the folder."""
 
 VARIABLE = "TGI_RUNTIME_FOLDER"
-"""Tells the model server where what its shards share is to lie."""
+"""Environment variable with the folder, in which the shards make one of their own."""
 SHARDS_PREFIX = "tgi-shards-"
-"""Of a folder in it; see :mod:`tgi_cli.worker.tensor_parallel.group`."""
+"""Prefix of the shards' folder; see :mod:`tgi_cli.worker.tensor_parallel.group`."""
 
 _MAX_BASE = 70
-"""Bytes of the path above it: a socket's path may have about 100."""
+"""Length of the parent folder's path: that of a socket may have about 100 bytes."""
 _YOUNG_SECONDS = 60.0
-"""A folder may be this old before its lock has to be held."""
+"""Age below which a folder is in use even if its lock is free."""
 
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A new folder of mode 0700 that is gone afterwards.
+    """Make a folder of mode 0700 and remove it afterwards.
 
-    It lies in XDG_RUNTIME_DIR where there is one, else in the folder for temporary files. What
-    servers that were killed left there is removed.
+    It is in XDG_RUNTIME_DIR if that is set, otherwise in the folder for temporary files. Folders
+    that killed servers left there are removed.
     """
     base = _base()
     _sweep(base)
@@ -47,11 +47,11 @@ def runtime_folder() -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a runtime folder and what its server has put there; several processes may do so.
+    """Remove a runtime folder and its server's files; several processes may do so concurrently.
 
-    Anything else in it stays, and so does the folder then.
+    The folder stays if it has other files.
     """
-    with contextlib.suppress(OSError):  # what is missing here, another of them removed
+    with contextlib.suppress(OSError):  # another process may have removed a file
         for path in folder.iterdir():
             if path.name in (_LOCK, SOCKET) or path.is_socket():
                 path.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def default_uds_path() -> Path:
-    """Where a model server that runs alone listens, and a router that runs alone looks."""
+    """Return the default socket of a model server and a router that are started separately."""
     base = _base()
     private = base.stat().st_uid == os.geteuid() and not base.stat().st_mode & 0o077
     return base / ("tgi" if private else f"tgi-{os.geteuid()}") / SOCKET
@@ -75,9 +75,9 @@ def _base() -> Path:
 
 
 def _sweep(base: Path) -> None:
-    """Remove folders whose server is gone: nobody holds their lock."""
+    """Remove folders whose server is gone: their lock is free."""
     for folder in base.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # in use, somebody else's, or gone by now
+        with contextlib.suppress(OSError):  # in use, of another user, or gone by now
             if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
                 continue
             lock = os.open(folder, os.O_RDWR | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""Signals as events, for processes whose main thread waits for something else.
+"""Signals as events, for processes whose main thread blocks.
 
-Python runs a signal's handler in the main thread between two bytecodes: one that arrives just
-before that thread blocks on a lock is not seen before the lock is released. The number that the
-C-level handler writes to the wakeup descriptor is there at once; a thread reads it.
+Python runs a signal's handler in the main thread between two bytecodes: a signal that arrives just
+before that thread blocks on a lock is handled once the lock is released. The C-level handler writes
+the number to the wakeup descriptor at once, where a thread reads it.
 https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
 """
 
@@ -46,4 +46,4 @@ def delivered(
 
 
 def _nothing(_number: int, _frame: object) -> None:
-    """Keeps the default action away; the thread does the rest."""
+    """Replaces the default action; the thread does the rest."""

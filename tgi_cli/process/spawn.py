@@ -88,8 +88,8 @@ def run_in_fork(work: Callable[[], T]) -> T:
 
     To find or download a model takes libraries of 20 MB that a launcher never needs again. The
     result, or the TgiError that ``work`` raises, must be picklable. The child has this process's
-    log, terminal and signal handlers. Call it while there is one thread. Signals that end this
-    process end the child too. Where forks are not safe, which is everywhere but on Linux,
+    log, terminal and signal handlers. Call it while no other thread may hold a lock. Signals that
+    end this process end the child too. Where forks are not safe, which is everywhere but on Linux,
     ``work`` runs in this process.
 
     Raises:

@@ -1,8 +1,8 @@
 """Work of unknown cost, in processes that may be killed.
 
-A grammar, or a checkpoint's chat template, of a few hundred bytes can take hours or all memory,
-and neither can be told from its text. So it is handled in child processes of bounded time and
-memory: :mod:`tgi_cli.process.pool_worker`.
+A grammar or a checkpoint's chat template of a few hundred bytes can take hours or all memory, which
+its text does not show. They are handled in child processes of bounded time and memory:
+:mod:`tgi_cli.process.pool_worker`.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _PATIENCE_SECONDS = 0.05
-"""Before another process is started, which takes longer: one that is at work may be done."""
+"""Wait for a busy process before another one is started, which takes longer."""
 _EXIT_SECONDS = 2.0
 _LARGE_BYTES = 64 << 10
-"""Of a job that goes through a thread: a pipe takes no more at once, and reading JSON of more
-holds up the event loop."""
-_BY_ITSELF = frozenset(
+"""Size from which a job goes through a thread: a pipe takes no more at once, and parsing more JSON
+blocks the event loop."""
+_CRASHES = frozenset(
     (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 )
-"""How a process ends whose memory, or stack, cannot grow."""
+"""Signals that end a process whose memory or stack cannot grow."""
 
 
 class LimitError(Exception):
-    """A job took more than it may; the message says of what: "more than 5 s"."""
+    """A job exceeded a limit, which the message names: "more than 5 s"."""
 
 
 class WorkersBusy(Exception):
-    """Too many jobs wait."""
+    """Too many jobs are waiting."""
 
 
 class WorkerError(RouterError):
-    """No process could be started, or processes were killed from outside: not the job's fault."""
+    """No process could be started, or processes were killed from outside."""
 
 
 class _Killed(Exception):
-    """A process was ended from outside in the middle of a job."""
+    """A process was killed from outside during a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What jobs may cost.
+    """Limits on jobs.
 
     Attributes:
-        processes: at work at once; started when they are needed.
-        seconds, megabytes: of one job.
-        bytes_per_byte: memory of a job for each byte of its body, where that is more.
-        wait_seconds: how long one may wait for a process.
+        processes: Processes that work concurrently; started when they are needed.
+        seconds, megabytes: For one job.
+        bytes_per_byte: Memory for each byte of a job's body, if that is more.
+        wait_seconds: Time that a job may wait for a process.
     """
 
     processes: int = 2
@@ -76,12 +76,12 @@ class WorkerPool:
     """Processes that do one kind of work; each does one job at a time.
 
     Args:
-        module: the child's main module, which calls :func:`tgi_cli.process.pool_worker.serve`.
-        setup: told to each process, JSON.
-        limits: of each job, and of all.
-        what: they are, for messages: "grammar compiler".
-        remedy: where none can be started.
-        environment: variables of the processes, besides this process's.
+        module: The child's main module, which calls :func:`tgi_cli.process.pool_worker.serve`.
+        setup: Sent to each process as JSON.
+        limits: On each job, and on all.
+        what: Kind of the processes for messages: "grammar compiler".
+        remedy: For the error when none can be started.
+        environment: Variables of the processes, besides this process's.
     """
 
     def __init__(
@@ -111,24 +111,24 @@ class WorkerPool:
             limits.processes, thread_name_prefix=module.rpartition(".")[2]
         )
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the fields below."""
         self._idle: list[PoolChild] = []
         self._all: set[PoolChild] = set()
         self._starting = 0
         self._waiting = 0
-        """Jobs that a thread has, or will have, and that have no process yet."""
+        """Jobs in threads, or queued for one, that have no process yet."""
         self._large = 0
-        """Large jobs at work. One process is left to the others, where there are two."""
+        """Large jobs in progress. One process of several is reserved for other jobs."""
         self._closed = False
         self._end = weakref.finalize(self, _kill_all, self._all)
 
     def run(self, body: bytes) -> dict[str, Any]:
-        """The answer to one job. Blocks; from any thread.
+        """Return the answer to one job. Blocks; from any thread.
 
         Raises:
-            LimitError: it takes more time or memory than it may.
-            WorkersBusy: no process was free in time.
-            WorkerError: no process can be started, or two were killed from outside.
+            LimitError: The job exceeds its time or memory.
+            WorkersBusy: No process was free in time.
+            WorkerError: No process can be started, or two were killed from outside.
         """
         with self._changed:
             self._waiting += 1
@@ -137,8 +137,8 @@ class WorkerPool:
     async def run_async(self, body: bytes) -> dict[str, Any]:
         """As :meth:`run`, without blocking the event loop.
 
-        A small job that finds a process idle takes no thread: each switch between threads may
-        take the interpreter's lock from whoever generates tokens, or wait for it.
+        A small job takes no thread if a process is idle: each switch between threads may take the
+        interpreter lock from the thread that delivers tokens, or wait for it.
         """
         loop = asyncio.get_running_loop()
         child = None if len(body) > _LARGE_BYTES else self._idle_child()
@@ -151,7 +151,7 @@ class WorkerPool:
                 if not isinstance(cause, _Killed):
                     raise cause from None
                 tries = 1
-            except BaseException:  # cancelled: the answer is not wanted any more
+            except BaseException:  # cancelled: the answer is no longer needed
                 loop.run_in_executor(None, self._end_of, child)
                 raise
             else:
@@ -166,7 +166,7 @@ class WorkerPool:
         return await asyncio.wrap_future(job)
 
     def close(self) -> None:
-        """End the processes; what they work on is given up."""
+        """Kill the processes; their jobs fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -174,7 +174,7 @@ class WorkerPool:
         self._end()
 
     def _given_up(self, job: Future[dict[str, Any]]) -> None:
-        """A job is over that was given to a thread: perhaps before it had one."""
+        """Handle the end of a job in a thread, which may have been cancelled before it got one."""
         if job.cancelled():
             with self._changed:
                 self._waiting -= 1
@@ -196,7 +196,7 @@ class WorkerPool:
                 if not tries:
                     raise WorkerError(
                         f"{self._what} processes are being killed: {cause}",
-                        "see who ends them; on a crowded host, the system's out-of-memory killer",
+                        "find out what kills them, such as the system's out-of-memory killer",
                     ) from None
                 with self._changed:
                     self._waiting += 1
@@ -207,7 +207,7 @@ class WorkerPool:
                         self._changed.notify_all()
 
     def _take_in(self, child: PoolChild, answer: dict[str, Any]) -> dict[str, Any]:
-        """What a process answered, which is free now. Raises LimitError."""
+        """Return a process's answer, and the process to the pool. Raises LimitError."""
         if answer["last"]:
             self._forget(child)
             # It may take a moment to give its memory back.
@@ -220,7 +220,7 @@ class WorkerPool:
             raise LimitError(self._memory)
         if "defect" in answer:
             logger.error("a %s process: %s", self._what, answer["defect"])
-            return {"error": "the server failed to process it: its log says why"}
+            return {"error": "the server failed to process it: see its log"}
         found: dict[str, Any] = answer["answer"]
         return found
 
@@ -229,7 +229,7 @@ class WorkerPool:
         return f"more than {self._limits.megabytes} MB of memory"
 
     def _failed(self, child: PoolChild, error: Exception) -> Exception:
-        """End a process that gave no answer; whose fault that was."""
+        """End a process that gave no answer; return the cause as an error."""
         slow = isinstance(error, TimeoutError)
         code = child.end(0.0 if slow else _EXIT_SECONDS)
         self._forget(child)
@@ -237,7 +237,7 @@ class WorkerPool:
             return LimitError(f"more than {self._limits.seconds:g} s")
         if self._closed:
             return self._ended()
-        if code == OUT_OF_MEMORY or -code in _BY_ITSELF:
+        if code == OUT_OF_MEMORY or -code in _CRASHES:
             return LimitError(self._memory)
         return _Killed(f"by signal {-code}" if code < 0 else f"exit code {code}")
 
@@ -254,7 +254,7 @@ class WorkerPool:
         return None
 
     def _child(self, latest: float, large: bool) -> PoolChild:
-        """A process for one job, for which :attr:`_waiting` counts, and that it does not then."""
+        """Return a process for one job, which no longer counts as waiting then."""
         most = max(self._limits.processes - 1, 1)
         patient = time.monotonic() + _PATIENCE_SECONDS
         with self._changed:
@@ -308,7 +308,7 @@ class WorkerPool:
                 raise self._ended() from None
             raise WorkerError(
                 f"no {self._what} process can be started: {type(error).__name__} {error}",
-                self._remedy or "see its own words above",
+                self._remedy or "see its log above",
             ) from error
         finally:
             with self._changed:

@@ -24,14 +24,14 @@ from tgi_cli.quantization.formats import (
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 _LAYOUTS = ("gemm", "exllama", "ipex")
-"""Versions whose files are those of gemm."""
+"""Versions with the layout of gemm."""
 
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word output i of eight stands."""
+_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Position in a word of output i of eight."""
 
 
 class AWQ(CheckpointFormat):
-    """Codes of 4 bits, packed along the outputs, eight to a word in an order of their own."""
+    """4-bit codes, packed along the outputs, eight to a word in a permuted order."""
 
     name = "awq"
     code_suffixes = ("qweight",)
@@ -44,7 +44,7 @@ class AWQ(CheckpointFormat):
         if bits != 4 or version not in _LAYOUTS:
             raise UnsupportedModelError(
                 f"awq of {bits} bits in the layout {version!r} is not supported",
-                "serve a checkpoint of 4 bits in the layout gemm",
+                "serve a checkpoint of 4 bits in the gemm layout",
             )
 
     def merge(
@@ -76,6 +76,6 @@ def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Quanti
 
 
 def _in_order(words: Tensor) -> Tensor:
-    """Words int32 [n, w] to codes uint8 [n, 8 w], by their outputs."""
+    """Unpack words int32 [n, w] to codes uint8 [n, 8 w], in the order of outputs."""
     codes = unpack(words, 4).view(len(words), -1, 8)
-    return codes.index_select(2, torch.tensor(_PLACES)).flatten(1)
+    return codes.index_select(2, torch.tensor(_POSITIONS)).flatten(1)

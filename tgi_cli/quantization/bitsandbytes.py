@@ -1,4 +1,4 @@
-"""bitsandbytes: 8 bits with a scale per row, or 4 bits by a table with a scale per 64 elements.
+"""bitsandbytes: 8 bits with a scale per row, or 4-bit tables with a scale per 64 elements.
 
 https://arxiv.org/abs/2208.07339, https://arxiv.org/abs/2305.14314; the library itself is not used.
 """
@@ -24,7 +24,7 @@ from tgi_cli.quantization.formats import (
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 BLOCK = 64
-"""Elements that share a scale, where nothing else is said."""
+"""Default number of elements that share a scale."""
 
 TABLES = {
     "nf4": (
@@ -35,7 +35,7 @@ TABLES = {
     ),
     "fp4": tuple(sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)),
 }
-"""What the codes of a type stand for, times the block's largest element."""
+"""Values of the codes by type, relative to the block's largest element."""
 
 _STATE = "weight.quant_state.bitsandbytes__"
 
@@ -68,7 +68,7 @@ class Bitsandbytes(CheckpointFormat):
             )
             if "weight_format" in tensors and int(peek("weight_format")) != 0:
                 raise CheckpointError(
-                    f"{module} is in an order of bitsandbytes' for one kind of GPU",
+                    f"{module} is in bitsandbytes' layout for one kind of GPU",
                     "save the model again with a newer bitsandbytes",
                 )
             return MergedWeight((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
@@ -85,7 +85,7 @@ class Bitsandbytes(CheckpointFormat):
         check_tensors(right, "bitsandbytes", module, tensors)
         about = f"{kind}, blocks of {block}" + (", their scales in 8 bits" if nested else "")
         if inputs % block:
-            read = partial(_read_straddling, state)
+            read = partial(_read_spanning, state)
         else:
             read = partial(_read_4bit, state)
         return MergedWeight((outputs, inputs), tuple(names), read, about)
@@ -107,10 +107,10 @@ def _read_4bit(
     return QuantizedWeight(codes, scales, None, groups, 4, quant_map.float())
 
 
-def _read_straddling(
+def _read_spanning(
     state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
 ) -> QuantizedWeight:
-    """Where blocks go on from one row into the next: every element is given a scale of its own."""
+    """Read blocks that span rows: every element gets a scale of its own."""
     outputs, inputs = state["shape"]
     block = int(state["blocksize"])
     scales = _scales(state, absmax, *nested).repeat_interleave(block)[: outputs * inputs]
@@ -134,13 +134,13 @@ def _scales(
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """The codes of bytes, of which the upper bits are the first."""
+    """Split bytes into codes, upper bits first."""
     flat = packed.flatten()
     return torch.stack((flat >> 4, flat & 15), dim=-1).flatten()
 
 
 def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
-    """Round to the nearest of a table's values, in blocks of 64 inputs. ``kind``: nf4 or fp4."""
+    """Round to the nearest values of the table ``kind`` (nf4 or fp4), in blocks of 64 inputs."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK))
     blocks = padded.view(outputs, -1, BLOCK)

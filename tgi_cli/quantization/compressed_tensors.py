@@ -30,9 +30,9 @@ _WIDTHS = (2, 3, 4, 8)
 
 
 class CompressedTensors(CheckpointFormat):
-    """Weights per scheme (``config_groups``): integers packed or in bytes, or e4m3.
+    """Weights by schemes (``config_groups``): integers, packed or in bytes, or e4m3.
 
-    Activations stay as they are, also where a scheme would have them quantized.
+    Activations are not quantized, even if a scheme requests it.
     """
 
     name = "compressed-tensors"
@@ -98,7 +98,7 @@ class CompressedTensors(CheckpointFormat):
         return MergedWeight(whole, (main, "weight_scale", *extra), read, about)
 
     def _scheme(self, module: str) -> dict[str, Any]:
-        """Of the module: that which names it best, else the one for all linear layers."""
+        """The scheme that targets the module by name, else the one for all linear layers."""
         for targets, scheme in self.schemes:
             if any(self._names(target, module) for target in targets):
                 return scheme
@@ -114,7 +114,7 @@ class CompressedTensors(CheckpointFormat):
 
 
 def _block(scheme: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Outputs and inputs of a block; groups are blocks of a single output."""
+    """Size of a block, (outputs, inputs); a group is a block of one output."""
     if scheme.get("strategy") == "block":
         structure = scheme["block_structure"]
         sizes = structure.split("x") if isinstance(structure, str) else structure
@@ -154,14 +154,14 @@ def _read(
 
 
 def _widths(count: int, bits: int) -> tuple[int, int]:
-    """Words that so many codes take: in one stream of bits, or as many to a word as fit whole."""
+    """Words for ``count`` codes: as one stream of bits, or without codes that span words."""
     return -(-count * bits // 32), -(-count // (32 // bits))
 
 
 def _unpack(words: Tensor, bits: int, count: int) -> Tensor:
-    """Words int32 [n, w] to codes uint8 [n, count].
+    """Unpack words int32 [n, w] to codes uint8 [n, count].
 
-    In older checkpoints no code goes on from one word into the next.
+    In older checkpoints no code spans words.
     """
     if words.shape[1] == _widths(count, bits)[0]:
         return unpack(pad(words, (0, -words.shape[1] % bits)), bits)[:, :count]

@@ -1,4 +1,4 @@
-"""Which format a checkpoint is in, from what its configuration says."""
+"""Detects a checkpoint's format from its ``quantization_config``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_cli.quantization.gptq import GPTQ
 from tgi_cli.quantization.quantized import Quantizer
 from tgi_cli.quantization.quantized_weight import quantize_int8
 
-_ELSEWHERE = "serve a checkpoint in bfloat16, or one quantized with gptq, awq or compressed-tensors"
+_REMEDY = "serve a checkpoint in bfloat16, or one quantized with gptq, awq or compressed-tensors"
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {
     "gptq": GPTQ,
@@ -26,18 +26,18 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {
     "fp8": FP8,
     "bitsandbytes": Bitsandbytes,
 }
-"""By ``quant_method``."""
+"""Formats by ``quant_method``."""
 
 _REFUSED = {
     "exl2": "exl2 mixes widths within a matrix, for kernels of exllamav2 that only CUDA has",
     "exl3": "exl3 is a trellis code, for kernels of exllamav3 that only CUDA has",
     "marlin": "weights in Marlin's order are laid out for one CUDA kernel",
 }
-"""Formats that people have, and why they are not read."""
+"""Known formats that are not supported, with reasons."""
 
 
 def method_name(config: Mapping[str, Any]) -> str:
-    """The method that a quantization config names, or that its other keys show."""
+    """The method that a quantization config names or, without a name, implies."""
     method = config.get("quant_method") or config.get("method")
     if isinstance(method, str):
         return method.lower().replace("_", "-")
@@ -47,11 +47,11 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 
 def detect_format(config: Mapping[str, Any]) -> CheckpointFormat:
-    """The format that a ``quantization_config`` describes.
+    """Detect the format that a ``quantization_config`` describes.
 
     Raises:
-        UnsupportedModelError: it cannot be read; the message says why.
-        ModelError: the configuration makes no sense.
+        UnsupportedModelError: the format is not supported.
+        ModelError: the config is invalid.
     """
     method = method_name(config)
     layout = config.get("checkpoint_format", config.get("format"))
@@ -59,24 +59,21 @@ def detect_format(config: Mapping[str, Any]) -> CheckpointFormat:
         method = "marlin"
     if method in _REFUSED:
         raise UnsupportedModelError(
-            f"weights quantized with {method} are not supported: {_REFUSED[method]}", _ELSEWHERE
+            f"weights quantized with {method} are not supported: {_REFUSED[method]}", _REMEDY
         )
     if method not in FORMATS:
-        raise UnsupportedModelError(
-            f"weights quantized with {method} are not supported", _ELSEWHERE
-        )
+        raise UnsupportedModelError(f"weights quantized with {method} are not supported", _REMEDY)
     try:
         return FORMATS[method](config)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ModelError(
-            f"the checkpoint's quantization_config makes no sense ({error!r:.200})",
+            f"the checkpoint's quantization_config is invalid ({error!r:.200})",
             "download the model again, or correct it",
         ) from error
 
 
 def quantizer_for(name: str) -> Quantizer:
-    """What ``--quantize`` makes of plain weights: one of
-    :data:`tgi_cli.config.ON_THE_FLY`."""
+    """The quantizer for plain weights, by a name of :data:`tgi_cli.config.ON_THE_FLY`."""
     if name == "fp8":
         return fp8.quantize
     if name.startswith("bitsandbytes-"):
@@ -85,10 +82,10 @@ def quantizer_for(name: str) -> Quantizer:
 
 
 def method_notice(name: str) -> str | None:
-    """What is to be known of a method on the fly that its name does not say."""
+    """A log line about a method on the fly whose name belongs to another library, or None."""
     if name in ("eetq", "bitsandbytes"):
         return (
-            f"--quantize {name}: its arithmetic (8-bit integers, a scale per output; activations "
-            "as they are), by our kernels"
+            f"--quantize {name}: 8-bit integers with a scale per output (activations are not "
+            "quantized), computed by our kernels"
         )
     return None

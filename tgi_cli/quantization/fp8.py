@@ -1,4 +1,4 @@
-"""Weights in 8-bit floating point with scales, and how plain ones become such.
+"""Weights in 8-bit floating point with scales: reading them, and quantizing plain ones.
 
 https://arxiv.org/abs/2209.05433; scales per block are DeepSeek's (https://arxiv.org/abs/2412.19437)
 """
@@ -22,14 +22,14 @@ from tgi_cli.quantization.formats import (
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-"""By safetensors' names."""
+"""Dtypes by safetensors' names."""
 
 
 class FP8(CheckpointFormat):
     """A weight e4m3 [out, in] beside ``weight_scale`` or ``weight_scale_inv``.
 
-    Both are multiplied by, whatever the name, but where gptqmodel says that it wrote inverses
-    (``weight_scale_semantics``). Scales of activations are not used: these stay as they are.
+    Weights are multiplied by either, except that gptqmodel may mark its scales as inverses
+    (``weight_scale_semantics``). Scales of activations are unused: these are not quantized.
     """
 
     name = "fp8"
@@ -55,7 +55,7 @@ def merge_tensors(
     block: tuple[int, int] | None,
     inverse: bool = False,
 ) -> MergedWeight:
-    """What :meth:`CheckpointFormat.merge` returns, for blocks of that size if there are any."""
+    """Implements :meth:`CheckpointFormat.merge`, with an optional block size."""
     weight = tensors["weight"]
     scale = next(name for name in FP8.required_suffixes if name in tensors)
     shape = weight.shape
@@ -82,12 +82,12 @@ def _read(
 
 @cache
 def table(dtype: torch.dtype) -> Tensor:
-    """float32 [256]: what each byte stands for."""
+    """float32 [256]: the value of each byte."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
-    """Round to e4m3 with a scale per output, so that its largest element is the largest number."""
+    """Round to e4m3 with a scale per output that maps its largest element to the largest value."""
     limit = torch.finfo(torch.float8_e4m3fn).max
     weight = weight.float()
     scales = weight.abs().amax(1, keepdim=True).div_(limit).clamp_(min=1e-12)

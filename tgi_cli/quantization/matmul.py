@@ -1,13 +1,14 @@
-"""Products with quantized weights: what a device computes with, made once of codes.
+"""Products with quantized weights, by the kernels of a device.
 
-Nothing here dequantizes a weight when it is used. What has no kernel on a device becomes a dense
-weight as it is loaded, and whoever loads it is told why.
+Weights are never dequantized when they are used. A weight without a kernel on the device is
+dequantized as it is loaded, for a reason that is logged.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,14 +19,17 @@ from tgi_cli.quantization import fp8
 from tgi_cli.quantization.quantized_weight import GroupedWeight, QuantizedWeight, group_inputs
 
 _TORCH_GROUPS = (256, 128, 64, 32)
-"""Sizes of groups that torch's kernels for 4 bits know."""
+"""Group sizes that torch's kernels for 4 bits support."""
 
 
 class QuantizedMatmul(ABC):
-    """x [T, in] to [T, out]: a weight in the form a kernel takes."""
+    """x [T, in] to [T, out]: a weight in the form that a kernel takes.
+
+    Attributes:
+        kernel: name of the kernel, for people.
+    """
 
     kernel: str
-    """Which one, for people."""
 
     @abstractmethod
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
@@ -33,18 +37,18 @@ class QuantizedMatmul(ABC):
     @property
     @abstractmethod
     def tensors(self) -> Sequence[Tensor]:
-        """All that it keeps."""
+        """All of its tensors."""
 
     @property
     def nbytes(self) -> int:
-        """Of all that it keeps."""
+        """Size of its tensors in bytes."""
         return sum(each.nbytes for each in self.tensors)
 
 
 class CppMatmul(QuantizedMatmul):
-    """Our kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
+    """Our C++ kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
 
-    Exact but for the sums, and for what :func:`bfloat16_table` makes of a table.
+    Exact except for the sums, and for a table's rounding in :func:`bfloat16_table`.
     """
 
     def __init__(self, weight: GroupedWeight, bits: int, paired: bool) -> None:
@@ -66,8 +70,8 @@ class CppMatmul(QuantizedMatmul):
     @property
     def tensors(self) -> Sequence[Tensor]:
         matrix = self.matrix
-        kept = (matrix.data, matrix.scales, matrix.zeros, matrix.table, self.order)
-        return [each for each in kept if each is not None]
+        tensors = (matrix.data, matrix.scales, matrix.zeros, matrix.table, self.order)
+        return [each for each in tensors if each is not None]
 
 
 class TorchInt4Matmul(QuantizedMatmul):
@@ -88,15 +92,12 @@ class TorchInt4Matmul(QuantizedMatmul):
         both = torch.stack((scales.T, offsets.T), dim=-1).bfloat16()
         self.scales = both.contiguous().to(device)
         self.order = None if weight.order is None else weight.order.to(device)
-        self.out_features = weight.codes.shape[0]
         if device.type == "cpu":
             self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
-            self.multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
         else:
             codes = weight.codes.to(device)
             pairs = codes[:, ::2] << 4 | codes[:, 1::2]
             self.codes = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), 8)
-            self.multiply = torch.ops.aten._weight_int4pack_mm
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.order is not None:
@@ -136,7 +137,7 @@ class TorchInt8Matmul(QuantizedMatmul):
 
 
 class ConcatMatmul(QuantizedMatmul):
-    """Products over one input whose outputs stand side by side."""
+    """Products over one input whose outputs are concatenated."""
 
     def __init__(self, products: Sequence[tuple[slice, QuantizedMatmul]]) -> None:
         self.products = list(products)
@@ -144,7 +145,7 @@ class ConcatMatmul(QuantizedMatmul):
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return torch.cat(
-            [product(x, None if bias is None else bias[place]) for place, product in self.products],
+            [product(x, None if bias is None else bias[rows]) for rows, product in self.products],
             dim=1,
         )
 
@@ -154,10 +155,10 @@ class ConcatMatmul(QuantizedMatmul):
 
 
 def bfloat16_table(table: Tensor) -> tuple[Tensor, float]:
-    """A table times a factor, in bfloat16, and the factor: that with which rounding costs least.
+    """Scale a table and round it to bfloat16; return it, and the factor with the least error.
 
-    Scales make up for it. fp4 is exact (one and a half of it are eighths), and the error of nf4 a
-    third less.
+    Scales are divided by the factor. fp4 becomes exact (times 1.5 its values are multiples of 1/8),
+    and the error of nf4 a third smaller.
     """
     factors = torch.arange(1024, 2048) / 1024
     tables = factors[:, None] * table.float()
@@ -167,17 +168,17 @@ def bfloat16_table(table: Tensor) -> tuple[Tensor, float]:
 
 
 def widen_to_4_bits(weight: QuantizedWeight) -> QuantizedWeight:
-    """Codes of 2 and 3 bits as codes of 4, which stand for the same numbers."""
+    """Convert codes of 2 and 3 bits to codes of 4 with the same values."""
     if weight.bits not in (2, 3) or weight.table is not None:
         return weight
     codes = weight.codes
     if weight.zeros is None:
         codes = codes + (8 - 2 ** (weight.bits - 1))
-    return QuantizedWeight(codes, weight.scales, weight.zeros, weight.groups, 4)
+    return replace(weight, codes=codes, bits=4)
 
 
-def _known(weight: QuantizedWeight) -> bool:
-    """Whether our kernels know what the codes stand for; NaN they do not."""
+def _has_cpp_kernel(weight: QuantizedWeight) -> bool:
+    """Whether our C++ kernels support the weight's table; they do not support NaN."""
     if weight.bits == 4:
         return True
     e4m3 = fp8.table(torch.float8_e4m3fn)
@@ -191,15 +192,16 @@ def _known(weight: QuantizedWeight) -> bool:
 def make_matmul(
     weight: QuantizedWeight, dtype: torch.dtype, device: torch.device, paired: bool = False
 ) -> QuantizedMatmul | str:
-    """What multiplies by ``weight`` on ``device``; else, in a few words, why nothing does.
+    """Prepare ``weight`` for a kernel of ``device``, or return the reason why there is none.
 
-    ``paired``: the outputs are a gate's and then as many that it gates.
+    Args:
+        paired: the outputs are a gate's and then as many that it gates.
     """
     weight = widen_to_4_bits(weight)
     if dtype != torch.bfloat16:
         return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
     ours = device.type == "cpu" and cpp_library() is not None
-    if weight.table is not None and not (ours and _known(weight)):
+    if weight.table is not None and not (ours and _has_cpp_kernel(weight)):
         return "there is no kernel for this format"
     arranged = group_inputs(weight)
     outputs, inputs = weight.shape
@@ -215,20 +217,20 @@ def make_matmul(
             return f"there is no kernel for {outputs} outputs"
         if device.type != "cpu" and inputs % 128:
             return f"there is no kernel for {inputs} inputs"
-        return _tried(lambda: TorchInt4Matmul(arranged, device), inputs, device)
+        return _try_kernel(lambda: TorchInt4Matmul(arranged, device), inputs, device)
     middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
     if not (whole and middle):
         return "there is no kernel for groups of 8-bit codes"
-    return _tried(lambda: TorchInt8Matmul(arranged, dtype, device), inputs, device)
+    return _try_kernel(lambda: TorchInt8Matmul(arranged, dtype, device), inputs, device)
 
 
-def _tried(
+def _try_kernel(
     make: Callable[[], QuantizedMatmul], inputs: int, device: torch.device
 ) -> QuantizedMatmul | str:
-    """A product of torch's kernels, which not every build and device has, if it can be had."""
+    """Test a kernel of torch's: not every build and device has it."""
     try:
         product = make()
         product(torch.zeros(1, inputs, dtype=torch.bfloat16, device=device), None)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
-        return f"torch's kernel refuses it ({str(error).splitlines()[0]})"
+        return f"torch's kernel fails ({str(error).splitlines()[0]})"
     return product

@@ -1,9 +1,9 @@
-"""A weight as small codes with scales: what every quantized format is read into."""
+"""A weight as small codes with scales, into which every quantized format is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import gcd
 from typing import Any
@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROWS = 1 << 22
-"""Numbers that are dequantized at a time: 16 MiB of float32."""
+_DEQUANTIZED_ELEMENTS = 1 << 22
+"""Elements that are dequantized at a time: 16 MiB of float32."""
+
+QUANTIZED_ELEMENTS = 1 << 20
+"""Elements that :func:`quantize_int8` rounds at a time: 4 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,10 @@ class QuantizedWeight:
     Attributes:
         codes: uint8 [out, in].
         scales: float32 [out, groups].
-        zeros: float32 [out, groups]; None: 0 with a table, else the middle, 2 ** (bits - 1).
+        zeros: float32 [out, groups]. Default: 0 with a table, else the middle, 2 ** (bits - 1).
         groups: int64 [in], the group of each input, in any order.
-        bits: of a code that is used: 2, 3, 4 or 8.
-        table: float32 [2 ** bits]; None: codes are integers.
+        bits: of a code: 2, 3, 4 or 8.
+        table: float32 [2 ** bits], or None if codes are integers.
     """
 
     codes: Tensor
@@ -40,96 +43,87 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight: outputs, inputs."""
+        """Outputs, inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    def __getitem__(self, key: Any) -> QuantizedWeight:
-        """Some outputs (a slice), or of these some inputs (two slices), as of a tensor."""
-        rows, columns = key if isinstance(key, tuple) else (key, slice(None))
-        zeros = None if self.zeros is None else self.zeros[rows]
-        groups = self.groups[columns]
-        codes = self.codes[rows, columns]
-        return QuantizedWeight(codes, self.scales[rows], zeros, groups, self.bits, self.table)
+    @property
+    def default_zero(self) -> float:
+        """The zero where ``zeros`` is None."""
+        return 0.0 if self.table is not None else 2.0 ** (self.bits - 1)
 
-    def rows(self, pick: Callable[[Tensor], Tensor]) -> QuantizedWeight:
-        """Of the outputs those that ``pick`` takes out of any tensor [out, ...]."""
-        zeros = None if self.zeros is None else pick(self.zeros)
-        codes, scales = pick(self.codes), pick(self.scales)
-        return QuantizedWeight(codes, scales, zeros, self.groups, self.bits, self.table)
+    def __getitem__(self, key: Any) -> QuantizedWeight:
+        """Slice outputs (one slice), or outputs and inputs (two slices), as of a tensor."""
+        rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+        sliced = self.rows(lambda tensor: tensor[rows])
+        return replace(sliced, codes=sliced.codes[:, columns], groups=self.groups[columns])
+
+    def rows(self, select: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        """Apply ``select``, which maps tensors [out, ...] to some of their outputs."""
+        zeros = None if self.zeros is None else select(self.zeros)
+        return replace(self, codes=select(self.codes), scales=select(self.scales), zeros=zeros)
 
     def padded(self, rows: int) -> QuantizedWeight:
-        """With outputs behind that are 0, up to ``rows``."""
-
-        def pad(tensor: Tensor) -> Tensor:
-            return torch.nn.functional.pad(tensor, (0, 0, 0, rows - len(tensor)))
-
-        return self.rows(pad)
+        """Append outputs of 0, up to ``rows``."""
+        return self.rows(
+            lambda tensor: torch.nn.functional.pad(tensor, (0, 0, 0, rows - len(tensor)))
+        )
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[out, in]: computed in float32, then rounded to ``dtype``."""
         out = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
         if out.is_meta:
             return out
-        step = max(1, _ROWS // max(1, self.shape[1]))
+        step = max(1, _DEQUANTIZED_ELEMENTS // max(1, self.shape[1]))
         for start in range(0, self.shape[0], step):
             part = self[start : start + step]
             if part.table is None:
                 values = part.codes.float()
-                zeros: Tensor | float = 2.0 ** (self.bits - 1)
             else:
                 values = part.table.index_select(0, part.codes.flatten().int())
                 values = values.view(part.shape)
-                zeros = 0.0
+            zeros: Tensor | float = self.default_zero
             if part.zeros is not None:
                 zeros = part.zeros.index_select(1, self.groups)
             values = values.sub_(zeros).mul_(part.scales.index_select(1, self.groups))
             out[start : start + step].copy_(values)
         return out
 
-    def like(self, other: QuantizedWeight) -> bool:
-        """Whether the outputs of both can be kept in one weight."""
-        return (
-            self.bits == other.bits
-            and torch.equal(self.groups, other.groups)
-            and _same(self.table, other.table)
-        )
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return torch.equal(a.nan_to_num(), b.nan_to_num())
+    def is_like(self, other: QuantizedWeight) -> bool:
+        """Whether the outputs of both can be concatenated."""
+        if self.bits != other.bits or not torch.equal(self.groups, other.groups):
+            return False
+        if self.table is None or other.table is None:
+            return self.table is other.table
+        return torch.equal(self.table.nan_to_num(), other.table.nan_to_num())
 
 
 def concat_outputs(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """One weight with the outputs of all ``parts``, which are alike."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
+    """Concatenate the outputs of ``parts``, which are alike."""
     zeros = None
     if any(part.zeros is not None for part in parts):
-        middle = 0.0 if first.table is not None else 2.0 ** (first.bits - 1)
         zeros = torch.cat(
             [
-                torch.full_like(part.scales, middle) if part.zeros is None else part.zeros
+                torch.full_like(part.scales, part.default_zero)
+                if part.zeros is None
+                else part.zeros
                 for part in parts
             ]
         )
     codes = torch.cat([part.codes for part in parts])
     scales = torch.cat([part.scales for part in parts])
-    return QuantizedWeight(codes, scales, zeros, first.groups, first.bits, first.table)
+    return replace(parts[0], codes=codes, scales=scales, zeros=zeros)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """Codes whose groups are all of one size and stand one after the other.
+    """Codes whose groups are contiguous and all of one size.
 
     Attributes:
         codes: uint8 [out, in].
         scales: float32 [out, in / group].
-        zeros: likewise; None as in :class:`QuantizedWeight`.
+        zeros: likewise, or None as in :class:`QuantizedWeight`.
         group: inputs that share a scale.
-        order: int32 [in], which input of the layer stands where; None: as they are.
+        order: int32 [in], the layer's input for each column, or None for the original order.
         table: as in :class:`QuantizedWeight`.
     """
 
@@ -142,10 +136,10 @@ class GroupedWeight:
 
 
 def group_inputs(weight: QuantizedWeight) -> GroupedWeight:
-    """Bring the inputs of each group together (they are apart after activation ordering).
+    """Sort inputs by their groups (which activation ordering scatters).
 
-    Where groups are of several sizes, as a shard's or the last can be, they are cut into pieces
-    of the largest size that divides all of them.
+    Groups of several sizes, such as a shard's or the last, are split into pieces of the largest
+    size that divides all of them.
     """
     groups, order = weight.groups, None
     if bool((groups[1:] < groups[:-1]).any()):
@@ -162,18 +156,18 @@ def group_inputs(weight: QuantizedWeight) -> GroupedWeight:
 
 
 def contiguous_groups(inputs: int, size: int) -> Tensor:
-    """The groups of inputs that stand in groups of ``size``; int64 [inputs]."""
+    """The groups of inputs in contiguous groups of ``size``; int64 [inputs]."""
     return torch.arange(inputs).div_(size, rounding_mode="floor")
 
 
 def expand_scales(
     scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """float32 [out, groups] and the inputs' groups, int64 [in], of a weight of ``shape``.
+    """Expand scales of a weight of ``shape`` to float32 [out, groups] and int64 groups [in].
 
     Args:
-        scales: of one element; of one per output ([out] or [out, 1]); [out, groups]; or, with a
-            ``block`` of outputs and inputs, one per block.
+        scales: one element; one per output ([out] or [out, 1]); [out, groups]; or, with a ``block``
+            of outputs and inputs, one per block.
     """
     outputs, inputs = shape
     scales = scales.float()
@@ -191,7 +185,7 @@ def expand_scales(
 def can_expand_scales(
     scales: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None = None
 ) -> bool:
-    """Whether :func:`expand_scales` takes scales of such a shape."""
+    """Whether :func:`expand_scales` accepts scales of this shape."""
     outputs, inputs = shape
     if scales in ((), (1,), (1, 1), (outputs,), (outputs, 1)):
         return True
@@ -199,27 +193,22 @@ def can_expand_scales(
         return False
     if block is None:
         return scales[0] == outputs and scales[1] > 0 and inputs % scales[1] == 0
-    return scales == (-(-outputs // block[0]), -(-inputs // block[1])) or (
-        scales == (outputs, -(-inputs // block[1]))
-    )
-
-
-_NUMBERS = 1 << 20
-"""That are rounded at a time: 4 MiB of float32."""
+    return scales[1] == -(-inputs // block[1]) and scales[0] in (-(-outputs // block[0]), outputs)
 
 
 def quantize_int8(weight: Tensor) -> QuantizedWeight:
-    """Round to whole 127ths of an output's largest element: what EETQ and bitsandbytes do, too.
+    """Round to multiples of 1/127 of an output's largest element, as EETQ and bitsandbytes do.
 
-    A few outputs at a time: in float32 a large vocabulary's head takes a gigabyte.
+    A few outputs at a time, since in float32 a large vocabulary's head takes a gigabyte.
+    https://arxiv.org/abs/2208.07339
     """
     outputs, inputs = weight.shape
     codes = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(outputs, 1, dtype=torch.float32, device=weight.device)
-    step = max(1, _NUMBERS // max(1, inputs))
+    step = max(1, QUANTIZED_ELEMENTS // max(1, inputs))
     for start in range(0, outputs, step):
-        place = slice(start, start + step)
-        part = weight[place].to(torch.float32, copy=True)
-        scales[place] = part.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
-        codes[place] = part.div_(scales[place]).round_().add_(128)
+        rows = slice(start, start + step)
+        part = weight[rows].to(torch.float32, copy=True)
+        scales[rows] = part.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-12)
+        codes[rows] = part.div_(scales[rows]).round_().add_(128)
     return QuantizedWeight(codes, scales, None, torch.zeros(inputs, dtype=torch.int64), 8)

@@ -1,6 +1,6 @@
-"""Weights in the blocked layout of oneDNN's matrix kernels.
+"""Plain weights in the model's dtype, on a CPU packed for a kernel.
 
-``F.linear`` brings a weight into that layout on every call, or does without. Packed once, in
+``F.linear`` reorders a weight for oneDNN on every call, or computes without. Packed once, in
 microseconds on one core, weights of a 135M Llama:
 
 ======================  ==========  ============  ============  ============
@@ -11,8 +11,8 @@ weight                  dtype       1 token       4 tokens      32 tokens
 [49152, 576]            bf16        5904 -> 3141  6757 -> 2880  13897 -> 9806
 ======================  ==========  ============  ============  ============
 
-torch compiles to the same operators when it freezes a graph (torch/_inductor/mkldnn_ir.py);
-their names are private, so their absence only costs speed.
+torch compiles to the same operators when it freezes a graph (torch/_inductor/mkldnn_ir.py).
+Their names are private, so their absence must only cost speed.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ def _can_pack(dtype: torch.dtype) -> bool:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         torch.ops.mkldnn._linear_pointwise(weight, packed, None, "none", [], "")
     except (AttributeError, RuntimeError, TypeError):
-        return False  # another torch, or a processor without kernels for this dtype
+        return False  # another version of torch, or a processor without kernels for this dtype
     return True
 
 
 _SPLIT = 1024
-"""Longer sums oneDNN adds up in another order for one row than for several, to save little:
+"""Inputs above which oneDNN sums up one row in another order than several, to save little:
 [576, 1536] in bf16 takes 52 us of one core for one row and 61 as one of two."""
 
 ONEDNN_DTYPES = frozenset(filter(_can_pack, (torch.float32, torch.bfloat16)))
 
 
 def pack_onednn(weight: Tensor) -> Tensor | None:
-    """``weight`` [out, in] in packed layout; None where plain is all there is."""
+    """Pack ``weight`` [out, in] for oneDNN, or return None if it cannot be packed."""
     if weight.device.type != "cpu" or weight.dtype not in ONEDNN_DTYPES:
         return None
-    # No batch size is given: it would choose a layout for it alone, and batches vary.
+    # Without a batch size: it would choose a layout for that size, and batches vary.
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
     return packed
 
 
 def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """What ``F.linear`` computes, for a weight that :func:`pack_onednn` returned.
+    """``F.linear`` for a weight of :func:`pack_onednn`.
 
-    A row's result does not depend on the rows beside it, to the last bit.
+    A row's result does not depend on the other rows, to the last bit.
     """
     if x.shape[0] == 1 and x.shape[1] > _SPLIT:
         return onednn_linear(x.expand(2, -1), packed, bias)[:1]

@@ -1,7 +1,7 @@
-"""AWQ over one decoder block: scales go into the operation before, then weights are rounded.
+"""Quantizes one decoder block with AWQ: folds scales into preceding operations, then rounds.
 
-What comes before a layer is found by watching a batch go through the block. Whether a scale can
-be folded into it is not believed but tried: the block must go on computing what it did.
+The operation before a layer is found by tracing a batch through the block. Whether scales can be
+folded into it is tested: the block's outputs must not change.
 
 Lin et al. 2023, https://arxiv.org/abs/2306.00978
 """
@@ -20,89 +20,93 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.algorithms.awq import search_clip, search_scale
 from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.hessian import Hessian
-from tgi_cli.quantize.gptq import BlockTask, expert_activations
+from tgi_cli.quantize.gptq import UNREACHED_NOTE, BlockTask, expert_activations
 from tgi_cli.quantize.offloaded_model import LinearLayer
 from tgi_cli.quantize.stages import (
     BlockTrace,
     TargetModule,
+    Watcher,
     first_tensor,
+    routing,
     trace_block,
     watch_inputs,
 )
 
 SAMPLES = 2048
-"""Tokens that scales and clips are searched with: as many of each sample, evenly apart."""
+"""Tokens for the search of scales and clips, evenly spaced over all samples."""
 
 _TOLERANCE = 2e-2
-"""Of the block's outputs after a fold, over their root mean square: bfloat16 takes some."""
+"""Tolerated change of the block's outputs, relative to their root mean square, for bfloat16."""
 
-_PRODUCTS = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "qkv", "c_attn", "Wqkv")
-"""Their outputs meet in products, so that no clip is searched for them."""
+_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "qkv", "c_attn", "Wqkv")
+"""Layers without a search of clips: attention multiplies their outputs with each other."""
 
-_BEFORE = {
+_PRECEDING = {
     "o_proj": ("v_proj", "qkv_proj"),
     "out_proj": ("v_proj",),
     "dense": ("v_proj",),
     "down_proj": ("up_proj", "gate_up_proj"),
     "w2": ("w3",),
 }
-"""Layers whose inputs are another's outputs, times something: the names of that other."""
+"""Names of layers whose outputs, times a factor, are the inputs of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """Inputs of a module of the block: rows [T, K], and of experts which ones each goes to."""
+class _Inputs:
+    """Sampled inputs of a module: rows [T, K], and numbers of each token's experts, if any."""
 
     rows: Tensor
     chosen: Tensor | None = None
 
 
-def quantize_block(work: BlockTask) -> None:
+def quantize_block(task: BlockTask) -> None:
     """As :func:`tgi_cli.quantize.gptq.quantize_block`, by AWQ.
 
     Raises:
-        UnsupportedModelError: no norm, or none that scales could go into, stands before the
-            block's layers.
+        UnsupportedModelError: the block's first layers have no norm before them that can take
+            scales.
     """
-    _, first = next(work.pass_batches())
-    traced = trace_block(work.block, work.sites, first)
-    seen = _sample(work, traced)
+    _, first = next(task.batches())
+    trace = trace_block(task.block, task.targets, first)
+    seen = _sample(task, trace)
     changed: set[str] = set()
     scales: dict[str, Tensor] = {}
-    for stage in traced.stages:
+    for stage in trace.stages:
         for group in stage.groups:
-            changed |= _scale_group(work, traced, group, seen, scales, first)
-    _keep_changed(work, changed)
-    for site in (*(site for stage in traced.stages for site in stage.sites), *traced.uncalled):
-        for slot in site.slots:
-            _round(work, site, slot, seen.get(site.path), scales.get(site.path))
-        work.advance(1 / max(1, len(work.sites)))
+            changed |= _scale_group(task, trace, group, seen, scales, first)
+    _store_changed(task, changed)
+    for target in (
+        *(target for stage in trace.stages for target in stage.targets),
+        *trace.uncalled,
+    ):
+        for layer in target.layers:
+            _round(task, target, layer, seen.get(target.path), scales.get(target.path))
+        task.advance(1 / max(1, len(task.targets)))
 
 
-def _sample(work: BlockTask, traced: BlockTrace) -> dict[str, _Seen]:
-    """Some inputs of every site, from the block as it is."""
-    total = work.stream.ids.numel()
+def _sample(task: BlockTask, trace: BlockTrace) -> dict[str, _Inputs]:
+    """Sample inputs of every target from the unchanged block."""
+    total = task.runner.ids.numel()
     step = max(1, -(-total // SAMPLES))
     rows: dict[str, list[Tensor]] = {}
     chosen: dict[str, list[Tensor]] = {}
 
-    def watch(site: TargetModule) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
-        def see(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def watcher(target: TargetModule) -> Watcher:
+        def watch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             x = first_tensor(arguments, keywords)
-            rows.setdefault(site.path, []).append(x.reshape(-1, x.shape[-1])[::step].cpu())
-            for each in (*arguments, *keywords.values()) if site.stacked else ():
-                if isinstance(each, Tensor) and not each.is_floating_point() and each.ndim == 2:
-                    chosen.setdefault(site.path, []).append(each[::step].cpu())
+            rows.setdefault(target.path, []).append(x.reshape(-1, x.shape[-1])[::step].cpu())
+            for experts in routing(arguments, keywords) if target.is_experts else ():
+                chosen.setdefault(target.path, []).append(experts[::step].cpu())
 
-        return see
+        return watch
 
-    sites = [site for stage in traced.stages for site in stage.sites]
-    with watch_inputs({site.module: watch(site) for site in sites}):
-        for _, run in work.pass_batches():
+    targets = [target for stage in trace.stages for target in stage.targets]
+    with watch_inputs({target.module: watcher(target) for target in targets}):
+        for _, run in task.batches():
             run()
-    device = work.stream.model.device
+    device = task.runner.model.device
     return {
-        path: _Seen(
+        path: _Inputs(
             torch.cat(parts).to(device),
             torch.cat(chosen[path]).to(device) if path in chosen else None,
         )
@@ -111,98 +115,98 @@ def _sample(work: BlockTask, traced: BlockTrace) -> dict[str, _Seen]:
 
 
 def _scale_group(
-    work: BlockTask,
-    traced: BlockTrace,
+    task: BlockTask,
+    trace: BlockTrace,
     group: list[TargetModule],
-    seen: dict[str, _Seen],
+    seen: dict[str, _Inputs],
     scales: dict[str, Tensor],
     run: Callable[[], object],
 ) -> set[str]:
-    """Scale the inputs of some sites, if what makes them can take it; names of what changed."""
+    """Scale the inputs of a group if the operation before it allows; return changed tensors."""
     name = group[0].path.rpartition(".")[2]
     if group[0].path not in seen:
         return set()
-    slots = [
-        slot
-        for site in group
-        for slot in site.slots
-        if not (site.stacked and slot.parameter.endswith("down_proj"))
+    layers = [
+        layer
+        for target in group
+        for layer in target.layers
+        if not (target.is_experts and layer.parameter.endswith("down_proj"))
     ]
     changed: set[str] = set()
     scale = None
-    norm = _norm_before(work, traced, group[0])
+    norm = _norm_before(task, trace, group[0])
     if norm is not None:
         inputs = seen[group[0].path].rows
-        weights = [work.weight(slot) for slot in slots]
-        scale = search_scale(inputs, weights, work.recipe).to(inputs.device)
+        weights = [task.weight(layer) for layer in layers]
+        scale = search_scale(inputs, weights, task.recipe).to(inputs.device)
         edits = [
-            *_norm_edits(work, norm, inputs, scale),
-            *_column_edits(work, traced, group, scale),
+            *_norm_edits(task, norm, inputs, scale),
+            *_column_edits(task, trace, group, scale),
         ]
-        if not _still_computes(edits, run):
+        if not _try_edits(edits, run):
             raise UnsupportedModelError(
-                f"awq cannot fold scales into {work.path}.{norm} before {group[0].path}",
+                f"awq cannot fold scales into {task.path}.{norm} before {group[0].path}",
                 "gptq, or awq's grid without scales (--method rtn --asym), quantizes this model",
             )
         changed |= {edit.name for edit in edits}
-    elif (before := _linear_before(work, group, name)) is not None:
+    elif (before := _linear_before(task, group, name)) is not None:
         inputs = seen[group[0].path].rows
-        scale = search_scale(inputs, [work.weight(slot) for slot in slots], work.recipe)
+        scale = search_scale(inputs, [task.weight(layer) for layer in layers], task.recipe)
         scale = scale.to(inputs.device)
-        edits = [*before(scale), *_column_edits(work, traced, group, scale)]
-        if _still_computes(edits, run):
+        edits = [*before(scale), *_column_edits(task, trace, group, scale)]
+        if _try_edits(edits, run):
             changed |= {edit.name for edit in edits}
         else:
             scale = None
-    elif name not in _BEFORE and traced.stages and group in traced.stages[0].groups:
+    elif name not in _PRECEDING and trace.stages and group in trace.stages[0].groups:
         raise UnsupportedModelError(
-            f"awq has nothing to fold scales into before {work.path}.{group[0].path}",
+            f"awq has nothing to fold scales into before {task.path}.{group[0].path}",
             "gptq quantizes this model",
         )
     if scale is not None:
-        for site in group:
-            scales[site.path] = scale
-    for site in group:
-        if site.stacked:
-            changed |= _scale_inside(work, site, seen[site.path], scale, run)
+        for target in group:
+            scales[target.path] = scale
+    for target in group:
+        if target.is_experts:
+            changed |= _scale_inside(task, target, seen[target.path], scale, run)
     return changed
 
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """A change of a tensor of the block: what it becomes."""
+    """A change of one of the block's tensors to ``value``."""
 
     name: str
     tensor: Tensor
     value: Tensor
 
 
-def _still_computes(edits: list[_Edit], run: Callable[[], object]) -> bool:
-    """Make the edits; undo them where the block then computes something else."""
+def _try_edits(edits: list[_Edit], run: Callable[[], object]) -> bool:
+    """Apply the edits; undo them if they change the block's outputs."""
     wanted = run()
-    kept = [edit.tensor.clone() for edit in edits]
+    originals = [edit.tensor.clone() for edit in edits]
     for edit in edits:
         edit.tensor.copy_(edit.value)
-    if _alike(run(), wanted):
+    if _close(run(), wanted):
         return True
-    for edit, before in zip(edits, kept, strict=True):
+    for edit, before in zip(edits, originals, strict=True):
         edit.tensor.copy_(before)
     return False
 
 
-def _alike(got: Any, wanted: Any) -> bool:
+def _close(got: Any, wanted: Any) -> bool:
     error = (got - wanted).float().pow(2).mean().sqrt()
     return float(error) <= _TOLERANCE * float(wanted.float().pow(2).mean().sqrt())
 
 
-def _norm_before(work: BlockTask, traced: BlockTrace, site: TargetModule) -> str | None:
-    """The path of the norm whose output is the site's input."""
-    for path, identity in traced.outputs.items():
-        module = work.block.get_submodule(path)
+def _norm_before(task: BlockTask, trace: BlockTrace, target: TargetModule) -> str | None:
+    """Path of the norm whose output is the target's input."""
+    for path, identity in trace.outputs.items():
+        module = task.block.get_submodule(path)
         weight = getattr(module, "weight", None)
         if (
             path
-            and identity == traced.inputs.get(site.path)
+            and identity == trace.inputs.get(target.path)
             and isinstance(weight, Tensor)
             and weight.ndim == 1
             and "norm" in f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
@@ -211,29 +215,29 @@ def _norm_before(work: BlockTask, traced: BlockTrace, site: TargetModule) -> str
     return None
 
 
-def _norm_edits(work: BlockTask, path: str, inputs: Tensor, scale: Tensor) -> Iterator[_Edit]:
-    """Divide what a norm returns; Gemma's multiply by 1 + weight."""
-    norm = work.block.get_submodule(path)
-    kept = {name: each.data.clone() for name, each in norm.named_parameters(recurse=False)}
+def _norm_edits(task: BlockTask, path: str, inputs: Tensor, scale: Tensor) -> Iterator[_Edit]:
+    """Divide a norm's outputs by ``scale``; Gemma's norms multiply by 1 + weight."""
+    norm = task.block.get_submodule(path)
+    values = {name: each.data.clone() for name, each in norm.named_parameters(recurse=False)}
     for each in norm.parameters(recurse=False):
         each.data.zero_()
     plain = not bool(norm(inputs[:4]).any())
-    for name, value in kept.items():
+    for name, value in values.items():
         tensor = norm.get_parameter(name).data.copy_(value)
         offset = 0.0 if plain or name != "weight" else 1.0
         divided = ((value.float() + offset) / scale - offset).to(value.dtype)
-        yield _Edit(f"{work.path}.{path}.{name}", tensor, divided)
+        yield _Edit(f"{task.path}.{path}.{name}", tensor, divided)
 
 
 def _column_edits(
-    work: BlockTask, traced: BlockTrace, group: list[TargetModule], scale: Tensor
+    task: BlockTask, trace: BlockTrace, group: list[TargetModule], scale: Tensor
 ) -> Iterator[_Edit]:
-    """Multiply the columns of everything that takes the scaled inputs, quantized or not."""
-    wanted = traced.inputs.get(group[0].path)
-    for path, identity in traced.inputs.items():
+    """Multiply the columns of all layers with the scaled inputs, quantized or not."""
+    wanted = trace.inputs.get(group[0].path)
+    for path, identity in trace.inputs.items():
         if identity != wanted or not path:
             continue
-        module = work.block.get_submodule(path)
+        module = task.block.get_submodule(path)
         for name, parameter in module.named_parameters(recurse=False):
             by_rows = isinstance(module, Conv1D) and name == "weight"
             width = parameter.shape[0 if by_rows else -1]
@@ -241,24 +245,24 @@ def _column_edits(
                 continue
             factors = scale[:, None] if by_rows else scale
             value = (parameter.data.float() * factors).to(parameter.dtype)
-            yield _Edit(f"{work.path}.{path}.{name}", parameter.data, value)
+            yield _Edit(f"{task.path}.{path}.{name}", parameter.data, value)
 
 
 def _linear_before(
-    work: BlockTask, group: list[TargetModule], name: str
+    task: BlockTask, group: list[TargetModule], name: str
 ) -> Callable[[Tensor], Iterator[_Edit]] | None:
-    """How to divide the outputs of the layer whose outputs are this one's inputs."""
+    """A function that divides the outputs of the layer that produces the group's inputs."""
     parent = group[0].path.rpartition(".")[0]
-    width = group[0].slots[0].shape[1]
-    for other in _BEFORE.get(name, ()) if len(group) == 1 else ():
+    width = group[0].layers[0].shape[1]
+    for other in _PRECEDING.get(name, ()) if len(group) == 1 else ():
         path = f"{parent}.{other}" if parent else other
         try:
-            module = work.block.get_submodule(path)
+            module = task.block.get_submodule(path)
         except AttributeError:
             continue
         outputs = len(module.get_parameter("weight")) if isinstance(module, nn.Linear) else 0
         times = {"qkv_proj": 3, "gate_up_proj": 2}.get(other, 1)
-        if outputs != times * width:  # grouped queries: no output of v is one input of o
+        if outputs != times * width:  # grouped queries: outputs of v are repeated before o
             continue
 
         def edits(scale: Tensor, path: str = path, module: nn.Module = module) -> Iterator[_Edit]:
@@ -266,46 +270,46 @@ def _linear_before(
                 value = parameter.data.clone()
                 tail = value[-len(scale) :]
                 tail.copy_(tail.float() / (scale[:, None] if tail.ndim == 2 else scale))
-                yield _Edit(f"{work.path}.{path}.{own}", parameter.data, value)
+                yield _Edit(f"{task.path}.{path}.{own}", parameter.data, value)
 
         return edits
     return None
 
 
 def _scale_inside(
-    work: BlockTask,
-    site: TargetModule,
-    seen: _Seen,
+    task: BlockTask,
+    target: TargetModule,
+    seen: _Inputs,
     scale: Tensor | None,
     run: Callable[[], object],
 ) -> set[str]:
-    """Scale between the layers of each expert, and undo it if that changes what they compute."""
-    module: Any = site.module
+    """Scale between the layers of each expert; undo it if the block's outputs change."""
+    module: Any = target.module
     if not module.has_gate or module.has_bias:
         return set()
     wanted = run()
     rows = seen.rows if scale is None else seen.rows / scale
     scales: list[tuple[LinearLayer, Tensor]] = []
-    for slot in site.slots:
-        if slot.parameter.endswith("down_proj") and slot.expert is not None:
-            inner = _inner(module, slot.expert, replace(seen, rows=rows))
-            own = search_scale(inner, [work.weight(slot)], work.recipe).to(inner.device)
-            scales.append((slot, own))
+    for layer in target.layers:
+        if layer.parameter.endswith("down_proj") and layer.expert is not None:
+            inner = _inner(module, layer.expert, replace(seen, rows=rows))
+            own = search_scale(inner, [task.weight(layer)], task.recipe).to(inner.device)
+            scales.append((layer, own))
     for inverse in (False, True):
-        for slot, own in scales:
+        for layer, own in scales:
             factor = own.reciprocal() if inverse else own
-            up = module.gate_up_proj.data[slot.expert][-len(own) :]
+            up = module.gate_up_proj.data[layer.expert][-len(own) :]
             up.copy_(up.float() / factor[:, None])
-            down = work.weight(slot)
+            down = task.weight(layer)
             down.copy_(down.float() * factor)
         if inverse:
             return set()
-        if _alike(run(), wanted):
+        if _close(run(), wanted):
             break
-    return {f"{work.path}.{site.path}.{name}" for name in ("gate_up_proj", "down_proj")}
+    return {f"{task.path}.{target.path}.{name}" for name in ("gate_up_proj", "down_proj")}
 
 
-def _inner(module: Any, expert: int, seen: _Seen) -> Tensor:
+def _inner(module: Any, expert: int, seen: _Inputs) -> Tensor:
     rows = seen.rows
     if seen.chosen is not None:
         own = rows[(seen.chosen == expert).any(-1)]
@@ -314,42 +318,46 @@ def _inner(module: Any, expert: int, seen: _Seen) -> Tensor:
 
 
 def _round(
-    work: BlockTask, site: TargetModule, slot: LinearLayer, seen: _Seen | None, scale: Tensor | None
+    task: BlockTask,
+    target: TargetModule,
+    layer: LinearLayer,
+    seen: _Inputs | None,
+    scale: Tensor | None,
 ) -> None:
-    """Clip and round a layer whose weights have their scales already."""
-    weight = work.weight(slot).contiguous()
+    """Clip and round a layer whose weights are scaled already."""
+    weight = task.weight(layer).contiguous()
     if seen is None:
-        work.keep(slot, rtn(weight, work.recipe), "no token reached it: rounded")
+        task.store(layer, rtn(weight, task.recipe), UNREACHED_NOTE)
         return
     inputs = seen.rows if scale is None else seen.rows / scale
-    if slot.expert is not None:
+    if layer.expert is not None:
         inputs = (
-            _inner(site.module, slot.expert, replace(seen, rows=inputs))
-            if slot.parameter.endswith("down_proj")
+            _inner(target.module, layer.expert, replace(seen, rows=inputs))
+            if layer.parameter.endswith("down_proj")
             else inputs
         )
     limits = None
-    if slot.name.rpartition(".")[2] not in _PRODUCTS:
-        limits = search_clip(inputs, weight, work.recipe)
+    if layer.name.rpartition(".")[2] not in _UNCLIPPED:
+        limits = search_clip(inputs, weight, task.recipe)
     hessian = Hessian(weight.shape[1], weight.device)
     hessian.add(inputs)
-    work.keep(slot, rtn(weight, work.recipe, hessian, limits))
+    task.store(layer, rtn(weight, task.recipe, hessian, limits))
 
 
-def _keep_changed(work: BlockTask, names: set[str]) -> None:
-    """Put plain tensors that took scales into the output, under the checkpoint's names."""
-    model = work.stream.model
-    quantized = {slot.stored for slot in work.slots}
+def _store_changed(task: BlockTask, names: set[str]) -> None:
+    """Store unquantized tensors that took scales, under the checkpoint's names."""
+    model = task.runner.model
+    quantized = {layer.stored for layer in task.layers}
     for name in sorted(names):
-        places = model.places(name)
-        if places is None:
+        parts = model.stored_parts(name)
+        if parts is None:
             raise UnsupportedModelError(
-                f"awq changes {name}, which is no tensor of its own in the checkpoint",
+                f"awq changes {name}, which is not a separate tensor in the checkpoint",
                 "gptq quantizes this model",
             )
         whole: Tensor = model.whole.get_parameter(name).data
-        for stored, place in places:
+        for stored, index in parts:
             if stored not in quantized:
-                value = whole[place].to("cpu", model.tensor(stored).dtype)
-                work.tensors[stored] = value.clone()
-                whole[place].copy_(value)
+                value = whole[index].to("cpu", model.tensor(stored).dtype)
+                task.tensors[stored] = value.clone()
+                whole[index].copy_(value)

@@ -1,6 +1,6 @@
-"""Samples of text, as token ids, that say what inputs a model's layers will see.
+"""Calibration samples: text as token ids, on which the inputs of a model's layers are observed.
 
-Samples are windows of one long stream of tokens, all of one length and none of them padded.
+Samples are windows of one long stream of tokens, all of one length and without padding.
 """
 
 from __future__ import annotations
@@ -21,34 +21,52 @@ from tgi_cli import demo
 from tgi_cli.errors import ConfigError, HubError, ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.files import WORKLOAD_BYTES, decode_json, require_file
 from tgi_cli.hub.client import HubEnvironment, transport_errors
+from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
 from tgi_cli.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 DEFAULT = "wikitext2"
-"""What is used, if it can be had, where nothing is asked for."""
+"""Data set that is used by default, if it is available."""
 
-_ENOUGH = 16
-"""Samples that there should be before they are made shorter."""
+BUNDLED = "the bundled text"
+"""Source of samples from the text in this package."""
 
-_SHORTEST = 128
+_MIN_SAMPLES = 16
+"""Samples below which the default length is halved."""
+
+_MIN_LENGTH = 128
+"""Tokens below which the default length is not halved."""
+
+_MAX_CHARACTERS = 1 << 25
+"""Characters of text that are read at most."""
+
 _TEXT_KEYS = ("text", "content", "prompt", "instruction", "question")
 _ROLES = {"gpt": "assistant", "system": "system"}
-"""Of conversations with ``from`` and ``value``."""
+"""Roles of conversations with ``from`` and ``value``."""
 
-_CHARACTERS = 1 << 25
-"""Of text that is read at most."""
+_DATASETS = {
+    "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
+    "c4": ("allenai/c4", "en"),
+}
+"""Data set and subset by the names that papers use."""
+
+_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz", ".json.gz", ".json", ".txt")
+_HUB_TIMEOUT_SECONDS = 10
+_OFFLINE_REMEDY = "give --calibration a file, or 'bundled'"
+
+_Render = Callable[[list[Mapping[str, Any]]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Samples, and where they come from.
+    """Samples and their source.
 
     Attributes:
         ids: int64 [samples, tokens].
-        source: for people.
-        rest: int64 [windows, tokens], text of the same kind that is in no sample; perhaps none.
+        source: name of the text, for people.
+        rest: int64 [windows, tokens], unused text of the same source; may be empty.
     """
 
     ids: Tensor
@@ -57,104 +75,157 @@ class Calibration:
 
     @property
     def digest(self) -> str:
-        """Differs where the samples do."""
+        """Hash of the samples."""
         return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
-def load_calibration(
-    folder: Path,
-    asked: str | None,
-    *,
-    samples: int,
-    seq_len: int | None,
-    seed: int,
-    context: int,
-    trust_remote_code: bool = False,
-) -> Calibration:
-    """Draw samples.
+def load_calibration(folder: Path, options: QuantizeOptions, *, context: int) -> Calibration:
+    """Draw samples as ``calibration``, ``samples``, ``seq_len`` and ``seed`` of the options ask.
+
+    The text is a file (.txt, .jsonl, .json, .parquet, .gz of these) or a data set on the hub.
+    Default: wikitext2 if available, else the bundled text.
 
     Args:
-        folder: of the model, for its tokenizer.
-        asked: a file (.txt, .jsonl, .json, .parquet, .gz of these), or a data set of the hub;
-            None: wikitext2 if it can be had, else the text that comes with this package.
-        samples: as many, or all that there are.
-        seq_len: tokens of each; None: 2048, less for a short text or context.
-        seed: chooses among the windows.
-        context: the model's.
+        folder: the model's, for its tokenizer.
+        context: the model's longest sequence.
 
     Raises:
-        ConfigError: a file that is not there or cannot be read; a sequence that is longer than
-            the context, or than the whole text.
-        HubError: the data set cannot be had.
+        ConfigError: a file is missing or unreadable; a sample would be longer than the context,
+            or than the whole text.
+        HubError: the data set is unavailable.
         ModelError: the model has no tokenizer.
     """
+    seq_len, count = options.seq_len, options.samples
     if seq_len is not None and seq_len > context:
         raise ConfigError(f"--seq-len {seq_len} is more than the model's context of {context}")
-    tokenizer = Tokenizer.load(folder, trust_remote_code)
-    text, source = _text(folder, tokenizer, asked)
+    tokenizer = Tokenizer.load(folder, options.trust_remote_code)
+    text, source = _load_text(folder, tokenizer, options.calibration)
     stream = tokenizer.encode(text, add_special_tokens=False)
     length = seq_len or min(2048, context)
-    while seq_len is None and length > _SHORTEST and len(stream) < _ENOUGH * length:
+    while seq_len is None and length > _MIN_LENGTH and len(stream) < _MIN_SAMPLES * length:
         length //= 2
-    windows = [stream[at : at + length] for at in range(0, len(stream) - length + 1, length)]
-    if not windows:
+    windows = _split(stream, length)
+    if not len(windows):
         raise ConfigError(
             f"{source} has {len(stream)} tokens: not one sample of {length}",
             "give a longer text, or a smaller --seq-len",
         )
     order = list(range(len(windows)))
-    random.Random(seed).shuffle(order)
-    chosen, others = order[:samples], sorted(order[samples:])
-    if len(chosen) < samples:
-        log.info("%s: %d samples of %d tokens are all there are", source, len(chosen), length)
-    return Calibration(
-        torch.tensor([windows[index] for index in chosen]),
-        source,
-        torch.tensor([windows[index] for index in others]).view(-1, length),
-    )
+    random.Random(options.seed).shuffle(order)
+    if len(windows) < count:
+        log.info("%s: only %d samples of %d tokens are available", source, len(windows), length)
+    return Calibration(windows[order[:count]], source, windows[sorted(order[count:])])
 
 
 def heldout_windows(folder: Path, length: int, trust_remote_code: bool = False) -> Tensor:
-    """Windows of the bundled text that none is calibrated with; int64 [windows, length]."""
+    """Windows of the bundled text that no calibration uses; int64 [windows, length]."""
     tokenizer = Tokenizer.load(folder, trust_remote_code)
-    stream = tokenizer.encode(_bundled()[1], add_special_tokens=False)
-    windows = [stream[at : at + length] for at in range(0, len(stream) - length + 1, length)]
-    return torch.tensor(windows).view(-1, length)
+    return _split(tokenizer.encode(_bundled_parts()[1], add_special_tokens=False), length)
 
 
-def _text(folder: Path, tokenizer: Tokenizer, asked: str | None) -> tuple[str, str]:
-    if asked is None:
+def _split(stream: list[int], length: int) -> Tensor:
+    whole = len(stream) // length * length
+    return torch.tensor(stream[:whole], dtype=torch.int64).view(-1, length)
+
+
+def _load_text(folder: Path, tokenizer: Tokenizer, requested: str | None) -> tuple[str, str]:
+    """The text and its source."""
+
+    def read(files: list[Path]) -> str:
+        return _join(each for file in files for each in _documents(file, folder, tokenizer))
+
+    if requested is None:
         try:
-            return _of_hub(folder, tokenizer, DEFAULT), DEFAULT
+            return read(fetch_dataset(DEFAULT)), DEFAULT
         except (HubError, ConfigError) as error:
-            log.info("calibrating with the bundled text, not with %s: %s", DEFAULT, error.cause)
-            return _bundled()[0], "the bundled text"
-    path = Path(asked).expanduser()
-    if asked == "bundled":
-        return _bundled()[0], "the bundled text"
+            log.info("calibrating with %s, not with %s: %s", BUNDLED, DEFAULT, error.cause)
+            return _bundled_parts()[0], BUNDLED
+    if requested == "bundled":
+        return _bundled_parts()[0], BUNDLED
+    path = Path(requested).expanduser()
     if path.is_file():
-        return _join(_documents(path, folder, tokenizer)), path.name
-    if path.suffix in (".txt", ".jsonl", ".json", ".parquet", ".gz") or asked.startswith(
+        return read([path]), path.name
+    if path.suffix in (".txt", ".jsonl", ".json", ".parquet", ".gz") or requested.startswith(
         (".", "/")
     ):
-        raise ConfigError(f"--calibration {asked}: there is no such file")
-    return _of_hub(folder, tokenizer, asked), asked
+        raise ConfigError(f"--calibration {requested}: there is no such file")
+    return read(fetch_dataset(requested)), requested
 
 
-def _bundled() -> tuple[str, str]:
-    """The text that comes with this package: three quarters of it, and the rest."""
-    text = demo.heldout_text()
-    parts = text.split("\n\n")
-    first = [part for index, part in enumerate(parts) if index % 64 < 48]
-    return "\n\n".join(first), "\n\n".join(
-        part for index, part in enumerate(parts) if index % 64 >= 48
+def _bundled_parts() -> tuple[str, str]:
+    """Three quarters of the bundled text for calibration, and the rest for evaluation."""
+    parts = demo.heldout_text().split("\n\n")
+    calibration = [part for index, part in enumerate(parts) if index % 64 < 48]
+    evaluation = [part for index, part in enumerate(parts) if index % 64 >= 48]
+    return "\n\n".join(calibration), "\n\n".join(evaluation)
+
+
+def fetch_dataset(name: str) -> list[Path]:
+    """Download a file of the training split of ``ORGANIZATION/NAME[:SUBSET]``, through the cache.
+
+    Raises:
+        OfflineError: the hub cannot be reached, or must not be.
+        ModelNotFoundError: the data set does not exist.
+        ConfigError: the data set has no files of text.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
     )
 
+    hub = HubEnvironment.read()
+    repository, subset = _DATASETS.get(name) or (*name.split(":", 1), "")[:2]
+    if hub.offline:
+        raise OfflineError(f"{name} is on the hub, and HF_HUB_OFFLINE is set")
+    api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
+    try:
+        info: Any = api.dataset_info(repository, timeout=_HUB_TIMEOUT_SECONDS)
+        chosen = choose_file([sibling.rfilename for sibling in info.siblings or ()], subset)
+        if chosen is None:
+            raise ConfigError(
+                f"the data set {name} has no readable file of text",
+                f"readable are {', '.join(_EXTENSIONS)}; a subset is NAME:SUBSET",
+            )
+        log.info("calibration: %s of %s", chosen, repository)
+        path = hf_hub_download(
+            repository,
+            chosen,
+            repo_type="dataset",
+            revision=info.sha,
+            cache_dir=hub.cache,
+            endpoint=hub.endpoint,
+            token=hub.token or False,
+            etag_timeout=_HUB_TIMEOUT_SECONDS,
+        )
+        return [Path(path)]
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"there is no file and no data set {name!r}", "check the path, or its spelling"
+        ) from error
+    except HFValidationError as error:
+        raise ConfigError(f"--calibration {name!r} is neither a file nor a data set") from error
+    except LocalEntryNotFoundError as error:
+        raise OfflineError(f"{hub.endpoint} cannot be reached", _OFFLINE_REMEDY) from error
+    except HfHubHTTPError as error:
+        raise HubError(f"{hub.endpoint} refuses the data set {name}: {error}") from error
+    except (*transport_errors(), OSError) as error:
+        raise OfflineError(
+            f"{hub.endpoint} cannot be reached ({type(error).__name__})", _OFFLINE_REMEDY
+        ) from error
 
-def _of_hub(folder: Path, tokenizer: Tokenizer, name: str) -> str:
-    return _join(
-        each for file in fetch_dataset(name) for each in _documents(file, folder, tokenizer)
-    )
+
+def choose_file(files: list[str], subset: str) -> str | None:
+    """The first file of the training split, of ``subset`` unless it is empty."""
+    inside = [file for file in files if f"{subset}/" in f"{file}/" or not subset]
+    for extension in _EXTENSIONS:
+        found = sorted(file for file in inside if file.endswith(extension))
+        training = [file for file in found if "train" in file.lower()]
+        if found:
+            return (training or found)[0]
+    return None
 
 
 def _join(documents: Iterator[str]) -> str:
@@ -163,29 +234,25 @@ def _join(documents: Iterator[str]) -> str:
     for document in documents:
         found.append(document)
         size += len(document)
-        if size > _CHARACTERS:
+        if size > _MAX_CHARACTERS:
             break
     return "\n\n".join(found)
 
 
 def _documents(path: Path, folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
-    """The texts of a file.
-
-    Raises:
-        ConfigError: it cannot be read, or has none.
-    """
-    kind = Path(path.name.removesuffix(".gz")).suffix
+    """Iterate over the texts of a file; ConfigError if it is unreadable or has none."""
+    extension = Path(path.name.removesuffix(".gz")).suffix
     try:
-        if kind == ".parquet":
-            rows = _parquet(path)
-        elif kind in (".jsonl", ".json"):
-            rows = _json(path)
+        if extension == ".parquet":
+            rows = _parquet_rows(path)
+        elif extension in (".jsonl", ".json"):
+            rows = _json_rows(path)
         else:
             yield _read(path)
             return
-        chat = _chat(folder, tokenizer)
+        render = _conversation_renderer(folder, tokenizer)
         for row in rows:
-            yield _of_row(row, path, chat)
+            yield _row_text(row, path, render)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
@@ -194,28 +261,28 @@ def _read(path: Path) -> str:
     require_file(path, WORKLOAD_BYTES)
     if path.suffix == ".gz":
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            return file.read(_CHARACTERS)
+            return file.read(_MAX_CHARACTERS)
     with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(_CHARACTERS)
+        return file.read(_MAX_CHARACTERS)
 
 
-def _json(path: Path) -> Iterator[Any]:
+def _json_rows(path: Path) -> Iterator[Any]:
     text = _read(path)
     if text.lstrip().startswith("["):
         yield from decode_json(text.encode(), None)
         return
     lines = text.splitlines()
-    if len(text) == _CHARACTERS:
-        lines.pop()  # cut in the middle
+    if len(text) == _MAX_CHARACTERS:
+        lines.pop()  # cut off in the middle
     yield from (decode_json(line.encode()) for line in lines if line.strip())
 
 
-def _parquet(path: Path) -> Iterator[Any]:
+def _parquet_rows(path: Path) -> Iterator[Any]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ConfigError(
-            "a parquet file takes pyarrow to be read", "pip install 'tgi-cli[quantize]'"
+            "reading parquet files requires pyarrow", "pip install 'tgi-cli[quantize]'"
         ) from error
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
@@ -224,8 +291,8 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _chat(folder: Path, tokenizer: Tokenizer) -> Callable[[list[Mapping[str, Any]]], str]:
-    """Renders a conversation as the model's template does, else its turns one after the other."""
+def _conversation_renderer(folder: Path, tokenizer: Tokenizer) -> _Render:
+    """A function that applies the model's chat template, or joins the messages without one."""
     template = ChatTemplate.load(folder, tokenizer)
 
     def render(turns: list[Mapping[str, Any]]) -> str:
@@ -241,8 +308,8 @@ def _chat(folder: Path, tokenizer: Tokenizer) -> Callable[[list[Mapping[str, Any
                 return template.render(
                     messages, continue_final_message=False, add_generation_prompt=False
                 )
-            except ChatTemplateLimitError as error:  # it would again, for each of thousands
-                raise ModelError(str(error), "mend the model's chat template") from error
+            except ChatTemplateLimitError as error:  # it would recur for each of thousands
+                raise ModelError(str(error), "correct the model's chat template") from error
             except ChatTemplateError as error:
                 log.debug("a conversation does not fit the model's chat template: %s", error)
         return "\n".join(message["content"] for message in messages)
@@ -250,14 +317,14 @@ def _chat(folder: Path, tokenizer: Tokenizer) -> Callable[[list[Mapping[str, Any
     return render
 
 
-def _of_row(row: Any, path: Path, chat: Callable[[list[Mapping[str, Any]]], str]) -> str:
+def _row_text(row: Any, path: Path, render: _Render) -> str:
     if isinstance(row, str):
         return row
     if isinstance(row, dict):
         for key in ("messages", "conversations", "conversation"):
             turns = row.get(key)
             if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
-                return chat(turns)
+                return render(turns)
         for key in _TEXT_KEYS:
             if isinstance(row.get(key), str):
                 return str(row[key])
@@ -265,95 +332,5 @@ def _of_row(row: Any, path: Path, chat: Callable[[list[Mapping[str, Any]]], str]
         if strings:
             return max(strings, key=len)
     raise ConfigError(
-        f"{path.name} has a row without text", "rows want a field 'text', or 'messages'"
+        f"{path.name} has a row without text", "rows need a field 'text', or 'messages'"
     )
-
-
-log = logging.getLogger(__name__)
-
-_KNOWN = {
-    "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
-    "c4": ("allenai/c4", "en"),
-}
-"""Names that papers use: data set and subset."""
-
-_KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".json.gz", ".json", ".txt")
-_SECONDS = 10
-_INSTEAD = "give --calibration a file, or 'bundled'"
-
-
-def fetch_dataset(name: str) -> list[Path]:
-    """One file of the training split of ``ORGANIZATION/NAME`` or ``ORGANIZATION/NAME:SUBSET``.
-
-    It comes from the hub's cache where it is there.
-
-    Raises:
-        OfflineError: the hub cannot be reached, or may not be.
-        ModelNotFoundError: no such data set.
-        ConfigError: it has no files that can be read as text.
-    """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    hub = HubEnvironment.read()
-    repository, subset = _KNOWN.get(name) or (*name.split(":", 1), "")[:2]
-    if hub.offline:
-        raise OfflineError(f"{name} is on the hub, and HF_HUB_OFFLINE is set")
-    lost: tuple[type[Exception], ...] = (*transport_errors(), OSError)
-    api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
-    try:
-        info: Any = api.dataset_info(repository, timeout=_SECONDS)
-        files = [sibling.rfilename for sibling in info.siblings or ()]
-        chosen = choose_file(files, subset)
-        if chosen is None:
-            raise ConfigError(
-                f"the data set {name} has no file of text that could be read",
-                f"kinds that can be: {', '.join(_KINDS)}; a subset is NAME:SUBSET",
-            )
-        log.info("calibration: %s of %s", chosen, repository)
-        return [
-            Path(
-                hf_hub_download(
-                    repository,
-                    chosen,
-                    repo_type="dataset",
-                    revision=info.sha,
-                    cache_dir=hub.cache,
-                    endpoint=hub.endpoint,
-                    token=hub.token or False,
-                    etag_timeout=_SECONDS,
-                )
-            )
-        ]
-    except RepositoryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"there is no file and no data set {name!r}", "check the path, or its spelling"
-        ) from error
-    except HFValidationError as error:
-        raise ConfigError(
-            f"--calibration {name!r} is no file, and no name of a data set"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise OfflineError(f"{hub.endpoint} cannot be reached", _INSTEAD) from error
-    except HfHubHTTPError as error:
-        raise HubError(f"{hub.endpoint} refuses the data set {name}: {error}") from error
-    except lost as error:
-        raise OfflineError(
-            f"{hub.endpoint} cannot be reached ({type(error).__name__})", _INSTEAD
-        ) from error
-
-
-def choose_file(files: list[str], subset: str) -> str | None:
-    """Of the subset where one is named: the first file of the training split, else of all."""
-    inside = [file for file in files if f"{subset}/" in f"{file}/" or not subset]
-    for kind in _KINDS:
-        found = sorted(file for file in inside if file.endswith(kind))
-        training = [file for file in found if "train" in file.lower()]
-        if found:
-            return (training or found)[0]
-    return None

@@ -1,7 +1,9 @@
-"""Which part of a model's parameter each tensor of the checkpoint becomes.
+"""Maps tensors of the checkpoint to parts of the model's parameters, for mixtures of experts.
 
-A mixture of experts has one parameter for all experts; the checkpoint has a tensor for each of
-their layers. transformers' rules put them together; a rehearsal with tiny tensors shows how.
+The model has one parameter for all experts of a layer; published checkpoints have a tensor for each
+matrix. transformers' rules convert them, and a trial conversion with tiny tensors shows which rows
+become which. No weight is read.
+https://huggingface.co/docs/transformers/main/en/weightconverter
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ shows; of four rows two are a gate's and two an up projection's, so that interle
 def locate_tensors(
     source: Source, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]
 ) -> list[tuple[str, TensorIndex]] | None:
-    """The stored tensors with their places in a parameter of that shape.
+    """The stored tensors with their indices in a parameter of that shape.
 
-    None: they do not stand in it side by side, each as it is stored.
+    None if they do not tile it, each as it is stored.
     """
     if source.join is None and source.rows is None and not source.transposed:
         return [(source.names[0], ())]
@@ -54,7 +56,7 @@ def locate_tensors(
     ]
     try:
         made = source.view(*tiny)
-    except (RuntimeError, ValueError, IndexError, KeyError, TypeError):  # rules for real sizes
+    except (RuntimeError, ValueError, IndexError, KeyError, TypeError):  # the rules need real sizes
         return None
     if made.ndim not in (2, 3) or made.shape[-1] != _COLUMNS or made.numel() != step * len(sizes):
         return None
@@ -80,14 +82,20 @@ def locate_tensors(
 def unstack_experts(
     model: PreTrainedModel, weights: Mapping[str, Tensor], stored: dict[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The checkpoint as it would be with a tensor for each matrix of each expert.
+    """Split stacked experts: the checkpoint with a tensor for each matrix of each expert.
+
+    transformers 5 can write the experts of a layer as one tensor. Formats of quantized weights have
+    no layout for these; their readers require a module per matrix, under the names of the published
+    checkpoints. transformers' rules convert published names to its own; here they are reversed.
 
     Args:
-        model, weights: transformers', and its tensors by name.
+        model: the transformers model.
+        weights: its tensors by name.
         stored: tensors of the checkpoint by name.
 
-    Returns ``stored`` itself where no experts are stacked, or transformers has no names for them
-    one by one. Stacks with transposed or interleaved matrices stay as they are.
+    Returns:
+        ``stored`` itself if no experts are stacked, or transformers has no separate names for them.
+        Stacks of transposed or interleaved matrices are not split.
     """
     stacks = [name for name in stored if name in weights and is_expert_stack(name, stored[name])]
     if not stacks:
@@ -104,22 +112,22 @@ def unstack_experts(
             found[apply_renamings(name, renamings)] = entry
         else:
             found[name] = entry
-    if not taken or not _same(model, weights, stored, found):
+    if not taken or not _same_parameters(model, weights, stored, found):
         return stored
-    return dict(sorted(found.items()))  # as files of published checkpoints mostly have them
+    return dict(sorted(found.items()))  # the usual order in published checkpoints
 
 
 def is_expert_stack(name: str, entry: StoredTensor) -> bool:
-    """Whether it holds a matrix of each of a layer's experts, as far as names tell."""
+    """Whether a tensor looks like the stacked matrices of a layer's experts."""
     return len(entry.shape) == 3 and ("expert" in name or "moe" in name)
 
 
 def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
-    """Rules from the model's names to published ones, as far as there is a way back."""
+    """Rules from the model's names to published ones, as far as they are reversible."""
     renamings: list[WeightRenaming] = []
     converters: list[WeightConverter] = []
     for rule in reversed(get_model_conversion_mapping(model, add_legacy=False)):
-        if isinstance(rule, PrefixChange):  # of checkpoints of parts of the model, or of larger
+        if isinstance(rule, PrefixChange):  # for checkpoints of partial or larger models
             continue
         try:
             back = rule.reverse_transform()
@@ -135,7 +143,7 @@ def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[Weight
 def _parts(
     name: str, entry: StoredTensor, converters: list[WeightConverter]
 ) -> dict[str, StoredTensor]:
-    """What a stack becomes, by names that the renamings are still to see; empty: cannot be told."""
+    """The parts of a stack by names before renaming; empty if they cannot be determined."""
     renamed, pattern = apply_converters(name, converters)
     if pattern is None:
         return {}
@@ -146,7 +154,7 @@ def _parts(
     try:
         made = rule.convert(renamed)
     except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AttributeError):
-        return {}  # rules that ask for the model's sizes, or for other tensors beside this one
+        return {}  # the rules need real sizes, or further tensors
     flat = tiny.flatten(0, 1)
     parts: dict[str, StoredTensor] = {}
     for part, tensor in made.items():
@@ -160,11 +168,11 @@ def _parts(
     return parts if whole and (rows % 2 == 0 or len(parts) == experts) else {}
 
 
-def _same(
+def _same_parameters(
     model: PreTrainedModel,
     weights: Mapping[str, Tensor],
     stored: Mapping[str, StoredTensor],
     found: Mapping[str, StoredTensor],
 ) -> bool:
-    """Whether transformers finds in the one what it finds in the other."""
+    """Whether transformers finds the same parameters in both."""
     return sources(model, weights, found).keys() == sources(model, weights, stored).keys()

@@ -1,4 +1,4 @@
-"""Tensors from safetensors files to others, byte for byte, without holding them.
+"""Writes a quantized checkpoint from finished blocks and unchanged tensors, byte for byte.
 
 https://huggingface.co/docs/safetensors/index#format
 """
@@ -6,6 +6,7 @@ https://huggingface.co/docs/safetensors/index#format
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ _CHUNK = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorSpan:
-    """Where a tensor's bytes are."""
+    """A tensor's bytes in a file."""
 
     name: str
     file: Path
@@ -34,15 +35,13 @@ class TensorSpan:
 
     @property
     def alignment(self) -> int:
-        """Bytes of an element."""
-        count = 1
-        for size in self.shape:
-            count *= size
+        """Size of an element in bytes."""
+        count = math.prod(self.shape)
         return self.size // count if count else 1
 
 
 def tensors_in(file: Path) -> list[TensorSpan]:
-    """The tensors of a safetensors file, which must be whole."""
+    """The tensors of a safetensors file."""
     return [
         TensorSpan(name, file, entry.dtype, entry.shape, entry.start, entry.size)
         for name, entry in read_header(file).items()
@@ -50,7 +49,7 @@ def tensors_in(file: Path) -> list[TensorSpan]:
 
 
 def write_file(path: Path, tensors: Iterable[TensorSpan]) -> None:
-    """Copy tensors into one file, those with the largest elements first: all stay aligned."""
+    """Copy tensors into one file, largest elements first so that all are aligned."""
     ordered = sorted(tensors, key=lambda tensor: -tensor.alignment)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -80,7 +79,7 @@ def write_file(path: Path, tensors: Iterable[TensorSpan]) -> None:
 def write_shards(folder: Path, tensors: Mapping[str, TensorSpan], max_bytes: int) -> int:
     """Write ``model.safetensors``, or files of at most ``max_bytes`` with an index.
 
-    A tensor that is larger has a file of its own. Returns the bytes of all tensors.
+    A larger tensor gets a file of its own. Returns the size of all tensors in bytes.
     """
     shards: list[list[TensorSpan]] = [[]]
     size = 0
@@ -106,7 +105,7 @@ def write_shards(folder: Path, tensors: Mapping[str, TensorSpan], max_bytes: int
 
 
 SHARD_BYTES = 4 << 30
-"""Of a file of weights."""
+"""Default size limit of a file of weights, in bytes."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 _REPLACED = (
@@ -127,15 +126,17 @@ def write_checkpoint(
     ignored: Sequence[str],
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
-    """Write all but the model card into ``folder``; returns the bytes of all tensors.
+    """Write everything but the model card into ``folder``; return the size of all tensors.
 
     Args:
-        folder: a new one.
-        config, stored: of the original; stacked experts may be there one by one.
-        blocks: files with what the quantized blocks have in place of stored tensors.
-        quantized: names of these.
-        recipe: how.
-        ignored: linear layers that stayed as they were.
+        folder: created here.
+        config: of the original.
+        stored: tensors of the original; stacked experts may be split.
+        blocks: files with the tensors of the quantized blocks.
+        quantized: names of the stored tensors that these replace.
+        recipe: how they were quantized.
+        ignored: linear layers that were not quantized.
+        shard_bytes: size limit of a file of weights.
     """
     folder.mkdir(parents=True)
     tensors = _merged(stored, blocks, quantized)
@@ -146,12 +147,12 @@ def write_checkpoint(
     _write_json(folder / "config.json", raw)
     for name, content in quantize_config(recipe, ignored, modules).items():
         _write_json(folder / name, content)
-    copy_rest(config.path, folder)
+    _copy_other_files(config.path, folder)
     return total
 
 
-def copy_rest(source: Path, folder: Path) -> None:
-    """Tokenizer, generation config, code, licences: all files that are not weights."""
+def _copy_other_files(source: Path, folder: Path) -> None:
+    """Copy all files that are not weights: tokenizer, generation config, code, licences."""
     for file in sorted(source.iterdir()):
         name = file.name.lower()
         if (
@@ -167,7 +168,7 @@ def copy_rest(source: Path, folder: Path) -> None:
 def _merged(
     stored: dict[str, StoredTensor], blocks: Sequence[Path], quantized: Collection[str]
 ) -> dict[str, TensorSpan]:
-    """Where each tensor of the output is now, in the order of the original."""
+    """Locate each tensor of the output, in the order of the original."""
     originals = {
         (tensor.file, tensor.name): tensor
         for file in dict.fromkeys(entry.file for entry in stored.values())
@@ -184,12 +185,14 @@ def _merged(
                 if tensor.name not in stored or tensor.name == name:
                     merged[tensor.name] = tensor
         else:
-            merged[name] = made.get(name) or _part(originals[entry.file, entry.name], name, entry)
+            merged[name] = made.get(name) or take_part(
+                originals[entry.file, entry.name], name, entry
+            )
     return merged
 
 
-def _part(whole: TensorSpan, name: str, entry: StoredTensor) -> TensorSpan:
-    """What is ``entry`` of a tensor, under its name in the output."""
+def take_part(whole: TensorSpan, name: str, entry: StoredTensor) -> TensorSpan:
+    """The part of ``whole`` that ``entry`` describes, under its name in the output."""
     if entry.part is None:
         return replace(whole, name=name)
     index, start, end = entry.part

@@ -8,12 +8,12 @@ from tgi_cli import hub
 from tgi_cli.errors import ConfigError, GatedModelError, HubError, OfflineError
 from tgi_cli.hub.client import HubEnvironment, transport_errors
 from tgi_cli.models.checkpoint_report import describe
+from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, default_format
 from tgi_cli.quantize import gptqmodel, pipeline
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.pipeline import QuantizeJob
-from tgi_cli.quantize.progress import BlockProgress
-from tgi_cli.quantize.report import show_inspection, show_outcome
+from tgi_cli.quantize.report import show_inspection, show_result
 
 
 def run(options: QuantizeOptions, command_line: str) -> None:
@@ -42,13 +42,19 @@ def run(options: QuantizeOptions, command_line: str) -> None:
         _fetch_model(options), options.output_dir, recipe, options, command_line=command_line
     )
     if options.backend == "gptqmodel":
-        outcome = gptqmodel.quantize(job)
+        result = gptqmodel.quantize(job)
     else:
-        outcome = pipeline.quantize(job, BlockProgress(json_output=options.json_output))
+        progress = ProgressReporter(
+            "blocks",
+            show_bar=False if options.json_output else None,
+            log_interval=30.0,
+            transient=True,
+        )
+        result = pipeline.quantize(job, progress)
     url = None
     if options.upload_to_model_id is not None:
         url = upload(options.output_dir, options.upload_to_model_id)
-    show_outcome(outcome, options.json_output, url)
+    show_result(result, options.json_output, url)
 
 
 def recipe_from(options: QuantizeOptions) -> Recipe:
@@ -80,7 +86,7 @@ def _fetch_model(options: QuantizeOptions) -> Path:
         options.model_id,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
-        progress=hub.pick_progress(json_output=options.json_output),
+        progress=hub.download_progress(json_output=options.json_output),
     ).path
 
 

@@ -1,7 +1,7 @@
-"""How far a quantized checkpoint is from its original: both run block after block, side by side.
+"""Compares a quantized checkpoint with its original; both run block after block, side by side.
 
-Perplexity moves little where a model has much to lose; the divergence of the distributions shows
-it (https://arxiv.org/abs/2407.09141).
+Perplexity may change little while the model degrades; the divergence of the distributions shows it
+(https://arxiv.org/abs/2407.09141).
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from tgi_cli.quantize.block_runner import ActivationFile, BlockRunner
 from tgi_cli.quantize.offloaded_model import OffloadedModel, stored_size
 
 WINDOW = 256
-"""Tokens that are read together: logits of a large vocabulary take memory."""
+"""Tokens per sequence: logits of a large vocabulary take memory."""
 
 TOKENS = 8192
-"""That are compared at most."""
+"""Tokens that are compared at most."""
 
 _ROWS = 64
-"""Of logits that are compared at a time."""
+"""Rows of logits that are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Of a quantized checkpoint beside its original, on ``tokens`` tokens.
+    """A quantized checkpoint compared with its original.
 
     Attributes:
+        tokens: number of compared tokens.
         perplexity, original_perplexity: of the text, within windows.
-        kl: mean divergence of the distributions from the original's, in nats.
-        top1: share of tokens after which both think the same one the most likely.
-        num_bytes, original_bytes: of the weights on disk.
+        kl: mean KL divergence from the original's distributions, in nats.
+        top1: share of positions at which both have the same most likely token.
+        num_bytes, original_bytes: size of the weights on disk.
     """
 
     tokens: int
@@ -49,7 +50,7 @@ class Evaluation:
     original_bytes: int
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """What it is, the original's, the quantized one's."""
+        """Rows of a table: metric, original, quantized."""
         yield "perplexity", f"{self.original_perplexity:.3f}", f"{self.perplexity:.3f}"
         yield "KL divergence (nats per token)", "0", f"{self.kl:.2e}"
         yield "same most likely token", "100 %", f"{100 * self.top1:.2f} %"
@@ -71,9 +72,12 @@ def evaluate(
     Two blocks are in memory at a time, then two heads.
 
     Args:
+        original, quantized: folders of the checkpoints.
         ids: int64 [windows, tokens].
-        dtype: computed in; None: float32 on a CPU, else the checkpoint's.
-        progress: called with (blocks done, blocks in all).
+        device: where to compute.
+        trust_remote_code: run code from the checkpoints.
+        dtype: of the computation. Default: float32 on a CPU, else the checkpoint's.
+        progress: called with the number of finished blocks and their total.
     """
     ids = ids[: max(1, TOKENS // ids.shape[1])]
     with torch.no_grad(), TemporaryDirectory(prefix="tgi-evaluation-") as scratch:
@@ -93,7 +97,7 @@ def evaluate(
         sides[0].model.materialize_rest(head=True)
         sides[1].model.share_rest(sides[0].model)
         sides[1].model.materialize_rest(head=True)
-        for number, (start, stop) in enumerate(sides[0].stream.batches):
+        for number, (start, stop) in enumerate(sides[0].runner.batches):
             first, second = (side.logits(number) for side in sides)
             for row in range(stop - start):
                 sums += _compare(first[row], second[row], ids[start + row].to(first.device))
@@ -110,7 +114,7 @@ def evaluate(
 
 
 class _EvaluatedModel:
-    """One of the two checkpoints, and where its hidden states are."""
+    """One of the two checkpoints, with its hidden states."""
 
     def __init__(
         self,
@@ -122,9 +126,9 @@ class _EvaluatedModel:
         scratch: Path,
     ) -> None:
         self.model = OffloadedModel(folder, device, dtype, trust_remote_code)
-        self.stream = BlockRunner(self.model, ids)
+        self.runner = BlockRunner(self.model, ids)
         self._scratch = scratch
-        hidden = self.stream.begin(self._path(0))
+        hidden = self.runner.begin(self._path(0))
         assert hidden is not None
         self._hidden: ActivationFile = hidden
 
@@ -133,25 +137,23 @@ class _EvaluatedModel:
         return sum(map(stored_size, self.model.stored.values()))
 
     def step(self, block: int) -> None:
-        """Through one block."""
+        """Run one block."""
         path = self.model.block_paths[block]
         self.model.materialize(path)
-        outputs = self.stream.activations(self._path(block + 1))
-        for number, hidden in self.stream.inputs(self._hidden):
-            outputs.write(self.stream.batches[number][0], self.stream.run(block, number, hidden))
+        outputs = self.runner.run_all(block, self._hidden, self._path(block + 1))
         self.model.release(path)
         self._hidden.remove()
         self._hidden = outputs
 
     def logits(self, batch: int) -> Tensor:
-        return self.stream.logits(batch, self._hidden.read(*self.stream.batches[batch]))
+        return self.runner.logits(batch, self._hidden.read(*self.runner.batches[batch]))
 
     def _path(self, block: int) -> Path:
         return self._scratch.with_name(f"{self._scratch.name}{block}.bin")
 
 
 def _compare(first: Tensor, second: Tensor, ids: Tensor) -> Tensor:
-    """Sums over a window: both negative log-likelihoods, divergence, equal choices."""
+    """Sums over a window: both negative log-likelihoods, KL divergence, equal top tokens."""
     sums = torch.zeros(4, dtype=torch.float64)
     for start in range(0, len(ids), _ROWS):
         p, q = (log_softmax(x[start : start + _ROWS].float(), -1) for x in (first, second))

@@ -1,4 +1,4 @@
-"""GPTQ over one decoder block: stage after stage, with inputs from what is quantized already.
+"""Quantizes one decoder block with GPTQ, stage by stage, on the outputs of quantized layers.
 
 Frantar et al. 2022, https://arxiv.org/abs/2210.17323
 """
@@ -25,28 +25,32 @@ from tgi_cli.quantize.stages import (
     Stage,
     StopForward,
     TargetModule,
+    Watcher,
     first_tensor,
+    routing,
     target_modules,
     trace_block,
     watch_inputs,
 )
 
 MIN_EXPERT_TOKENS = 128
-"""An expert that fewer calibration tokens reach is calibrated with those of the first batch, all
-of them, wherever the router sent them."""
+"""An expert that fewer calibration tokens reach is calibrated with all tokens of the first batch,
+whatever the router chose."""
+
+UNREACHED_NOTE = "no token reached it: rounded"
 
 _HESSIAN_BYTES = 512 << 20
-"""Of experts' Hessians at a time; at least one of them."""
+"""Memory for Hessians of experts; at least one is computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """A linear layer that was quantized.
+    """Report of a quantized linear layer.
 
     Attributes:
-        name: the checkpoint's.
-        loss: mean squared error of its outputs over their mean square; NaN where not known.
-        note: what was done otherwise than asked; mostly empty.
+        name: in the checkpoint.
+        loss: mean squared error of its outputs relative to their mean square; NaN if unknown.
+        note: deviation from the recipe; mostly empty.
     """
 
     name: str
@@ -56,93 +60,87 @@ class LayerReport:
 
 @dataclass(slots=True)
 class BlockTask:
-    """A block that is being quantized, and what has come of it.
+    """A block that is being quantized, with its results so far.
 
     Attributes:
-        index: of the block, which is materialized.
+        runner: runs blocks over the samples.
+        index: the block's number; it is materialized.
         inputs: hidden states that enter it.
-        slots: linear layers that are to be quantized.
-        scratch: a folder for what does not fit in memory.
-        advance: called with the share of the block's work that was done.
-        tensors: for the output, by name.
-        layers: reports.
+        layers: linear layers to quantize.
+        recipe: how.
+        scratch: folder for data that exceeds memory.
+        advance: called with the finished share of the block's work.
+        tensors: results for the checkpoint, by name.
+        reports: of the quantized layers.
     """
 
-    stream: BlockRunner
+    runner: BlockRunner
     index: int
     inputs: ActivationFile
-    slots: list[LinearLayer]
+    layers: list[LinearLayer]
     recipe: Recipe
     scratch: Path
     advance: Callable[[float], None]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    layers: list[LayerReport] = field(default_factory=list)
+    reports: list[LayerReport] = field(default_factory=list)
 
     @property
     def path(self) -> str:
         """The block's name."""
-        return self.stream.model.block_paths[self.index]
+        return self.runner.model.block_paths[self.index]
 
     @property
     def block(self) -> nn.Module:
-        """The block."""
-        module: nn.Module = self.stream.model.blocks[self.index]
+        """The block's module."""
+        module: nn.Module = self.runner.model.blocks[self.index]
         return module
 
     @property
-    def sites(self) -> list[TargetModule]:
-        """The modules that are to be quantized."""
-        return target_modules(self.path, self.block, self.slots)
+    def targets(self) -> list[TargetModule]:
+        """The modules to quantize."""
+        return target_modules(self.path, self.block, self.layers)
 
-    def parameter(self, slot: LinearLayer) -> Tensor:
-        """The model's tensor that the slot is, or is part of."""
-        weight: Tensor = self.stream.model.whole.get_parameter(slot.parameter)
-        return weight.data
+    def weight(self, layer: LinearLayer) -> Tensor:
+        """A view of the layer's weight in the model, [outputs, inputs]."""
+        parameter: Tensor = self.runner.model.whole.get_parameter(layer.parameter)
+        part = parameter.data[layer.index]
+        return part.T if layer.transposed else part
 
-    def weight(self, slot: LinearLayer) -> Tensor:
-        """A view of the slot's weight, [outputs, inputs]."""
-        part = self.parameter(slot)[slot.place]
-        return part.T if slot.transposed else part
-
-    def keep(self, slot: LinearLayer, result: QuantizationResult, note: str = "") -> None:
-        """Take a result for the output, and put what it stands for into the block."""
-        self.weight(slot).copy_(dequantize(result))
+    def store(self, layer: LinearLayer, result: QuantizationResult, note: str = "") -> None:
+        """Store a result for the checkpoint, and its dequantized weight in the block."""
+        self.weight(layer).copy_(dequantize(result))
         for suffix, tensor in pack(result, self.recipe).items():
-            self.tensors[f"{slot.name}.{suffix}"] = tensor
+            self.tensors[f"{layer.name}.{suffix}"] = tensor
         notes = "; ".join(each for each in (note, result.note) if each)
-        self.layers.append(LayerReport(slot.name, float(result.loss), notes))
+        self.reports.append(LayerReport(layer.name, float(result.loss), notes))
 
-    def pass_batches(self) -> Iterator[tuple[int, Callable[[], object]]]:
-        """Each batch's number, with what runs it through the block."""
-        for number, hidden in self.stream.inputs(self.inputs):
-            yield number, partial(self.stream.run, self.index, number, hidden)
-
-
-def quantize_block(work: BlockTask) -> None:
-    """Quantize the slots of a block, which afterwards has what they stand for as its weights."""
-    _, first = next(work.pass_batches())
-    traced = trace_block(work.block, work.sites, first)
-    for site in traced.uncalled:
-        for slot in site.slots:
-            work.keep(
-                slot,
-                rtn(work.weight(slot).contiguous(), work.recipe),
-                "no token reached it: rounded",
-            )
-    for stage in traced.stages:
-        _quantize_stage(work, stage)
-        work.advance(1 / len(traced.stages))
+    def batches(self) -> Iterator[tuple[int, Callable[[], object]]]:
+        """Iterate over batches: their numbers, and functions that run them through the block."""
+        for number, hidden in self.runner.inputs(self.inputs):
+            yield number, partial(self.runner.run, self.index, number, hidden)
 
 
-def _quantize_stage(work: BlockTask, stage: Stage) -> None:
+def quantize_block(task: BlockTask) -> None:
+    """Quantize the layers of a block, which then has the dequantized weights."""
+    _, run_first = next(task.batches())
+    trace = trace_block(task.block, task.targets, run_first)
+    for target in trace.uncalled:
+        for layer in target.layers:
+            task.store(layer, rtn(task.weight(layer).contiguous(), task.recipe), UNREACHED_NOTE)
+    for stage in trace.stages:
+        _quantize_stage(task, stage)
+        task.advance(1 / len(trace.stages))
+
+
+def _quantize_stage(task: BlockTask, stage: Stage) -> None:
     hessians: list[tuple[list[TargetModule], Hessian]] = []
     experts: list[tuple[TargetModule, _RoutedTokens]] = []
     seen: set[nn.Module] = set()
-    watchers: dict[nn.Module, Callable[[tuple[Any, ...], dict[str, Any]], None]] = {}
+    watchers: dict[nn.Module, Watcher] = {}
 
-    def watch(module: nn.Module, see: Callable[[Tensor, tuple[Any, ...]], None]) -> None:
+    def watch(module: nn.Module, watcher: Watcher) -> None:
         def call(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            see(first_tensor(arguments, keywords), (*arguments, *keywords.values()))
+            watcher(arguments, keywords)
             seen.add(module)
             if len(seen) == len(watchers):
                 raise StopForward
@@ -150,117 +148,105 @@ def _quantize_stage(work: BlockTask, stage: Stage) -> None:
         watchers[module] = call
 
     for group in stage.groups:
-        linears = [site for site in group if not site.stacked]
+        linears = [target for target in group if not target.is_experts]
         if linears:
-            hessian = Hessian(linears[0].slots[0].shape[1], work.stream.model.device)
+            hessian = Hessian(linears[0].layers[0].shape[1], task.runner.model.device)
             hessians.append((linears, hessian))
-            watch(linears[0].module, _adder(hessian))
-        for site in group:
-            if site.stacked:
-                routed = _RoutedTokens(work, len(experts))
-                experts.append((site, routed))
-                watch(site.module, routed.add)
+            watch(linears[0].module, lambda *call, to=hessian: to.add(first_tensor(*call)))
+        for target in group:
+            if target.is_experts:
+                routed = _RoutedTokens(task, len(experts))
+                experts.append((target, routed))
+                watch(target.module, routed.add)
     with watch_inputs(watchers):
-        for number, run in work.pass_batches():
+        for number, run in task.batches():
             seen.clear()
             for _, routed in experts:
                 routed.batch = number
             with suppress(StopForward):
                 run()
-    for sites, hessian in hessians:
-        for slot in (slot for site in sites for slot in site.slots):
-            work.keep(slot, gptq(work.weight(slot), hessian, work.recipe))
-    for site, routed in experts:
-        _quantize_experts(work, site, routed)
+    for targets, hessian in hessians:
+        for layer in (layer for target in targets for layer in target.layers):
+            task.store(layer, gptq(task.weight(layer), hessian, task.recipe))
+    for target, routed in experts:
+        _quantize_experts(task, target, routed)
         routed.states.remove()
 
 
-def _adder(hessian: Hessian) -> Callable[[Tensor, tuple[Any, ...]], None]:
-    return lambda x, _: hessian.add(x)
-
-
 class _RoutedTokens:
-    """What a module of experts was called with: tokens, and which experts each goes to."""
+    """Inputs of a module of experts: tokens, and the experts that each is routed to."""
 
-    def __init__(self, work: BlockTask, number: int) -> None:
-        self.states = work.stream.activations(work.scratch / f"experts-{number}.bin")
+    def __init__(self, task: BlockTask, number: int) -> None:
+        self.states = task.runner.activations(task.scratch / f"experts-{number}.bin")
         self.chosen: list[Tensor] = []
         self.batch = 0
-        self._batches = work.stream.batches
+        self._batches = task.runner.batches
+        self._device = task.runner.model.device
 
-    def add(self, hidden: Tensor, arguments: tuple[Any, ...]) -> None:
+    def add(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         start, stop = self._batches[self.batch]
+        hidden = first_tensor(arguments, keywords)
         self.states.write(start, hidden.reshape(stop - start, -1, hidden.shape[-1]))
-        chosen = next(
-            each
-            for each in arguments
-            if isinstance(each, Tensor) and not each.is_floating_point() and each.ndim == 2
-        )
-        self.chosen.append(chosen.cpu())
+        self.chosen.append(next(routing(arguments, keywords)).cpu())
 
     def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Tokens [T, K] and their experts [T, k] of each batch."""
         for (start, stop), chosen in zip(self._batches, self.chosen, strict=True):
             yield self.states.read(start, stop).flatten(0, 1), chosen
 
+    def hessians(
+        self, experts: list[int], width: int, inputs_of: Callable[[int, Tensor], Tensor]
+    ) -> dict[int, Hessian]:
+        """Hessians of experts' inputs, of the tokens that are routed to them."""
+        hessians = {expert: Hessian(width, self._device) for expert in experts}
+        for rows, chosen in self.rows():
+            for expert, hessian in hessians.items():
+                own = rows[(chosen == expert).any(-1)].to(self._device)
+                if len(own):
+                    hessian.add(inputs_of(expert, own))
+        return hessians
 
-def _quantize_experts(work: BlockTask, site: TargetModule, routed: _RoutedTokens) -> None:
-    """Each expert with the tokens that were routed to it; first the ups, then the downs."""
-    ups = [slot for slot in site.slots if not slot.parameter.endswith("down_proj")]
-    downs = [slot for slot in site.slots if slot.parameter.endswith("down_proj")]
-    for slots, inner in ((ups, False), (downs, True)):
+    def hessian_of_first_batch(
+        self, expert: int, width: int, inputs_of: Callable[[int, Tensor], Tensor]
+    ) -> Hessian:
+        """Hessian of an expert's inputs if all tokens of the first batch were routed to it."""
+        hessian = Hessian(width, self._device)
+        hessian.add(inputs_of(expert, next(self.rows())[0].to(self._device)))
+        return hessian
+
+
+def _quantize_experts(task: BlockTask, target: TargetModule, routed: _RoutedTokens) -> None:
+    """Quantize each expert on its own tokens; first up projections, then down projections."""
+    for is_down in (False, True):
         by_expert: dict[int, list[LinearLayer]] = {}
-        for slot in slots:
-            assert slot.expert is not None
-            by_expert.setdefault(slot.expert, []).append(slot)
-        numbers = sorted(by_expert)
-        if not numbers:
+        for layer in target.layers:
+            if layer.parameter.endswith("down_proj") == is_down:
+                assert layer.expert is not None
+                by_expert.setdefault(layer.expert, []).append(layer)
+        if not by_expert:
             continue
-        width = slots[0].shape[1]
+        inputs_of: Callable[[int, Tensor], Tensor] = lambda _, rows: rows  # noqa: E731
+        if is_down:
+            inputs_of = partial(expert_activations, target.module)
+        numbers = sorted(by_expert)
+        width = by_expert[numbers[0]][0].shape[1]
         at_once = max(1, _HESSIAN_BYTES // (4 * width * width))
         for start in range(0, len(numbers), at_once):
             part = numbers[start : start + at_once]
-            hessians = _hessians(work, site.module, routed, part, width, inner)
+            hessians = routed.hessians(part, width, inputs_of)
             for expert in part:
                 hessian, note = hessians.pop(expert), ""
                 if hessian.count < MIN_EXPERT_TOKENS:
                     note = f"{hessian.count} tokens reached it: calibrated with all of a batch"
-                    hessian = _of_all(work, site.module, routed, expert, width, inner)
-                for slot in by_expert[expert]:
-                    work.keep(slot, gptq(work.weight(slot), hessian, work.recipe), note)
-
-
-def _hessians(
-    work: BlockTask,
-    module: nn.Module,
-    routed: _RoutedTokens,
-    experts: list[int],
-    width: int,
-    inner: bool,
-) -> dict[int, Hessian]:
-    device = work.stream.model.device
-    hessians = {expert: Hessian(width, device) for expert in experts}
-    for rows, chosen in routed.rows():
-        for expert, hessian in hessians.items():
-            own = rows[(chosen == expert).any(-1)].to(device)
-            if len(own):
-                hessian.add(expert_activations(module, expert, own) if inner else own)
-    return hessians
-
-
-def _of_all(
-    work: BlockTask, module: nn.Module, routed: _RoutedTokens, expert: int, width: int, inner: bool
-) -> Hessian:
-    hessian = Hessian(width, work.stream.model.device)
-    rows = next(routed.rows())[0].to(work.stream.model.device)
-    hessian.add(expert_activations(module, expert, rows) if inner else rows)
-    return hessian
+                    hessian = routed.hessian_of_first_batch(expert, width, inputs_of)
+                for layer in by_expert[expert]:
+                    task.store(layer, gptq(task.weight(layer), hessian, task.recipe), note)
 
 
 def expert_activations(module: Any, expert: int, rows: Tensor) -> Tensor:
-    """What an expert's last layer sees of tokens [T, hidden]: [T, intermediate]."""
+    """Inputs of an expert's down projection, [T, intermediate], for tokens [T, hidden]."""
     name = "gate_up_proj" if module.has_gate else "up_proj"
     bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
-    made = nn.functional.linear(rows, getattr(module, name)[expert], bias)
-    inner: Tensor = module._apply_gate(made) if module.has_gate else module.act_fn(made)
+    projected = nn.functional.linear(rows, getattr(module, name)[expert], bias)
+    inner: Tensor = module._apply_gate(projected) if module.has_gate else module.act_fn(projected)
     return inner

@@ -1,4 +1,4 @@
-"""The model card of a quantized checkpoint: how it was made, and how far it is from its origin.
+"""Model card of a quantized checkpoint: how it was made, and its evaluation.
 
 https://huggingface.co/docs/hub/model-cards
 """
@@ -15,7 +15,7 @@ from tgi_cli.quantize.evaluation import Evaluation
 from tgi_cli.quantize.gptq import LayerReport
 
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag")
-"""Of the original's metadata, what holds for the quantized one too."""
+"""Keys of the original's metadata that apply to the quantized model, too."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WORST = 5
@@ -33,24 +33,24 @@ def model_card(
     ignored: int,
     evaluation: Evaluation | None,
 ) -> str:
-    """The text of README.md.
+    """Compose the text of README.md.
 
     Args:
-        name: of the output.
-        original: the model id, or folder, as it was given.
-        folder: where the original is.
-        description: of the recipe, in a few words.
-        command: what was run.
-        calibration: what with; empty: nothing.
-        layers: what was quantized.
-        ignored: number of linear layers that were not.
-        evaluation: if there was one.
+        name: name of the output.
+        original: model id or folder, as the user gave it.
+        folder: the original's folder.
+        description: the recipe in a few words.
+        command: the command line.
+        calibration: description of the samples; empty if there were none.
+        layers: reports of the quantized layers.
+        ignored: number of linear layers that were not quantized.
+        evaluation: comparison with the original, or None.
     """
     lines = ["---", *_metadata(original, folder), "---", "", f"# {name}", ""]
     lines += [
         f"{Path(original).name} quantized by tgi "
         f"{tgi_cli.__version__}: {description}. {len(layers)} linear layers are quantized, "
-        f"{ignored} are not; embeddings and norms are as they were.",
+        f"{ignored} are not; embeddings and norms are unchanged.",
         "",
         "```",
         command,
@@ -67,15 +67,15 @@ def model_card(
         mean = sum(each.loss for each in known) / len(known)
         lines += [
             "",
-            f"Squared error of a layer's outputs over their mean square: {mean:.1e} on average; "
-            "the largest:",
+            f"Squared error of a layer's outputs relative to their mean square: {mean:.1e} on "
+            "average; the largest:",
             "",
             "| layer | error |",
             "|---|---|",
             *(f"| {each.name} | {each.loss:.1e} |" for each in known[:_WORST]),
         ]
     if notes := [each for each in layers if each.note]:
-        lines += ["", f"{len(notes)} layers were done otherwise than asked, such as:", ""]
+        lines += ["", f"{len(notes)} layers deviate from the recipe, such as:", ""]
         lines += [f"- {each.name}: {each.note}" for each in notes[:_WORST]]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
-"""A causal language model of transformers whose weights are on disk until a part of it is wanted.
+"""A transformers causal language model whose weights stay on disk until they are needed.
 
-The modelling code is transformers', on the meta device; weights come from safetensors, plain or
+The modeling code is transformers', on the meta device; weights are read from safetensors, plain or
 quantized, by transformers' own mapping of names. One decoder block at a time is in memory.
 """
 
@@ -39,47 +39,47 @@ from tgi_cli.quantize.checkpoint_map import TensorIndex, locate_tensors, unstack
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """A linear layer of the checkpoint: where the model has its weight.
+    """A linear layer of the checkpoint, and its weight in the model.
 
     Attributes:
-        name: of the stored weight, less ``.weight``: ``model.layers.0.self_attn.q_proj``.
+        name: of the stored weight without ``.weight``: ``model.layers.0.self_attn.q_proj``.
         stored: name of the stored tensor.
-        shape: of the weight, (outputs, inputs).
-        parameter: the model's name for what it is, or is part of.
-        place: which part of that; empty: all of it.
-        transposed: the stored tensor, and the model's, are [inputs, outputs].
-        expert: its number, where the parameter holds those of all experts.
+        shape: (outputs, inputs).
+        parameter: the model's parameter that contains the weight.
+        index: the weight's part of the parameter; empty for all of it.
+        transposed: whether the stored tensor, and the model's, are [inputs, outputs].
+        expert: number of the expert, if the parameter contains those of all experts.
     """
 
     name: str
     stored: str
     shape: tuple[int, int]
     parameter: str
-    place: TensorIndex = ()
+    index: TensorIndex = ()
     transposed: bool = False
     expert: int | None = None
 
 
 class OffloadedModel:
-    """A model without weights, as decoder blocks with something before and after them.
+    """A model without weights: decoder blocks, and modules before and after them.
 
     Args:
         folder: a checkpoint, plain or quantized.
-        device: where weights go.
-        dtype: of weights and activations; None: float32 on a CPU, else the checkpoint's.
-        trust_remote_code: run code that comes with the checkpoint.
+        device: destination of weights.
+        dtype: of weights and activations. Default: float32 on a CPU, else the checkpoint's.
+        trust_remote_code: run code from the checkpoint.
 
     Attributes:
-        whole: transformers' model.
-        decoder: the part of it that makes hidden states from ids.
-        blocks: its layers; ``block_paths`` are their names.
-        stored: the checkpoint's tensors by name; a quantized weight is one of them, and so is
-            each matrix of experts that the checkpoint has in stacks.
+        whole: the transformers model.
+        decoder: its part that computes hidden states from ids.
+        blocks: the decoder's layers; ``block_paths`` are their names.
+        stored: the checkpoint's tensors by name, with one entry for each quantized weight and for
+            each matrix of stacked experts.
 
     Raises:
-        UnsupportedModelError: it is no causal language model of transformers', or its layers
-            cannot be told.
-        CheckpointError, ModelError: its files cannot be read.
+        UnsupportedModelError: it is not a causal language model of transformers, or its list of
+            layers cannot be determined.
+        CheckpointError, ModelError: its files are invalid.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class OffloadedModel:
         self.stored = unstack_experts(self.whole, self._weights, stored)
         self._tied: dict[str, str] = dict(self.whole.all_tied_weights_keys)
         self._sources = sources(self.whole, self._weights, self.stored)
-        self._places = {
+        self._stored_parts = {
             name: locate_tensors(source, self.stored, tuple(self._weights[name].shape))
             for name, source in self._sources.items()
             if name in self._weights
@@ -119,15 +119,15 @@ class OffloadedModel:
         self.whole.eval()
 
     def source(self, parameter: str) -> Source | None:
-        """What the model's tensor is made of; None: the checkpoint does not have it."""
+        """Source of the model's tensor, or None if the checkpoint does not have it."""
         tied = self._tied.get(parameter, parameter)
         return self._sources.get(parameter) or self._sources.get(tied)
 
-    def slots(self, block: int) -> list[LinearLayer]:
-        """The linear layers of a block whose weights can be told apart in the checkpoint."""
-        return list(self._slots(self.block_paths[block], self.blocks[block]))
+    def linear_layers(self, block: int) -> list[LinearLayer]:
+        """The linear layers of a block whose weights are separate in the checkpoint."""
+        return list(self._linear_layers(self.block_paths[block], self.blocks[block]))
 
-    def _slots(self, path: str, block: nn.Module) -> Iterator[LinearLayer]:
+    def _linear_layers(self, path: str, block: nn.Module) -> Iterator[LinearLayer]:
         for inner, module in block.named_modules():
             transposed = isinstance(module, Conv1D)
             stacked = is_experts(module)
@@ -136,7 +136,7 @@ class OffloadedModel:
             prefix = f"{path}.{inner}" if inner else path
             for own in ("gate_up_proj", "up_proj", "down_proj") if stacked else ("weight",):
                 parameter = f"{prefix}.{own}"
-                for stored, place in self._places.get(parameter) or ():
+                for stored, index in self._stored_parts.get(parameter) or ():
                     shape = self.stored[stored].shape
                     if len(shape) != 2 or not stored.endswith(".weight"):
                         continue
@@ -147,17 +147,17 @@ class OffloadedModel:
                         stored,
                         (sizes[0], sizes[1]),
                         parameter,
-                        place,
+                        index,
                         transposed,
-                        place[0] if stacked and isinstance(place[0], int) else None,
+                        index[0] if stacked and isinstance(index[0], int) else None,
                     )
 
-    def places(self, parameter: str) -> list[tuple[str, TensorIndex]] | None:
-        """The stored tensors that the model's is made of, where they stand side by side in it."""
-        return self._places.get(parameter)
+    def stored_parts(self, parameter: str) -> list[tuple[str, TensorIndex]] | None:
+        """Stored tensors and their indices in the model's, or None if they do not tile it."""
+        return self._stored_parts.get(parameter)
 
     def tensor(self, stored: str) -> Tensor:
-        """A tensor of the checkpoint as it is there; a quantized one in float32."""
+        """Read a tensor of the checkpoint; a quantized one is dequantized to float32."""
         entry = self.stored[stored]
         if entry.read is None:
             return read_tensor(entry)
@@ -168,7 +168,7 @@ class OffloadedModel:
         """Read the weights of the module at ``path``.
 
         Raises:
-            CheckpointError: some are not there.
+            CheckpointError: weights are missing.
         """
         missing = []
         for name, empty in list(self._own(path, recurse)):
@@ -185,23 +185,23 @@ class OffloadedModel:
             )
 
     def release(self, path: str, recurse: bool = True) -> None:
-        """Give back the memory of the module's weights."""
+        """Free the memory of the module's weights."""
         for name, weight in list(self._own(path, recurse)):
             if self.source(name) is not None:
                 self._set(name, torch.empty_like(weight, device="meta"))
 
     def materialize_rest(self, head: bool) -> None:
-        """Read what text alone needs outside of the blocks; behind the decoder with ``head``."""
+        """Read the weights outside of the blocks; those behind the decoder only with ``head``."""
         for path in self._rest(head):
             self.materialize(path, recurse=False)
 
     def release_rest(self) -> None:
-        """Give back the memory of what is outside of the blocks."""
+        """Free the memory of the weights outside of the blocks."""
         for path in self._rest(head=True):
             self.release(path, recurse=False)
 
     def share_rest(self, other: OffloadedModel) -> None:
-        """Take from ``other``, where they are in memory, the weights that both have alike."""
+        """Share equal weights outside of the blocks with ``other``, where they are in memory."""
         for path in self._rest(head=True):
             for name, _ in list(self._own(path, recurse=False)):
                 ours, theirs = self.source(name), other.source(name)
@@ -246,8 +246,8 @@ class OffloadedModel:
         if tied is not None and not (twin := self.whole.get_parameter(tied)).is_meta:
             shared: Tensor = twin.data
             return shared
-        places = self._places.get(name) or self._places.get(tied or name)
-        if places is None:
+        parts = self._stored_parts.get(name) or self._stored_parts.get(tied or name)
+        if parts is None:
             made = source.view(*(self.tensor(each) for each in source.names))
             if tuple(made.shape) != tuple(empty.shape):
                 raise CheckpointError(f"{name} is {list(made.shape)}, not {list(empty.shape)}")
@@ -255,18 +255,18 @@ class OffloadedModel:
             return whole
         filled = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
         module = self.whole.get_submodule(name.rpartition(".")[0])
-        for stored, place in places:
+        for stored, index in parts:
             tensor = self.tensor(stored)
             if self.stored[stored].dtype == QUANTIZED and isinstance(module, Conv1D):
                 tensor = tensor.T
-            if tensor.shape != filled[place].shape:
-                wanted = list(filled[place].shape)
+            if tensor.shape != filled[index].shape:
+                wanted = list(filled[index].shape)
                 raise CheckpointError(f"{stored} is {list(tensor.shape)}, not {wanted}")
-            filled[place].copy_(tensor)
+            filled[index].copy_(tensor)
         return filled
 
     def _compute_buffers(self) -> None:
-        """Compute what the checkpoint does not have (rotary frequencies), as transformers does."""
+        """Compute buffers that are not in the checkpoint (rotary frequencies) by transformers."""
         parts = set(self.decoder.modules())
         for path, module in self.whole.named_modules():
             if module not in parts:
@@ -279,7 +279,7 @@ class OffloadedModel:
             if not names:
                 continue
             made: list[list[Tensor]] = []
-            for filled in (0, 1):  # what differs in the end was not computed
+            for filled in (0, 1):  # elements that still differ were not computed
                 for name in names:
                     empty = cast(Tensor, module._buffers[name])
                     module._buffers[name] = torch.full_like(empty, filled, device="cpu")
@@ -295,7 +295,7 @@ class OffloadedModel:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether it holds the weights of all experts, [experts, outputs, inputs] each."""
+    """Whether a module holds the weights of all experts, [experts, outputs, inputs] each."""
     own = dict(module.named_parameters(recurse=False))
     return (
         hasattr(module, "has_gate")
@@ -307,19 +307,19 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def _model(config: ModelConfig, dtype: torch.dtype) -> Any:
-    """transformers' model on the meta device."""
+    """Create the transformers model on the meta device."""
     name = config.architecture
     known: Any = getattr(transformers, name, None)
     if known is None:
         code = config.get("auto_map", dict, {}).get("AutoModelForCausalLM")
         if code is None:
             raise UnsupportedModelError(
-                f"architecture {name} is not known to transformers {transformers.__version__}",
+                f"architecture {name} is unknown to transformers {transformers.__version__}",
                 "check 'architectures' in config.json, or install a newer transformers",
             )
         if not config.trust_remote_code:
             raise UnsupportedModelError(
-                f"architecture {name} is defined by code that comes with the checkpoint",
+                f"architecture {name} is defined by code in the checkpoint",
                 "--trust-remote-code runs that code, if you trust it",
             )
         known = get_class_from_dynamic_module(code, str(config.path))
@@ -332,15 +332,15 @@ def _model(config: ModelConfig, dtype: torch.dtype) -> Any:
         model: Any = known._from_config(
             own, dtype=dtype, attn_implementation=attention, experts_implementation="eager"
         )
-    for pattern, kept in model._get_dtype_plan(dtype).items():
+    for pattern, own_dtype in model._get_dtype_plan(dtype).items():
         for path, weight in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), path):
-                weight.data = weight.data.to(kept)
+                weight.data = weight.data.to(own_dtype)
     return model
 
 
 def _blocks(whole: nn.Module, decoder: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The decoder's list of layers: the one with the most weights, none of them shared."""
+    """The decoder's list of layers with its path: the list with the most weights."""
     parts = set(decoder.modules())
     lists = {
         path: module
@@ -348,9 +348,7 @@ def _blocks(whole: nn.Module, decoder: nn.Module) -> tuple[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and module in parts
     }
     if not lists:
-        raise UnsupportedModelError(
-            f"{type(whole).__name__} has no list of layers that could be taken one by one"
-        )
+        raise UnsupportedModelError(f"{type(whole).__name__} has no list of layers")
     outermost = {
         path: module
         for path, module in lists.items()
@@ -361,7 +359,7 @@ def _blocks(whole: nn.Module, decoder: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def stored_size(stored: StoredTensor) -> int:
-    """Bytes of a tensor on disk; of a quantized weight those of its parts."""
+    """Size of a tensor on disk in bytes; of a quantized weight the sum of its parts."""
     if stored.parts:
         return sum(map(stored_size, stored.parts))
     bits = re.search(r"\d+", stored.dtype)

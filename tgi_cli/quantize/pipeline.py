@@ -1,4 +1,4 @@
-"""One quantization from a model's folder to a checkpoint, that can be stopped and gone on with."""
+"""Quantizes a model folder into a checkpoint, block after block; an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,35 @@ import torch
 from torch import Tensor
 
 import tgi_cli
-from tgi_cli.device import describe as device_facts
+from tgi_cli.device import describe as describe_device
 from tgi_cli.device.memory import large_blocks_apart
 from tgi_cli.errors import ConfigError, TgiError
 from tgi_cli.files import read_bytes
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import quantization_name
+from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantization.algorithms.grid import rtn
 from tgi_cli.quantization.algorithms.layout import pack
 from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, describe_recipe
 from tgi_cli.quantize import awq, gptq
 from tgi_cli.quantize.block_runner import BlockRunner
-from tgi_cli.quantize.calibration import Calibration, heldout_windows, load_calibration
+from tgi_cli.quantize.calibration import BUNDLED, Calibration, heldout_windows, load_calibration
 from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.evaluation import WINDOW, Evaluation, evaluate
 from tgi_cli.quantize.gptq import BlockTask, LayerReport
 from tgi_cli.quantize.model_card import model_card
 from tgi_cli.quantize.offloaded_model import OffloadedModel
 from tgi_cli.quantize.options import QuantizeOptions
-from tgi_cli.quantize.progress import BlockProgress
 from tgi_cli.quantize.selection import LayerSelection, select_layers
 from tgi_cli.quantize.unfinished_run import UnfinishedRun
 
 log = logging.getLogger(__name__)
 
 CALIBRATED = {"gptq": gptq.quantize_block, "awq": awq.quantize_block}
-"""Methods that need samples, and what does a block."""
+"""Functions that quantize a block, by methods that need calibration samples."""
+
+_DEFAULT_CONTEXT = 2048
+"""Context length of models whose config has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +69,16 @@ class QuantizeJob:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeResult:
-    """What was made.
+    """A finished checkpoint.
 
     Attributes:
-        path: the checkpoint.
-        layers: reports of what was quantized, in the model's order.
-        ignored: linear layers that stayed as they were.
-        num_bytes: of the weights.
-        evaluation: if it was asked for.
-        seconds: of this run.
-        source: what it was calibrated with; empty: nothing.
+        path: its folder.
+        layers: reports of the quantized layers, in the model's order.
+        ignored: linear layers that were not quantized.
+        num_bytes: size of the weights.
+        evaluation: comparison with the original, if requested.
+        seconds: duration of this run.
+        source: of the calibration samples; empty if there were none.
     """
 
     path: Path
@@ -87,250 +90,229 @@ class QuantizeResult:
     source: str
 
 
-def quantize(job: QuantizeJob, progress: BlockProgress | None = None) -> QuantizeResult:
-    """Do a job.
+def quantize(job: QuantizeJob, progress: ProgressReporter | None = None) -> QuantizeResult:
+    """Run a job.
 
-    Interrupted, it leaves what is done in ``OUT.partial``; the same job with ``resume`` goes on
-    there, and comes to the same bytes.
+    An interrupted run leaves the finished blocks in ``OUT.partial``; the same job with ``resume``
+    continues there, and arrives at the same bytes.
 
     Raises:
-        ConfigError: the recipe, a pattern, a file or a folder cannot be.
-        UnsupportedModelError: the model cannot be quantized so.
-        CheckpointError, ModelError, HubError: the model, or the calibration, cannot be had.
+        ConfigError: the recipe, a pattern, a file or a folder is invalid.
+        UnsupportedModelError: the model cannot be quantized with this method.
+        CheckpointError, ModelError, HubError: the model or the calibration text is unavailable.
     """
     began = time.monotonic()
     check_recipe(job.recipe)
-    with torch.no_grad(), large_blocks_apart(), progress or BlockProgress(shown=False) as shown:
-        device = torch.device(device_facts(job.options.device).kind)
+    progress = progress or ProgressReporter(show_bar=False, log_interval=None)
+    with torch.no_grad(), large_blocks_apart(), progress:
+        device = torch.device(describe_device(job.options.device).kind)
         model = OffloadedModel(job.model, device, trust_remote_code=job.options.trust_remote_code)
-        _require_plain(model.config)
-        job = replace(job, recipe=_with_dtype(job.recipe, model.config))
-        chosen = select_layers(model, job.recipe, job.options.include, job.options.exclude)
-        if any(entry.part is not None for entry in model.stored.values()):
-            log.info("experts are written one by one, under the family's names for them")
-        _tell(chosen)
-        context = getattr(model.decoder.config, "max_position_embeddings", None) or 2048
-        samples: Calibration | None = None
-        if job.recipe.method in CALIBRATED:
-            samples = load_calibration(
-                job.model,
-                job.options.calibration,
-                samples=job.options.samples,
-                seq_len=job.options.seq_len,
-                seed=job.options.seed,
-                context=context,
-                trust_remote_code=job.options.trust_remote_code,
+        if model.config.quantization is not None:
+            raise ConfigError(
+                f"the model is already quantized with {quantization_name(model.config)}",
+                "name the checkpoint that it was made from",
             )
-            count, length = samples.ids.shape
-            log.info("calibrating with %d samples of %d tokens: %s", count, length, samples.source)
-        partial = UnfinishedRun(job.out, _identity(job, model, samples), job.options.resume)
+        job = replace(job, recipe=_with_scale_dtype(job.recipe, model.config))
+        selection = select_layers(model, job.recipe, job.options.include, job.options.exclude)
+        if any(entry.part is not None for entry in model.stored.values()):
+            log.info("stacked experts are written one by one, under the family's names")
+        _warn_about_unfit_layers(selection)
+        samples = _load_samples(job, model)
+        unfinished = UnfinishedRun(job.out, _identity(job, model, samples), job.options.resume)
+        run = _Run(job, model, selection, samples, unfinished, progress)
         try:
-            shown.start("quantizing", len(model.blocks), partial.done)
-            if samples is None:
-                _round_blocks(model, chosen, job.recipe, partial, shown)
-            else:
-                _calibrated_blocks(model, chosen, job.recipe, samples.ids, partial, shown)
+            run.quantize_blocks()
         except TgiError:
-            if not partial.done:
-                partial.discard()
+            if not unfinished.done:
+                unfinished.discard()
             raise
-        return _finish(job, model, chosen, samples, partial, shown, began)
-
-
-def _round_blocks(
-    model: OffloadedModel,
-    chosen: LayerSelection,
-    recipe: Recipe,
-    partial: UnfinishedRun,
-    shown: BlockProgress,
-) -> None:
-    """Without samples: tensor after tensor, and the model is never run."""
-    for index in range(partial.done, len(model.blocks)):
-        tensors: dict[str, Tensor] = {}
-        layers: list[LayerReport] = []
-        for slot in chosen.blocks[index]:
-            weight = model.tensor(slot.stored).to(model.device)
-            result = rtn(weight.T.contiguous() if slot.transposed else weight, recipe)
-            for suffix, tensor in pack(result, recipe).items():
-                tensors[f"{slot.name}.{suffix}"] = tensor
-            layers.append(LayerReport(slot.name, float(result.loss), result.note))
-            shown.advance(1 / len(chosen.blocks[index]))
-        partial.commit(tensors, layers)
-        shown.reached(index + 1)
-
-
-def _calibrated_blocks(
-    model: OffloadedModel,
-    chosen: LayerSelection,
-    recipe: Recipe,
-    ids: Tensor,
-    partial: UnfinishedRun,
-    shown: BlockProgress,
-) -> None:
-    """Each block with what the quantized ones before it make of the samples."""
-    first = partial.done
-    last = max(index for index, slots in enumerate(chosen.blocks) if slots)
-    if first <= last:
-        _run_blocks(model, chosen, recipe, ids, partial, shown, last)
-    while partial.done < len(model.blocks):  # nothing in them is to be quantized
-        partial.commit({}, [])
-        shown.reached(partial.done)
-
-
-def _run_blocks(
-    model: OffloadedModel,
-    chosen: LayerSelection,
-    recipe: Recipe,
-    ids: Tensor,
-    partial: UnfinishedRun,
-    shown: BlockProgress,
-    last: int,
-) -> None:
-    """As above, up to the last block that anything is quantized in."""
-    stream = BlockRunner(model, ids)
-    first = partial.done
-    written = stream.begin(partial.inputs(0) if first == 0 else None)
-    inputs = written or stream.activations(partial.inputs(first))
-    for index in range(first, last + 1):
-        path = model.block_paths[index]
-        model.materialize(path)
-        work = BlockTask(
-            stream,
-            index,
-            inputs,
-            list(chosen.blocks[index]),
-            recipe,
-            partial.folder,
-            lambda share: shown.advance(0.9 * share),
-        )
-        if work.slots:
-            CALIBRATED[recipe.method](work)
-        outputs = stream.activations(partial.inputs(index + 1)) if index < last else None
-        if outputs is not None:
-            for number, hidden in stream.inputs(inputs):
-                made = stream.run(index, number, hidden)
-                outputs.write(stream.batches[number][0], made)
-            outputs.flush()
-        model.release(path)
-        partial.commit(work.tensors, work.layers)
-        inputs.remove()
-        shown.reached(index + 1)
-        if outputs is not None:
-            inputs = outputs
-
-
-def _finish(
-    job: QuantizeJob,
-    model: OffloadedModel,
-    chosen: LayerSelection,
-    samples: Calibration | None,
-    partial: UnfinishedRun,
-    shown: BlockProgress,
-    began: float,
-) -> QuantizeResult:
-    whole = partial.folder / "checkpoint"
-    if whole.exists():  # of a run that was stopped here
-        shutil.rmtree(whole)
-    slots = [slot for block in chosen.blocks for slot in block]
-    num_bytes = write_checkpoint(
-        whole,
-        model.config,
-        model.stored,
-        [partial.block(index) for index in range(partial.done)],
-        {slot.stored for slot in slots},
-        job.recipe,
-        chosen.ignored,
-        job.shard_bytes,
-    )
-    evaluation = None
-    if job.options.evaluate:
-        shown.start("evaluating", len(model.blocks))
-        evaluation = evaluate(
-            job.model,
-            whole,
-            _text_to_evaluate(job, model, samples),
-            model.device,
-            trust_remote_code=job.options.trust_remote_code,
-            progress=lambda done, _: shown.reached(done),
-        )
-    source = ""
-    if samples is not None:
-        source = f"{samples.ids.shape[0]} samples of {samples.ids.shape[1]} tokens: "
-        source += samples.source
-    card = model_card(
-        name=job.out.resolve().name,
-        original=job.options.model_id,
-        folder=job.model,
-        description=describe_recipe(job.recipe),
-        command=job.command_line,
-        calibration=source,
-        layers=partial.layers,
-        ignored=len(chosen.ignored),
-        evaluation=evaluation,
-    )
-    (whole / "README.md").write_text(card, encoding="utf-8")
-    partial.finish(whole)
+        num_bytes, evaluation = run.finish()
     return QuantizeResult(
         job.out,
-        tuple(partial.layers),
-        chosen.ignored,
+        tuple(unfinished.layers),
+        selection.ignored,
         num_bytes,
         evaluation,
         time.monotonic() - began,
-        source,
+        run.source,
     )
 
 
-def _text_to_evaluate(
-    job: QuantizeJob, model: OffloadedModel, samples: Calibration | None
-) -> Tensor:
-    """Of the data set that it was calibrated with what was not used, else the bundled text."""
-    context = getattr(model.decoder.config, "max_position_embeddings", None) or WINDOW
-    length = min(WINDOW, context)
-    if samples is not None and len(samples.rest) and samples.source != "the bundled text":
-        rest = samples.rest.flatten()
-        if len(rest) >= length:
-            return rest[: len(rest) // length * length].view(-1, length)
-    ids = heldout_windows(job.model, length, job.options.trust_remote_code)
-    if not len(ids):
-        raise ConfigError(f"the held-out text has not one window of {length} tokens")
-    return ids
+@dataclass
+class _Run:
+    """A job with everything that it works on."""
+
+    job: QuantizeJob
+    model: OffloadedModel
+    selection: LayerSelection
+    samples: Calibration | None
+    unfinished: UnfinishedRun
+    progress: ProgressReporter
+    source: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        if self.samples is not None:
+            count, length = self.samples.ids.shape
+            self.source = f"{count} samples of {length} tokens: {self.samples.source}"
+
+    def quantize_blocks(self) -> None:
+        """Quantize the blocks that an earlier run left."""
+        count = len(self.model.blocks)
+        self.progress.start("quantizing", count, self.unfinished.done)
+        if self.samples is None:
+            for index in range(self.unfinished.done, count):
+                self._round_block(index)
+            return
+        last = max(index for index, layers in enumerate(self.selection.blocks) if layers)
+        if self.unfinished.done <= last:
+            self._calibrate_blocks(self.samples.ids, last)
+        while self.unfinished.done < count:  # no layer of these blocks is selected
+            self._commit({}, [])
+
+    def _commit(self, tensors: dict[str, Tensor], layers: list[LayerReport]) -> None:
+        self.unfinished.commit(tensors, layers)
+        self.progress.update(self.unfinished.done)
+
+    def _round_block(self, index: int) -> None:
+        """Round a block's weights to nearest, one tensor after the other, without running it."""
+        recipe = self.job.recipe
+        tensors: dict[str, Tensor] = {}
+        reports: list[LayerReport] = []
+        layers = self.selection.blocks[index]
+        for layer in layers:
+            weight = self.model.tensor(layer.stored).to(self.model.device)
+            result = rtn(weight.T.contiguous() if layer.transposed else weight, recipe)
+            for suffix, tensor in pack(result, recipe).items():
+                tensors[f"{layer.name}.{suffix}"] = tensor
+            reports.append(LayerReport(layer.name, float(result.loss), result.note))
+            self.progress.advance(1 / len(layers))
+        self._commit(tensors, reports)
+
+    def _calibrate_blocks(self, ids: Tensor, last: int) -> None:
+        """Quantize blocks up to ``last``, each with the outputs of the quantized ones before it."""
+        model, unfinished = self.model, self.unfinished
+        runner = BlockRunner(model, ids)
+        first = unfinished.done
+        written = runner.begin(unfinished.inputs(0) if first == 0 else None)
+        inputs = written or runner.activations(unfinished.inputs(first))
+        for index in range(first, last + 1):
+            path = model.block_paths[index]
+            model.materialize(path)
+            task = BlockTask(
+                runner,
+                index,
+                inputs,
+                list(self.selection.blocks[index]),
+                self.job.recipe,
+                unfinished.folder,
+                lambda share: self.progress.advance(0.9 * share),
+            )
+            if task.layers:
+                CALIBRATED[self.job.recipe.method](task)
+            outputs = None
+            if index < last:
+                outputs = runner.run_all(index, inputs, unfinished.inputs(index + 1))
+                outputs.flush()
+            model.release(path)
+            self._commit(task.tensors, task.reports)
+            inputs.remove()
+            inputs = outputs or inputs
+
+    def finish(self) -> tuple[int, Evaluation | None]:
+        """Write the checkpoint, evaluate it if requested, and move it to its destination."""
+        job, model, unfinished = self.job, self.model, self.unfinished
+        folder = unfinished.folder / "checkpoint"
+        if folder.exists():  # left by a run that was interrupted here
+            shutil.rmtree(folder)
+        num_bytes = write_checkpoint(
+            folder,
+            model.config,
+            model.stored,
+            [unfinished.block(index) for index in range(unfinished.done)],
+            {layer.stored for block in self.selection.blocks for layer in block},
+            job.recipe,
+            self.selection.ignored,
+            job.shard_bytes,
+        )
+        evaluation = None
+        if job.options.evaluate:
+            self.progress.start("evaluating", len(model.blocks))
+            evaluation = evaluate(
+                job.model,
+                folder,
+                self._evaluation_ids(),
+                model.device,
+                trust_remote_code=job.options.trust_remote_code,
+                progress=lambda done, _: self.progress.update(done),
+            )
+        card = model_card(
+            name=job.out.resolve().name,
+            original=job.options.model_id,
+            folder=job.model,
+            description=describe_recipe(job.recipe),
+            command=job.command_line,
+            calibration=self.source,
+            layers=unfinished.layers,
+            ignored=len(self.selection.ignored),
+            evaluation=evaluation,
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        unfinished.finish(folder)
+        return num_bytes, evaluation
+
+    def _evaluation_ids(self) -> Tensor:
+        """Unused text of the calibration data set if there is enough, else the bundled text."""
+        samples = self.samples
+        length = min(WINDOW, _context_length(self.model) or WINDOW)
+        if samples is not None and len(samples.rest) and samples.source != BUNDLED:
+            rest = samples.rest.flatten()
+            if len(rest) >= length:
+                return rest[: len(rest) // length * length].view(-1, length)
+        ids = heldout_windows(self.job.model, length, self.job.options.trust_remote_code)
+        if not len(ids):
+            raise ConfigError(f"the held-out text is shorter than one window of {length} tokens")
+        return ids
 
 
-def _with_dtype(recipe: Recipe, config: ModelConfig) -> Recipe:
-    """compressed-tensors has scales in the dtype of the model, the other formats in float16."""
+def _load_samples(job: QuantizeJob, model: OffloadedModel) -> Calibration | None:
+    if job.recipe.method not in CALIBRATED:
+        return None
+    samples = load_calibration(
+        job.model, job.options, context=_context_length(model) or _DEFAULT_CONTEXT
+    )
+    count, length = samples.ids.shape
+    log.info("calibrating with %d samples of %d tokens: %s", count, length, samples.source)
+    return samples
+
+
+def _context_length(model: OffloadedModel) -> int | None:
+    return getattr(model.decoder.config, "max_position_embeddings", None)
+
+
+def _with_scale_dtype(recipe: Recipe, config: ModelConfig) -> Recipe:
+    """compressed-tensors stores scales in the model's dtype, the other formats in float16."""
     if recipe.format != "compressed-tensors":
         return recipe
     return replace(recipe, scale_dtype=getattr(torch, config.dtype))
 
 
-def _require_plain(config: ModelConfig) -> None:
-    if config.quantization is not None:
-        raise ConfigError(
-            f"the model is quantized already, with {quantization_name(config)}",
-            "name the checkpoint that it was made from",
-        )
-
-
-def _tell(chosen: LayerSelection) -> None:
-    for reason in sorted(set(chosen.unfit.values())):
-        names = [name for name, each in chosen.unfit.items() if each == reason]
+def _warn_about_unfit_layers(selection: LayerSelection) -> None:
+    for reason in sorted(set(selection.unfit.values())):
+        names = [name for name, each in selection.unfit.items() if each == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        log.warning("%s%s: stays as it is, %s", names[0], more, reason)
+        log.warning("%s%s: not quantized, %s", names[0], more, reason)
 
 
-def _identity(
-    job: QuantizeJob, model: OffloadedModel, samples: Calibration | None
-) -> dict[str, Any]:
-    """What decides the output, to the last bit."""
-    headers = hashlib.sha256(read_bytes(job.model / "config.json"))
+def _identity(job: QuantizeJob, model: OffloadedModel, samples: Calibration | None) -> Any:
+    """Everything that determines the output, to the last bit."""
+    digest = hashlib.sha256(read_bytes(job.model / "config.json"))
     for name, entry in sorted(model.stored.items()):
-        headers.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
+        digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
     files = sorted({entry.file for entry in model.stored.values()})
-    headers.update(" ".join(str(file.stat().st_size) for file in files).encode())
+    digest.update(" ".join(str(file.stat().st_size) for file in files).encode())
     return {
         "version": tgi_cli.__version__,
-        "model": headers.hexdigest(),
+        "model": digest.hexdigest(),
         "options": {key: str(value) for key, value in asdict(job.recipe).items()},
         "calibration": None if samples is None else samples.digest,
         "layers": [list(job.options.include), list(job.options.exclude)],

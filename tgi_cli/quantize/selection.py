@@ -1,4 +1,4 @@
-"""Which linear layers of a checkpoint are quantized, and which stay as they are."""
+"""Selects the linear layers of a checkpoint that are quantized."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tgi_cli.quantize.checkpoint_map import is_expert_stack
 from tgi_cli.quantize.offloaded_model import LinearLayer, OffloadedModel
 
 _ROUTERS = ("gate", "router", "shared_expert_gate", "wg")
-"""Last parts of names of layers that choose experts: small, and an error there costs the most."""
+"""Names of routers, which are never quantized: they are small, and errors there cost the most."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSelection:
-    """What is to be quantized.
+    """The layers to quantize.
 
     Attributes:
-        blocks: slots of each block.
-        ignored: linear layers that stay as they are, by name: heads, routers, what was excluded.
-        unfit: of these, those that the format cannot keep, with the reason.
+        blocks: selected layers of each block.
+        ignored: names of all other linear layers: heads, routers, excluded ones.
+        unfit: the ignored layers that the format cannot represent, with reasons.
     """
 
     blocks: tuple[tuple[LinearLayer, ...], ...]
@@ -35,17 +35,18 @@ class LayerSelection:
 def select_layers(
     model: OffloadedModel, recipe: Recipe, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> LayerSelection:
-    """Choose the linear layers of the decoder's blocks, but no routers.
+    """Select the linear layers of the decoder's blocks, except routers.
 
-    ``include`` and ``exclude`` are shell patterns over the checkpoint's names of layers; of the
-    first, where there are any, a name must match one, of the second none.
+    Args:
+        include: shell patterns for names of layers, of which a name must match one.
+        exclude: shell patterns, of which a name must match none.
 
     Raises:
-        ConfigError: a pattern that matches nothing, or nothing is left.
-        UnsupportedModelError: the model has no linear layer that could be quantized.
+        ConfigError: a pattern matches nothing, or no layer is left.
+        UnsupportedModelError: the model has no linear layer that can be quantized.
     """
-    slots = [model.slots(block) for block in range(len(model.blocks))]
-    names = [slot.name for block in slots for slot in block]
+    layers = [model.linear_layers(block) for block in range(len(model.blocks))]
+    names = [layer.name for block in layers for layer in block]
     if not names:
         raise UnsupportedModelError(
             f"{model.config.architecture} has no linear layers in its blocks whose weights are "
@@ -56,31 +57,31 @@ def select_layers(
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
                     f"{flag} {pattern!r} matches no layer",
-                    f"names are like {names[0]}; * stands for anything",
+                    f"names are like {names[0]}; * matches anything",
                 )
     reasons: dict[str, str] = {}
 
-    def wanted(slot: LinearLayer) -> bool:
-        if slot.name.rpartition(".")[2] in _ROUTERS:
+    def is_selected(layer: LinearLayer) -> bool:
+        if layer.name.rpartition(".")[2] in _ROUTERS:
             return False
-        if include and not any(fnmatchcase(slot.name, pattern) for pattern in include):
+        if include and not any(fnmatchcase(layer.name, pattern) for pattern in include):
             return False
-        if any(fnmatchcase(slot.name, pattern) for pattern in exclude):
+        if any(fnmatchcase(layer.name, pattern) for pattern in exclude):
             return False
-        reason = incompatibility(recipe, *slot.shape)
+        reason = incompatibility(recipe, *layer.shape)
         if reason is not None:
-            reasons[slot.name] = reason
+            reasons[layer.name] = reason
         return reason is None
 
-    chosen = tuple(tuple(slot for slot in block if wanted(slot)) for block in slots)
+    selected = tuple(tuple(filter(is_selected, block)) for block in layers)
     for stored, entry in model.stored.items():
         if is_expert_stack(stored, entry):
-            reasons[stored] = "as there is no layout for experts that share a tensor"
-    quantized = {slot.stored for block in chosen for slot in block}
+            reasons[stored] = "as no layout supports experts that share a tensor"
+    quantized = {layer.stored for block in selected for layer in block}
     if not quantized:
         reason = next(iter(reasons.values()), "--include and --exclude leave none")
         raise ConfigError(f"there is no layer left to quantize: {reason}")
-    tables = {
+    embeddings = {
         name
         for path, module in model.whole.named_modules()
         if isinstance(module, nn.Embedding) and (source := model.source(f"{path}.weight"))
@@ -92,8 +93,10 @@ def select_layers(
         if stored.endswith(".weight")
         and len(entry.shape) == 2
         and stored not in quantized
-        and stored not in tables
+        and stored not in embeddings
     ]
     if "lm_head.weight" not in model.stored:
-        ignored.append("lm_head")  # tied: no tensor, but a linear layer to those who read this
-    return LayerSelection(chosen, tuple(ignored), reasons)
+        ignored.append(
+            "lm_head"
+        )  # tied: without a tensor, but a linear layer for readers of the config
+    return LayerSelection(selected, tuple(ignored), reasons)

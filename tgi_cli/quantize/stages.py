@@ -1,14 +1,14 @@
-"""The order in which a block's linear layers are quantized: that in which it calls them.
+"""Stages of a block: its linear layers in the order of their calls.
 
-Layers that see the same inputs (queries, keys and values; gates and ups) make one stage, and
-share a Hessian. The inputs of each stage come from a block in which the stages before it are
-quantized already, as gptqmodel's "true sequential" has it.
+Layers with the same inputs (queries, keys and values; gates and ups) form one stage, and share a
+Hessian. Each stage sees the outputs of the quantized stages before it, as with gptqmodel's
+"true sequential".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,45 +17,48 @@ from torch import Tensor, nn
 
 from tgi_cli.quantize.offloaded_model import LinearLayer, is_experts
 
+Watcher = Callable[[tuple[Any, ...], dict[str, Any]], None]
+"""Receives the positional and keyword arguments of a module's call."""
+
 
 class StopForward(Exception):
-    """All that was wanted of a forward pass was seen: the rest need not be computed."""
+    """Ends a forward pass whose remaining outputs are not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModule:
-    """A module of the block with the slots of the checkpoint that it is made of."""
+    """A module of the block, with the checkpoint's linear layers that it consists of."""
 
     path: str
     module: nn.Module
-    slots: tuple[LinearLayer, ...]
+    layers: tuple[LinearLayer, ...]
 
     @property
-    def stacked(self) -> bool:
+    def is_experts(self) -> bool:
         """Whether it holds all experts of the block."""
         return is_experts(self.module)
 
 
 @dataclass(slots=True)
 class Stage:
-    """Sites that are quantized together, in groups that see the same inputs."""
+    """Modules that are quantized together, in groups with the same inputs."""
 
     groups: list[list[TargetModule]] = field(default_factory=list)
 
     @property
-    def sites(self) -> list[TargetModule]:
-        return [site for group in self.groups for site in group]
+    def targets(self) -> list[TargetModule]:
+        return [target for group in self.groups for target in group]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
-    """What one batch showed of a block.
+    """A block's calls of its modules for one batch.
 
     Attributes:
         stages: in the order of their calls.
-        uncalled: sites that no token reached.
-        inputs: which input each called module had, by path; modules with equal ones share it.
-        outputs: likewise what each module returned.
+        uncalled: modules that no token reached.
+        inputs: identity of each called module's input, by path; equal for a shared input.
+        outputs: likewise of each module's output.
     """
 
     stages: list[Stage]
@@ -64,12 +67,14 @@ class BlockTrace:
     outputs: dict[str, Any]
 
 
-def target_modules(path: str, block: nn.Module, slots: Sequence[LinearLayer]) -> list[TargetModule]:
-    """The modules of a block at ``path`` that have slots."""
+def target_modules(
+    path: str, block: nn.Module, layers: Sequence[LinearLayer]
+) -> list[TargetModule]:
+    """The modules of the block at ``path`` that contain ``layers``."""
     by_module: dict[str, list[LinearLayer]] = {}
-    for slot in slots:
-        module = slot.parameter.rpartition(".")[0].removeprefix(path).removeprefix(".")
-        by_module.setdefault(module, []).append(slot)
+    for layer in layers:
+        module = layer.parameter.rpartition(".")[0].removeprefix(path).removeprefix(".")
+        by_module.setdefault(module, []).append(layer)
     return [
         TargetModule(inner, block.get_submodule(inner), tuple(found))
         for inner, found in by_module.items()
@@ -77,18 +82,18 @@ def target_modules(path: str, block: nn.Module, slots: Sequence[LinearLayer]) ->
 
 
 def trace_block(
-    block: nn.Module, sites: Sequence[TargetModule], run: Callable[[], object]
+    block: nn.Module, targets: Sequence[TargetModule], run: Callable[[], object]
 ) -> BlockTrace:
-    """Watch ``run`` call the block."""
+    """Record the block's calls of its modules during ``run``."""
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
-    kept: list[Tensor] = []  # what is alive keeps its address to itself
+    alive: list[Tensor] = []  # so that no address is used twice
 
     def before(path: str) -> Callable[..., None]:
         def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             found = next(_tensors(arguments, keywords), None)
             if found is not None and path not in inputs:
-                kept.append(found)
+                alive.append(found)
                 inputs[path] = _identity(found)
 
         return hook
@@ -96,7 +101,7 @@ def trace_block(
     def after(path: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
             if isinstance(output, Tensor) and path not in outputs:
-                kept.append(output)
+                alive.append(output)
                 outputs[path] = _identity(output)
 
         return hook
@@ -110,43 +115,37 @@ def trace_block(
     finally:
         for handle in handles:
             handle.remove()
-    called = [path for path in inputs if path in {site.path for site in sites}]
+    called = [path for path in inputs if path in {target.path for target in targets}]
     order = {path: index for index, path in enumerate(called)}
     stages: dict[Any, Stage] = {}
     uncalled = []
-    for site in sorted(sites, key=lambda site: order.get(site.path, len(order))):
-        if site.path not in order and _starred(site.path) not in stages:
-            uncalled.append(site)
+    for target in sorted(targets, key=lambda target: order.get(target.path, len(order))):
+        path = _without_expert_number(target.path)
+        if target.path not in order and path not in stages:
+            uncalled.append(target)
             continue
-        # Experts that are modules of their own are one stage, whatever each of them sees.
-        numbered = _starred(site.path) != site.path
-        identity = inputs.get(site.path, site.path)
-        stage = stages.setdefault(_starred(site.path) if numbered else identity, Stage())
+        # Experts that are separate modules form one stage, whatever their inputs.
+        identity = inputs.get(target.path, target.path)
+        stage = stages.setdefault(identity if path == target.path else path, Stage())
         for group in stage.groups:
             if inputs.get(group[0].path, group[0].path) == identity:
-                group.append(site)
+                group.append(target)
                 break
         else:
-            stage.groups.append([site])
+            stage.groups.append([target])
     return BlockTrace(list(stages.values()), uncalled, inputs, outputs)
 
 
 @contextmanager
 def watch_inputs(
-    watchers: dict[nn.Module, Callable[[tuple[Any, ...], dict[str, Any]], None]],
+    watchers: Mapping[nn.Module, Watcher],
 ) -> Iterator[None]:
-    """Let each watcher see what its module is called with, before it is."""
+    """Call each watcher with the arguments of its module's calls, before the module."""
 
-    def hook(see: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Callable[..., None]:
-        def call(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            see(arguments, keywords)
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        watchers[module](arguments, keywords)
 
-        return call
-
-    handles = [
-        module.register_forward_pre_hook(hook(see), with_kwargs=True)
-        for module, see in watchers.items()
-    ]
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in watchers]
     try:
         yield
     finally:
@@ -155,8 +154,15 @@ def watch_inputs(
 
 
 def first_tensor(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """The one that a linear layer, or a module of experts, computes with."""
+    """The input of a linear layer or of a module of experts."""
     return next(_tensors(arguments, keywords))
+
+
+def routing(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Tensor]:
+    """The numbers of each token's experts, [T, k], among the inputs of a module of experts."""
+    for tensor in _tensors(arguments, keywords):
+        if not tensor.is_floating_point() and tensor.ndim == 2:
+            yield tensor
 
 
 def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Tensor]:
@@ -164,7 +170,7 @@ def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[T
 
 
 def _identity(tensor: Tensor) -> Any:
-    """Equal for tensors that hold the same numbers in the same memory, whatever their shapes."""
+    """Equal for views of the same elements in the same memory, whatever their shapes."""
     return (
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),
@@ -173,8 +179,8 @@ def _identity(tensor: Tensor) -> Any:
     )
 
 
-def _starred(path: str) -> str:
-    """The same for all experts of a list."""
+def _without_expert_number(path: str) -> str:
+    """The path with a placeholder for an expert's number."""
     if "expert" not in path:
         return path
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)

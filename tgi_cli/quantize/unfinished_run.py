@@ -1,7 +1,7 @@
-"""What a run leaves on disk while it goes on, so that another can go on with it.
+"""State of an unfinished run on disk, from which another run can resume.
 
-Beside the output stands ``OUT.partial``: a file for each block that is done, the hidden states
-that enter the next one, and ``state.json``, which is replaced when a block is whole.
+``OUT.partial`` beside the output holds a file for each finished block, the inputs of the next one,
+and ``state.json``, which is replaced after each block.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class UnfinishedRun:
     """The unfinished output beside ``out``.
 
     Args:
-        out: where the output will be.
-        identity: what decides the output: a run with another one cannot go on with this.
-        resume: go on with what is there.
+        out: the folder to create in the end.
+        identity: everything that determines the output; a run can resume only if it is equal.
+        resume: continue an unfinished run.
 
     Attributes:
-        folder: of everything that is not finished.
-        done: blocks that are.
-        layers: reports of these.
+        folder: holds the unfinished output.
+        done: number of finished blocks.
+        layers: reports of their layers.
 
     Raises:
-        ConfigError: ``out`` is there already; there is an unfinished run and ``resume`` is not
-            asked for, or none and it is, or one of something else.
+        ConfigError: ``out`` exists; or ``resume`` is set without an unfinished run of the same
+            identity, or not set although there is an unfinished run.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], resume: bool) -> None:
@@ -52,8 +52,8 @@ class UnfinishedRun:
         state = self.folder / STATE
         if state.is_file() and not resume:
             raise ConfigError(
-                f"{self.folder} is of a run that was not finished",
-                "--resume goes on with it; or delete it",
+                f"{self.folder} belongs to an unfinished run",
+                "--resume continues it; or delete it",
             )
         if resume and state.is_file():
             self._read(read_json(state, INDEX_BYTES))
@@ -61,7 +61,7 @@ class UnfinishedRun:
         if resume:
             raise ConfigError(f"there is no unfinished run in {self.folder}", "leave out --resume")
         if self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(f"{self.folder} exists, and is not of this command", "move it away")
+            raise ConfigError(f"{self.folder} exists and is not an unfinished run", "move it away")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._save()
 
@@ -77,15 +77,15 @@ class UnfinishedRun:
         self.layers = [LayerReport(**layer) for layer in state["layers"]]
 
     def inputs(self, block: int) -> Path:
-        """The file with the hidden states that enter a block."""
+        """Path of the hidden states that enter a block."""
         return self.folder / f"inputs-{block:05}.bin"
 
     def block(self, index: int) -> Path:
-        """The file with what came of a block."""
+        """Path of a block's tensors."""
         return self.folder / f"block-{index:05}.safetensors"
 
     def commit(self, tensors: dict[str, Tensor], layers: list[LayerReport]) -> None:
-        """One more block is done; what enters the next one is in its file."""
+        """Save the next finished block; the inputs of the one after it are on disk already."""
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()}, self.block(self.done)
         )
@@ -93,15 +93,15 @@ class UnfinishedRun:
         self.done += 1
         self._save()
 
-    def finish(self, whole: Path) -> None:
-        """Put the folder ``whole`` where the output is wanted; the rest goes."""
+    def finish(self, checkpoint: Path) -> None:
+        """Move the folder ``checkpoint`` to the output, and delete the rest."""
         if self.out.is_dir():
             self.out.rmdir()
-        whole.replace(self.out)
+        checkpoint.replace(self.out)
         shutil.rmtree(self.folder)
 
     def discard(self) -> None:
-        """Forget the run."""
+        """Delete the unfinished run."""
         shutil.rmtree(self.folder)
 
     def _save(self) -> None:

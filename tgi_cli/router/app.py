@@ -145,5 +145,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     text = f"{message}: {request.method} {request.scope['path']}"
     return errors.error_response(
         request.scope,
-        errors.ApiError(error.status_code, text, kind, code=code, headers=error.headers),
+        errors.ApiError(
+            error.status_code, text, kind, code=code, headers=dict(error.headers or {})
+        ),
     )

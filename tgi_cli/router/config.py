@@ -1,4 +1,4 @@
-"""What the router is told when it starts."""
+"""The configuration of a router process."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ from tgi_cli.rpc.tls import TlsFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """One router's settings; names, meanings and defaults are those of TGI's.
+    """Settings of one router; names, meanings and defaults are those of TGI's router.
 
     Attributes:
-        model_path: the model's folder, for its tokenizer and chat template.
-        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
-        engine_tls: how it is spoken to on TCP; None: in the clear.
-        socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
-        parent_fd: a pipe that closes when the parent is gone; None: run alone.
-        max_input_tokens, max_total_tokens: limits of a request below the engine's; None: the
-            engine's.
-        validation_workers: threads for tokenizing long prompts off the event loop.
-        payload_limit: bytes of a request body.
-        watermark_gamma, watermark_delta: of requests that ask for a watermark.
-        generation_config: whether the model's generation_config.json says what a /v1 request means
-            that does not say how to sample: ``auto`` or ``none``.
-        tokenizer_config_path: a tokenizer_config.json in place of the model's, for chats.
-        tool_call_parser, reasoning_parser: how the model writes both: ``auto``, ``none`` or a
-            format of :mod:`tgi_cli.text.known_formats`.
-        disable_grammar_support: refuse requests that say what the answer must be.
-        api_key: what clients have to bring, any of several with commas between them; None:
-            nothing.
-        cors_allow_origin: origins of the pages that may use the server; none: all.
-        ssl_certfile, ssl_keyfile: PEM files; with them the server speaks TLS. The key may stand in
-            the file of the certificates.
-        otlp_endpoint: the OpenTelemetry collector that gets traces, over gRPC; None: none.
-        otlp_service_name: what the traces call this server.
-        vllm_metrics: show what gateways read under vLLM's names too.
-        graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
-        watchdog_timeout: seconds for which the engine may stand still while requests wait, before
-            it counts as gone; 0: for ever.
+        model_path: folder of the model, for its tokenizer and chat template.
+        engine_url: address of the engine; see :meth:`tgi_cli.rpc.endpoint.Endpoint.parse`.
+        engine_tls: TLS files for an engine on TCP. Default: no TLS.
+        socket_fd: bound TCP socket to serve on. Default: bind ``hostname`` and ``port``.
+        parent_fd: pipe that closes when the parent exits. Default: run independently.
+        max_input_tokens, max_total_tokens: limits of a request. Default: the engine's.
+        validation_workers: threads that tokenize long prompts.
+        payload_limit: bytes of a request's body.
+        watermark_gamma, watermark_delta: parameters of requested watermarks.
+        generation_config: ``auto`` for the sampling defaults of the model's
+            generation_config.json in /v1 requests, or ``none``.
+        tokenizer_config_path: tokenizer_config.json for the chat template. Default: the model's.
+        tool_call_parser, reasoning_parser: ``auto``, ``none`` or a format of
+            :mod:`tgi_cli.text.response_formats`.
+        disable_grammar_support: refuse requests for structured output.
+        api_key: comma-separated keys, one of which clients must send. Default: none is required.
+        cors_allow_origin: origins of pages that may use the server. Default: all.
+        ssl_certfile, ssl_keyfile: PEM files of the certificate and the key, which may be in the
+            same file. Default: no TLS.
+        otlp_endpoint: OpenTelemetry collector for traces, over gRPC. Default: no traces.
+        otlp_service_name: name of the server in traces.
+        vllm_metrics: add the metrics that gateways read under vLLM's names.
+        graceful_termination_timeout: seconds that requests in flight have after SIGTERM.
+        watchdog_timeout: seconds without progress while requests wait, after which the engine
+            counts as gone; 0 for no limit.
     """
 
     model_path: Path
@@ -83,5 +81,5 @@ class RouterConfig:
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Each of the keys."""
+        """The keys, separately."""
         return () if self.api_key is None else tuple(self.api_key.split(","))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,8 +89,19 @@ class RouterState:
             "x-generated-tokens": str(sum(tokens)),
         }
 
+    async def close(self) -> None:
+        """Stop the worker threads and processes, and send the last traces."""
+        self.workers.close()
+        self.adapters.dynamic.close()
+        if self.generator.grammars is not None:
+            self.generator.grammars.close()
+        if self.text.chat_template is not None:
+            self.text.chat_template.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
 
 def state_of(request: Request) -> RouterState:
-    """The state of the app that the request came to."""
+    """The state of the request's application."""
     state: RouterState = request.app.state.router
     return state

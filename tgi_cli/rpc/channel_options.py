@@ -1,20 +1,20 @@
 """gRPC channel arguments of both ends.
 
 On one machine a dead process closes its socket, and a hung one is detected by its heartbeat
-(:mod:`tgi_cli.process.heartbeat`, :mod:`tgi_cli.rpc.engine_watch`). A ping would add nothing but an
-end to a peer that a crowded machine lets wait: none has to be answered. Across machines only a ping
-notices a peer that is gone without a word.
+(:mod:`tgi_cli.process.heartbeat`, :mod:`tgi_cli.rpc.engine_watch`). There pings would only end
+connections to processes that a busy machine delays, so they are off. Across machines only a ping
+detects a peer that has disappeared.
 """
 
 from __future__ import annotations
 
 NEVER_MS = (1 << 31) - 1
-"""gRPC's own: such a timer is never set."""
+"""gRPC never sets such a timer."""
 
 PING_AFTER_MS = 30_000
-"""Of silence, across machines."""
+"""Idle time before a ping, across machines."""
 PING_TIMEOUT_MS = 30_000
-"""For the answer: a machine under load takes seconds."""
+"""Time for the answer: a machine under load takes seconds."""
 
 _COMMON = (
     ("grpc.max_send_message_length", -1),
@@ -23,14 +23,14 @@ _COMMON = (
 
 _PATIENT = (
     ("grpc.keepalive_time_ms", NEVER_MS),
-    # For any ping, also those that measure the connection.
+    # Applies to all pings, also those that measure the connection.
     ("grpc.http2.ping_timeout_ms", NEVER_MS),
 )
 
 _PINGING = (
     ("grpc.keepalive_time_ms", PING_AFTER_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-    # While a ping that measures has no answer, none is sent to see whether the other end is there.
+    # While a measuring ping has no answer, no keepalive ping is sent.
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     # Also while nothing is generated.
     ("grpc.keepalive_permit_without_calls", 1),
@@ -44,26 +44,26 @@ _SERVER = (
 )
 
 SERVER = [*_SERVER, *_PATIENT]
-"""On a unix socket alone."""
+"""For a server on a unix socket only."""
 TCP_SERVER = [*_SERVER, *_PINGING]
-"""A router that is gone, as with its machine or the cable between, is noticed, and what it asked
-for ends. Its own machine's clients are pinged, too: a server has one set of arguments."""
+"""For a server on TCP: it detects that a router, its machine or the network has failed, and ends
+its requests. Local clients are pinged too, as a server has one set of arguments."""
 
 _CLIENT = (
     *_COMMON,
-    # The other end may still be loading its model: look again soon.
+    # The other end may still be loading its model: retry soon.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # No proxy has a say between the two halves of a server.
+    # The connection between the two halves of a server needs no proxy.
     ("grpc.enable_http_proxy", 0),
 )
 
 CLIENT = [*_CLIENT, *_PATIENT, ("grpc.min_reconnect_backoff_ms", 50)]
-"""To a unix socket."""
+"""For a client of a unix socket."""
 TCP_CLIENT = [
     *_CLIENT,
     *_PINGING,
-    # The name is of what it bounds as well: the time that a connection and its TLS may take.
+    # Despite its name this also bounds the time for connecting and the TLS handshake.
     ("grpc.min_reconnect_backoff_ms", 5_000),
 ]
-"""To a model server that may be far away."""
+"""For a client of a model server on another machine."""

@@ -1,4 +1,4 @@
-"""Where a model server is: one form of it for gRPC, for messages, and for a look by hand."""
+"""The address of a model server."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FORMS = "give unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT for TLS"
 
 @dataclass(frozen=True, slots=True)
 class EngineEndpoint:
-    """A model server as its clients name it. Make it with :meth:`parse`.
+    """A model server's address. Create it with :meth:`parse`.
 
     Attributes:
-        target: as gRPC writes it.
-        path: of a unix socket; None: it is on TCP.
-        host, port: on TCP.
-        tls: how it is spoken to there; None: in the clear.
+        target: In gRPC's notation.
+        path: Of a unix socket, or None for TCP.
+        host, port: For TCP.
+        tls: TLS files for TCP, or None for an unencrypted connection.
     """
 
     target: str
@@ -39,13 +39,13 @@ class EngineEndpoint:
 
     @classmethod
     def parse(cls, url: str, tls: TlsFiles | None = None) -> EngineEndpoint:
-        """Of ``unix:/PATH``, a path, ``tcp://HOST:PORT``, ``HOST:PORT`` or ``grpcs://HOST:PORT``.
+        """Parse ``unix:/PATH``, ``/PATH``, ``tcp://HOST:PORT``, ``HOST:PORT`` or ``grpcs://...``.
 
-        ``tls`` makes all but the first two speak it; the last does with the system's authorities
-        alone.
+        With ``tls``, TCP connections use TLS; ``grpcs://`` uses it with the system's authorities
+        otherwise.
 
         Raises:
-            ConfigError: it is none of them, or files for TLS that cannot be used.
+            ConfigError: The address is invalid, or the TLS files are unusable.
         """
         if url.startswith(("unix:", "/")):
             path = url.removeprefix("unix:")
@@ -67,13 +67,13 @@ class EngineEndpoint:
 
     @property
     def url(self) -> str:
-        """For people."""
+        """The address for messages."""
         if self.path is not None:
             return self.target
         return f"{'tcp' if self.tls is None else 'grpcs'}://{self.target}"
 
     def channel(self) -> grpc.Channel:
-        """A channel to it, for threads."""
+        """Create a channel for threads."""
         import grpc
 
         options = self._options()
@@ -82,7 +82,7 @@ class EngineEndpoint:
         return grpc.secure_channel(self.target, self.tls.channel_credentials(), options=options)
 
     def aio_channel(self) -> grpc.aio.Channel:
-        """A channel to it, for the event loop that runs."""
+        """Create a channel for the running event loop."""
         import grpc.aio
 
         options = self._options()
@@ -101,10 +101,10 @@ class EngineEndpoint:
 
 
 def split_tcp(url: str, what: str) -> tuple[str, str, int]:
-    """Scheme, host and port of ``HOST:PORT`` with or without one of our schemes.
+    """Split ``HOST:PORT``, with or without a scheme, into scheme, host and port.
 
     Raises:
-        ConfigError: it is not that; ``what`` says whose address it was to be.
+        ConfigError: The address is invalid; ``what`` is its owner for the message.
     """
     try:
         parts = urlsplit(url if "://" in url else f"tcp://{url}")
@@ -117,12 +117,12 @@ def split_tcp(url: str, what: str) -> tuple[str, str, int]:
         if parts.path not in ("", "/"):
             host = None
     if not host or port is None:
-        raise ConfigError(f"{url!r} is no address of {what}", _FORMS)
+        raise ConfigError(f"{url!r} is not an address of {what}", _FORMS)
     return parts.scheme, host, port
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

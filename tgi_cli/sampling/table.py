@@ -1,4 +1,4 @@
-"""The sampler's state per row, on the host: what each row wants, and which stages a step needs.
+"""Sampling parameters per row, on the host, and the stages that a step needs.
 
 Flags per row are or-ed over a step's rows, so that every fast path (all greedy, no filter, no
 penalty) is decided on the host, without asking the device. No torch.
@@ -14,20 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.sampling.token_lists import TokenLists, lists_of
 
 SAMPLED, REPETITION, COUNTED, TOP_K, TOP_P, MIN_P, TYPICAL, TOP_LOGPROBS = (
     1 << bit for bit in range(8)
 )
 RELATIVE, BIASED, WATERMARK, BAD_WORDS, MIN_TOKENS, ALLOWED = (1 << bit for bit in range(8, 14))
 """Row flags. COUNTED: a frequency or presence penalty; RELATIVE: TGI's frequency penalty;
-MIN_TOKENS: a stop id may not be chosen yet; ALLOWED: only some tokens may be. Greedy rows carry
+MIN_TOKENS: stop ids are masked so far; ALLOWED: only listed tokens are not masked. Greedy rows have
 no filter flags."""
 
 PENALIZED = REPETITION | COUNTED | RELATIVE
 FORBIDDEN = BAD_WORDS | MIN_TOKENS | ALLOWED
 ADJUSTED = PENALIZED | BIASED | WATERMARK | FORBIDDEN
-"""Any of these changes the scores before temperature."""
+"""Flags of stages that change the scores before temperature."""
 FILTERED = TOP_K | TOP_P | MIN_P | TYPICAL
 
 _RECORD = np.dtype(
@@ -53,22 +52,48 @@ _RECORD = np.dtype(
 )
 
 _TEMPERATURES = (1e-30, 1e30)
-"""What float32 can divide by. From the one down a row takes its likeliest tokens, from the other up
-all it may choose are alike; zero and infinity would make NaN of scores that are barred."""
+"""Bounds of a divisor in float32. At the lower one a row takes its likeliest tokens, at the upper
+one all are equally likely; zero and infinity would turn masked scores into NaN."""
 _REPETITION = (1e-6, 1e6)
 _DELTA = 1e6
-"""Of the same kind: beyond, tokens of any logits are barred or certain already."""
+"""Bound of a watermark's delta: beyond it, tokens of any logits are masked or certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """Token lists of one row, on the host; ids are int64, those of ``prefix`` int32.
+
+    Attributes:
+        bias_ids, bias_values: parallel; added to the logits (float32).
+        allowed: the only tokens that may be chosen, or empty for all.
+        banned: bad words of one token.
+        stops: ids that end the request, masked before ``min_new_tokens``.
+        lasts: the last token of each longer bad word.
+        lengths: number of tokens before it.
+        prefix: those tokens, of all words concatenated.
+        back: distance of each of them to the next position (1 for the latest token).
+    """
+
+    bias_ids: NDArray[np.int64]
+    bias_values: NDArray[np.float32]
+    allowed: NDArray[np.int64]
+    banned: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    lasts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    prefix: NDArray[np.int32]
+    back: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """What the sampled rows of one step want, in the order of their logits.
+    """Sampling parameters of the sampled rows of one step, in the order of their logits.
 
     Attributes:
-        rows: int64 [N], the row of each in the token pool.
-        positions: int64 [N], where the chosen token will stand; the tokens before are known.
-        records: [N] of the fields of :class:`SamplingParams`, flags and prompt_tokens.
-        flags: all rows' flags, or-ed.
+        rows: int64 [N], rows of the token pool.
+        positions: int64 [N], position of the token to be chosen; the tokens before it are known.
+        records: [N], fields of :class:`SamplingParams`, flags and prompt_tokens.
+        flags: of all rows, or-ed.
         lists: the token lists of every row of the table.
     """
 
@@ -89,7 +114,7 @@ class SamplingBatch:
         )
 
     def where(self, flag: int) -> NDArray[np.int64]:
-        """The entries that carry any bit of ``flag``, ascending."""
+        """The entries with any bit of ``flag``, ascending."""
         return np.flatnonzero(self.records["flags"] & flag)
 
     def column(self, name: str) -> NDArray[Any]:
@@ -97,7 +122,7 @@ class SamplingBatch:
         return np.ascontiguousarray(self.records[name])
 
     def lists_of(self, entry: int) -> TokenLists:
-        """The token lists of an entry that is biased or forbidden something."""
+        """The token lists of an entry that has any."""
         lists = self.lists[int(self.rows[entry])]
         assert lists is not None
         return lists
@@ -106,7 +131,7 @@ class SamplingBatch:
 class SamplingTable:
     """Sampling parameters of every row, written once when a sequence takes the row.
 
-    They are cut off where float32 arithmetic would overflow, which changes no distribution.
+    They are clamped where float32 arithmetic would overflow, which changes no distribution.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -124,7 +149,7 @@ class SamplingTable:
 
         ``stop_token_ids`` are not chosen before ``params.min_new_tokens`` tokens.
         """
-        lists = self._lists[row] = lists_of(params, stop_token_ids)
+        lists = self._lists[row] = _token_lists(params, stop_token_ids)
         self._records[row] = (
             params.seed,
             params.top_k,
@@ -145,7 +170,7 @@ class SamplingTable:
         )
 
     def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> SamplingBatch:
-        """The batch of these rows, whose next tokens stand at ``positions``."""
+        """The batch of these rows, whose next tokens go to ``positions``."""
         records = self._records[rows]
         flags = int(np.bitwise_or.reduce(records["flags"], initial=0))
         if flags & MIN_TOKENS:
@@ -184,3 +209,22 @@ def _flags(params: SamplingParams, lists: TokenLists | None) -> int:
             | TYPICAL * (params.typical_p < 1.0)
         )
     return flags
+
+
+def _token_lists(params: SamplingParams, stop_token_ids: Iterable[int]) -> TokenLists | None:
+    """The lists of a request, or None if it has none."""
+    stops = tuple(stop_token_ids) if params.min_new_tokens else ()
+    if not (params.logit_bias or params.bad_words or params.allowed_token_ids or stops):
+        return None
+    words = [word for word in params.bad_words if len(word) > 1]
+    return TokenLists(
+        bias_ids=np.array([token for token, _ in params.logit_bias], np.int64),
+        bias_values=np.array([bias for _, bias in params.logit_bias], np.float32),
+        allowed=np.array(params.allowed_token_ids, np.int64),
+        banned=np.array([word[0] for word in params.bad_words if len(word) == 1], np.int64),
+        stops=np.array(stops, np.int64),
+        lasts=np.array([word[-1] for word in words], np.int64),
+        lengths=np.array([len(word) - 1 for word in words], np.int64),
+        prefix=np.array([token for word in words for token in word[:-1]], np.int32),
+        back=np.array([back for word in words for back in range(len(word) - 1, 0, -1)], np.int64),
+    )

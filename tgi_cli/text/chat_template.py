@@ -1,7 +1,7 @@
-"""Chat templates: messages to prompt text.
+"""Chat templates: from messages to prompt text.
 
-A template is a program of a checkpoint's, of which nothing is known before it is run. So it is
-compiled and rendered in processes of bounded time and memory: :mod:`tgi_cli.text.template_process`.
+A template is an untrusted program of the checkpoint. It is compiled and rendered in processes of
+bounded time and memory: :mod:`tgi_cli.text.template_process`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from tgi_cli.text.tokenizer import Tokenizer, read_json
 logger = logging.getLogger(__name__)
 
 LIMITS = Limits(processes=3, seconds=5.0, megabytes=256, bytes_per_byte=64)
-"""A conversation of 2 MB in 50,000 messages takes 0.3 s and 60 MB of it."""
+"""A conversation of 2 MB in 50,000 messages takes 0.3 s and 60 MB."""
 MOST_CHARACTERS = 1 << 20
-"""Of a prompt; or so many times what the request has, if that is more:"""
+"""Longest prompt, unless ``MOST_EXPANSION`` allows more."""
 MOST_EXPANSION = 8
+"""Longest prompt in relation to the characters of the request."""
 _INLINE_CHARACTERS = 16 << 10
-"""Of a conversation that is encoded on the event loop, 0.1 ms; larger ones in a thread."""
+"""Longest conversation that is encoded on the event loop: 0.1 ms; larger ones in a thread."""
 _AT_ONCE = 256
-"""Messages encoded in one call, which keeps the interpreter's lock."""
+"""Messages that are encoded in one call, which holds the interpreter lock."""
 _VALUE_CHARACTERS = 10
-"""What a value or a key counts beside its text."""
+"""Cost of a value or a key beside its text, in characters."""
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 _OURS = frozenset(
@@ -39,28 +40,28 @@ _OURS = frozenset(
         *("tokenizer", "tokenize", "raise_exception", "strftime_now", "namespace", "dict"),
     )
 )
-"""Names that a template gets from us alone."""
+"""Variables that only the server sets."""
 _SWITCHES = frozenset(("enable_thinking", "thinking", "reasoning_effort", "documents"))
-"""Variables that clients set whatever the model; a template that has no such switch has it off."""
+"""Variables that clients may set even if the template does not use them."""
 
 
 class ChatTemplateError(Exception):
-    """The template refused the conversation, or there is none; the message says why."""
+    """The template is invalid or refused the conversation."""
 
 
 class ChatTemplateLimitError(ChatTemplateError):
-    """The template takes more than it may: most likely, for any conversation."""
+    """The template exceeds its limits, most likely for any conversation."""
 
 
 class ChatTemplate:
-    """The templates of one model.
-
-    Raises ChatTemplateError when one of them is no valid Jinja, or cannot be compiled within
-    :data:`LIMITS`.
+    """The chat templates of one model.
 
     Attributes:
-        text: the sources of all of them.
-        variables: names that they use and do not set themselves.
+        text: Sources of all templates.
+        variables: Names that the templates use and do not set.
+
+    Raises:
+        ChatTemplateError: A template is invalid, or compiling it exceeds the limits.
     """
 
     def __init__(
@@ -94,10 +95,15 @@ class ChatTemplate:
     def load(
         cls, model_path: Path, tokenizer: Tokenizer, config_path: Path | None = None
     ) -> ChatTemplate | None:
-        """The templates of a model folder; None when it has none.
+        """Load the templates of a model folder. Returns None if it has none.
 
-        ``config_path`` is a tokenizer_config.json in place of the folder's: a template in it is
-        the one that counts. Raises ModelError, and RouterError when no process can be started.
+        Args:
+            config_path: A tokenizer_config.json to use instead of the folder's; its template
+                takes precedence.
+
+        Raises:
+            ModelError: A template is invalid.
+            RouterError: No process can be started.
         """
         config = read_json(config_path or model_path / "tokenizer_config.json")
         sources = (of_holder(config) if config_path else {}) or sources_of(model_path, config)
@@ -115,16 +121,16 @@ class ChatTemplate:
             return cls(sources, named)
         except ChatTemplateError as error:
             raise ModelError(
-                str(error), f"mend the template in {config_path or model_path}"
+                str(error), f"fix the template in {config_path or model_path}"
             ) from error
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it says anything about tools."""
+        """Whether the templates support tools."""
         return "tools" in self.variables
 
     def accepts(self, variable: str) -> bool:
-        """Whether a request may set this variable."""
+        """Whether requests may set this variable."""
         if variable in _OURS or variable.endswith("_token"):
             return False
         return variable in self.variables or variable in _SWITCHES
@@ -138,17 +144,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. Blocks.
+        """Render a conversation; blocks. Messages, tools and variables are JSON values.
 
-        ``continue_final_message``: it ends within the last message; None: if that is the
-        assistant's and has content, as TGI does. Else ``add_generation_prompt`` says whether it
-        ends where the assistant begins to speak. Messages, tools and variables are JSON.
+        Args:
+            continue_final_message: End the prompt within the last message. Default: if it is the
+                assistant's and has content, as in TGI.
+            add_generation_prompt: Otherwise end it where the assistant's message begins.
 
         Raises:
-            ChatTemplateError: the template refuses, or fails on, the conversation.
-            ChatTemplateLimitError: it takes more than it may.
-            WorkersBusy: too many renderings wait.
-            WorkerError: no process can be started, or processes are killed from outside.
+            ChatTemplateError: The template refuses the conversation, or fails.
+            ChatTemplateLimitError: The template exceeds its limits.
+            WorkersBusy: Too many renderings wait.
+            WorkerError: No process can be started, or processes are killed from outside.
         """
         continued = is_continued(messages, continue_final_message)
         job = self._job(messages, tools, continued, add_generation_prompt, variables)
@@ -167,13 +174,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """As :meth:`render`, without blocking the event loop."""
+        """Render a conversation without blocking the event loop; see :meth:`render`."""
         continued = is_continued(messages, continue_final_message)
-        asked = (messages, tools, continued, add_generation_prompt, variables)
+        arguments = (messages, tools, continued, add_generation_prompt, variables)
         if _is_large((messages, tools, variables)):
-            job = await asyncio.to_thread(self._job, *asked)
+            job = await asyncio.to_thread(self._job, *arguments)
         else:
-            job = self._job(*asked)
+            job = self._job(*arguments)
         try:
             answer = await self._pool.run_async(job)
         except LimitError as error:
@@ -181,7 +188,7 @@ class ChatTemplate:
         return self._text_of(answer, continued)
 
     def close(self) -> None:
-        """End the processes. They end with this object, too."""
+        """End the processes, which end with this object, too."""
         self._pool.close()
 
     def _job(
@@ -201,25 +208,25 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continued,
         }
         try:
-            # Not msgspec: a call's arguments may hold what only this module writes, such as NaN.
-            several = [
-                _dumps(conversation[place : place + _AT_ONCE])[1:-1]
-                for place in range(0, len(conversation), _AT_ONCE)
+            # json, not msgspec: the arguments of a tool call may contain NaN or lone surrogates.
+            encoded = [
+                _dumps(conversation[start : start + _AT_ONCE])[1:-1]
+                for start in range(0, len(conversation), _AT_ONCE)
             ]
-            asked = (
+            body = (
                 f'{{"variables": {_dumps(dict(variables or {}))}, "given": '
-                f'{_dumps(given)[:-1]}, "messages": [{", ".join(several)}]}}}}'
+                f'{_dumps(given)[:-1]}, "messages": [{", ".join(encoded)}]}}}}'
             )
         except RecursionError as error:
             raise ChatTemplateError("the conversation is nested too deeply") from error
         except (TypeError, ValueError) as error:
-            raise ChatTemplateError(f"the conversation is no JSON: {error}") from error
+            raise ChatTemplateError(f"the conversation is not valid JSON: {error}") from error
         job = {
             "job": "render",
             "name": name if name in self._names else self._names[0],
-            "most": max(MOST_CHARACTERS, MOST_EXPANSION * len(asked)),
+            "most": max(MOST_CHARACTERS, MOST_EXPANSION * len(body)),
         }
-        return b"%b, %b" % (json.dumps(job)[:-1].encode(), asked[1:].encode(errors="surrogatepass"))
+        return b"%b, %b" % (json.dumps(job)[:-1].encode(), body[1:].encode(errors="surrogatepass"))
 
     def _text_of(self, answer: Mapping[str, Any], continued: bool) -> str:
         if "exceeded" in answer:
@@ -241,12 +248,12 @@ class ChatTemplate:
 
 
 def _dumps(value: Any) -> str:
-    # As it is: escapes take up to six bytes for each of UTF-8.
+    # Unescaped: escapes take up to six bytes for each byte of UTF-8.
     return json.dumps(value, ensure_ascii=False)
 
 
 def _is_large(value: Any) -> bool:
-    """Whether encoding a JSON value would hold up the event loop."""
+    """Whether encoding a JSON value would delay the event loop."""
     left = _INLINE_CHARACTERS
     waiting = [value]
     while waiting and left > 0:
@@ -263,25 +270,26 @@ def _is_large(value: Any) -> bool:
     return left <= 0
 
 
-def is_continued(messages: Sequence[Mapping[str, Any]], asked: bool | None = None) -> bool:
-    """Whether the answer goes on where the last message ends.
+def is_continued(messages: Sequence[Mapping[str, Any]], requested: bool | None = None) -> bool:
+    """Whether the response continues the last message.
 
-    Raises ChatTemplateError when that is asked for and there is nothing to go on from.
+    Raises:
+        ChatTemplateError: It should, and the last message has no text.
     """
     last = messages[-1] if messages else {}
     content = isinstance(last.get("content"), str) and bool(last.get("content"))
-    if asked is None:
+    if requested is None:
         return content and last.get("role") == "assistant"
-    if asked and not content:
+    if requested and not content:
         raise ChatTemplateError("the final message has no text to continue")
-    return asked
+    return requested
 
 
 def _cut_at_tag(text: str) -> str:
-    """Drop the tag and all behind it; with it the blanks that the template trimmed."""
-    place = text.rfind(_CONTINUE.strip())
-    if place < 0:
-        raise ChatTemplateError("the template drops the final message, which is to be continued")
-    if text.startswith(_CONTINUE, place):
-        return text[:place]
-    return text[:place].rstrip()
+    """The text before the tag, without trailing white space if the template trimmed the tag."""
+    index = text.rfind(_CONTINUE.strip())
+    if index < 0:
+        raise ChatTemplateError("the template drops the final message, which should be continued")
+    if text.startswith(_CONTINUE, index):
+        return text[:index]
+    return text[:index].rstrip()

@@ -44,7 +44,7 @@ class SequenceText:
 
     __slots__ = (
         "_cut_at", "_detokenizer", "_hidden_ids", "_length_first", "_min_tokens", "_pieces",
-        "_shown_ids", "_stops", "_surface", "_taken", "finish_reason", "num_tokens",
+        "_shown_ids", "_stops", "_surface", "_taken", "_truncates", "finish_reason", "num_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,7 @@ class SequenceText:
         self._hidden_ids = hidden_ids
         self._shown_ids = shown_ids
         self._cut_at = cut_at
+        self._truncates = cut_at is not CutAt.AFTER_TOKEN
         self._min_tokens = min_tokens
         self._length_first = length_first
         self._pieces: list[str] = []
@@ -81,16 +82,23 @@ class SequenceText:
             own = self._surface(token_id)
             text = own if token_id in self._shown_ids else ""
         if text:
-            if self._stops is not None and self.num_tokens > self._min_tokens:
-                text = self._until_stop(text)
+            stops = self._stops
+            if stops is not None and self.num_tokens > self._min_tokens:
+                shown = stops.push(text)
+                if self._truncates:
+                    text = shown
+                if stops.hit is not None:
+                    text += self._end_at_stop(stops.hit)
             self._pieces.append(text)
         return own
 
     def take(self) -> str:
         """The text that became final since the last call."""
-        first, self._taken = self._taken, len(self._pieces)
-        count = self._taken - first
-        return self._pieces[-1] if count == 1 else "".join(self._pieces[first:]) if count else ""
+        pieces, first = self._pieces, self._taken
+        self._taken = taken = len(pieces)
+        if taken == first + 1:
+            return pieces[first]
+        return "".join(pieces[first:])
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence, unless a stop string has ended it: held-back text becomes final."""
@@ -98,7 +106,7 @@ class SequenceText:
             return
         self.finish_reason = reason
         rest = self._detokenizer.flush()
-        if self._stops is not None and self._cut_at is not CutAt.AFTER_TOKEN:
+        if self._stops is not None and self._truncates:
             rest = self._stops.push(rest) + self._stops.flush()
         self._pieces.append(rest)
 
@@ -112,16 +120,9 @@ class SequenceText:
         """The stop string that was found, or None."""
         return None if self._stops is None else self._stops.hit
 
-    def _until_stop(self, text: str) -> str:
-        """What ``text`` adds to the output, now that it may complete a stop string."""
-        stops = self._stops
-        assert stops is not None
-        shown = stops.push(text)
-        if self._cut_at is CutAt.AFTER_TOKEN:
-            shown = text
-        if stops.hit is None:
-            return shown
+    def _end_at_stop(self, stop: str) -> str:
+        """Set the finish reason. Returns what the output includes of the stop string."""
         limit = self._length_first
         at_limit = limit is not None and self.num_tokens >= limit
         self.finish_reason = FinishReason.LENGTH if at_limit else FinishReason.STOP_SEQUENCE
-        return shown + stops.hit if self._cut_at is CutAt.AFTER_STOP else shown
+        return stop if self._cut_at is CutAt.AFTER_STOP else ""

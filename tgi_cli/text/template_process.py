@@ -1,12 +1,12 @@
 """The process that renders chat templates: ``python -m tgi_cli.text.template_process``.
 
-Rendered as transformers renders them (https://huggingface.co/docs/transformers/chat_templating):
-sandboxed Jinja with ``raise_exception``, ``strftime_now``, ``tojson``, loop controls and
-``{% generation %}`` blocks. The environment is our own because importing transformers' costs half
-a second and 18 MB for these few definitions; a test compares the two.
+Renders as transformers does (https://huggingface.co/docs/transformers/chat_templating): sandboxed
+Jinja with ``raise_exception``, ``strftime_now``, ``tojson``, loop controls and
+``{% generation %}`` blocks. Importing transformers for these few definitions would cost half a
+second and 18 MB; a test compares the two environments.
 
-Jinja's sandbox bounds what a template can reach, not what it takes: ``{{ 'a' * 10**9 }}`` is one
-of many ways. See :mod:`tgi_cli.process.pool_worker`.
+Jinja's sandbox limits what a template can access, not its time and memory: ``{{ 'a' * 10**9 }}``
+is one of many ways. :mod:`tgi_cli.process.pool_worker` limits those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST_CAUSE = 1000
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}`` marks what the assistant said, for training; here it is its body."""
+    """``{% generation %}`` marks the assistant's text for training; it is rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
 
@@ -39,7 +39,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses names that could reach into the interpreter."""
+    """Refuses names that could give access to the interpreter."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -79,7 +79,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """The constructor alone: the type itself would offer its attributes to the template."""
+    """The constructor alone: the type would expose its attributes to the template."""
     return dict(*args, **kwargs)
 
 
@@ -98,11 +98,11 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class Templates:
-    """The templates of one model. They are compiled with the first job, which bounds that too.
+    """The templates of one model, compiled by the first job so that its limits hold.
 
     Args:
-        sources: by name.
-        special_tokens: variables of all renderings.
+        sources: Template sources by name.
+        special_tokens: Variables of all renderings.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -112,22 +112,22 @@ class Templates:
         self._templates: dict[str, jinja2.Template] = {}
 
     def __call__(self, body: bytes) -> dict[str, Any]:
-        """The answer to a job.
+        """Run a job.
 
-        ``{"job": "variables"}`` gives ``variables``, the names that the templates use and do not
-        set themselves; ``{"job": "render", "name", "most", "given", "variables"}`` gives ``text``,
-        or ``exceeded`` when it has more than ``most`` characters. What is ``given`` goes before
-        the special tokens, they before the ``variables``. Or ``error``: the template refuses, or
-        fails on, the conversation.
+        ``{"job": "variables"}`` returns ``variables``, the names that the templates use and do
+        not set. ``{"job": "render", "name", "most", "given", "variables"}`` returns ``text``, or
+        ``exceeded`` if it has more than ``most`` characters. ``given`` takes precedence over the
+        special tokens, and they over ``variables``. Either returns ``error`` if the template
+        refuses the conversation, or fails.
         """
         try:
-            asked = json.loads(body)
-            return self._variables() if asked["job"] == "variables" else self._render(asked)
+            job = json.loads(body)
+            return self._variables() if job["job"] == "variables" else self._render(job)
         except MemoryError:
             raise
         except jinja2.exceptions.TemplateError as error:
             return {"error": str(error.message or type(error).__name__)[:_LONGEST_CAUSE]}
-        except Exception as error:  # whatever an expression of a foreign template raises
+        except Exception as error:  # expressions of a template may raise anything
             return {"error": f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]}
 
     def _variables(self) -> dict[str, Any]:
@@ -144,11 +144,11 @@ class Templates:
             self._templates[name] = template
         return template
 
-    def _render(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _render(self, job: Mapping[str, Any]) -> dict[str, Any]:
         pieces: list[str] = []
-        left = asked["most"]
-        context = {"documents": None, **asked["variables"], **self._special_tokens}
-        for piece in self._template(asked["name"]).generate({**context, **asked["given"]}):
+        left = job["most"]
+        context = {"documents": None, **job["variables"], **self._special_tokens}
+        for piece in self._template(job["name"]).generate({**context, **job["given"]}):
             left -= len(piece)
             if left < 0:
                 return {"exceeded": True}

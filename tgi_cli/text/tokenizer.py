@@ -11,8 +11,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -22,15 +23,13 @@ from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
 from tgi_cli.process.spawn import child_environment, module_command
 
-T = TypeVar("T")
-
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
 _CONVERTIBLE = ("*.model", "vocab*", "tekken.json", "*.tiktoken", "tokeni*.py")
 """Files of tokenizers that transformers can convert, or that have code of their own."""
 _SPACE = "\u2581"
 """The space in SentencePiece vocabularies."""
-_REMEMBERED = 32_768
+_CACHED_IDS = 32_768
 """Ids whose texts and bytes are cached: reports of log-probabilities repeat them. 10 MB at most."""
 
 
@@ -43,6 +42,8 @@ class Tokenizer:
         bos_token: Its text in chat templates; empty if there is none.
         eos_token: Its text in chat templates; empty if there is none.
         vocab_size: Number of ids, including added tokens.
+        surface: Text of a single token, including special tokens and leading spaces.
+        token_bytes: The bytes that a token adds to the text, even if part of a character.
     """
 
     def __init__(self, backend: Backend, config: dict[str, Any] | None = None) -> None:
@@ -61,8 +62,8 @@ class Tokenizer:
             if index is not None:
                 special.add(index)
         self.special_ids = frozenset(special)
-        self._surfaces: dict[int, str] = {}
-        self._bytes: dict[int, bytes] = {}
+        self.surface = lru_cache(_CACHED_IDS)(self._surface)
+        self.token_bytes = lru_cache(_CACHED_IDS)(self._token_bytes)
         self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
             '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
         )
@@ -136,20 +137,6 @@ class Tokenizer:
         """Text of token ids; invalid UTF-8 becomes U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def surface(self, token_id: int) -> str:
-        """Text of a single token, including special tokens and leading spaces."""
-        text = self._surfaces.get(token_id)
-        if text is None:
-            text = _remember(self._surfaces, token_id, self._surface(token_id))
-        return text
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text, even if they are part of a character."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = _remember(self._bytes, token_id, self._token_bytes(token_id))
-        return found
-
     def _surface(self, token_id: int) -> str:
         text = self.backend.decode([token_id], skip_special_tokens=False)
         if not self._byte_level and not text.startswith(" "):
@@ -188,14 +175,6 @@ def _no_panic() -> Iterator[None]:
         raise ModelError(
             f"the model's tokenizer fails on a text: {' '.join(str(error).split())[:200]}"
         ) from error
-
-
-def _remember(known: dict[int, T], token_id: int, value: T) -> T:
-    """Cache a value. Returns it."""
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[token_id] = value
-    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The requests that a caller drives, in his batches, and what he is told of them."""
+"""The requests of a caller's batches, and the results of their steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ class BatchRequest:
     """One request, from its prefill to its end.
 
     Attributes:
-        request_id: the caller's.
-        engine_id: the engine's.
-        pending: prompt tokens that are still to be computed.
-        ended: it has its last token.
+        request_id: The caller's id.
+        engine_id: The engine's id.
+        request: As the engine gets it.
+        pending: Prompt tokens still to be computed.
+        ended: Whether it has its last token.
+        max_tokens: Tokens that its blocks hold.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class BatchRequest:
         self.engine_id = request.request_id
         self.pending = 0
         self.ended = False
-        self._request = request
+        self.request = request
         self._surface = model_text.surface
         self._special_ids = model_text.special_ids
         self._text = model_text.output(
@@ -49,10 +51,9 @@ class BatchRequest:
         self._prompt_logprobs: list[float] = []
         most = len(request.prompt_ids) + request.max_new_tokens - 1
         self.max_tokens = -(-most // block_size) * block_size
-        """That its blocks hold."""
 
     def score(self, run: PromptLogprobs) -> None:
-        """Take in some of its prompt's log-probabilities."""
+        """Add log-probabilities of its prompt."""
         self._prompt_logprobs.extend(run.logprobs)
 
     def push(
@@ -63,18 +64,18 @@ class BatchRequest:
         top_ids: list[int],
         top_logprobs: list[float],
     ) -> FinishReason | None:
-        """Write one more token into its Generation; the reason if it is the last, in TGI's order.
+        """Write one more token into its Generation; return why it is the last, or None.
 
-        Whether the engine ended it is for the caller to add.
+        The engine's own reason is not considered.
         """
-        if self._request.prompt_logprobs is not None and not self._text.num_tokens:
+        if self.request.prompt_logprobs is not None and not self._text.num_tokens:
             self._write_prompt(generation.prefill_tokens)
         text = self._text.push(token_id)
         self._write(generation.tokens, [token_id], [logprob], [text])
         if top_ids:
             texts = [self._surface(top) for top in top_ids]
             self._write(generation.top_tokens.add(), top_ids, top_logprobs, texts)
-        if self._text.num_tokens >= self._request.max_new_tokens:
+        if self._text.num_tokens >= self.request.max_new_tokens:
             return FinishReason.LENGTH
         return self._text.finish_reason
 
@@ -86,12 +87,12 @@ class BatchRequest:
         end.text = self._text.text
         end.generated_tokens = self._text.num_tokens
         end.finish_reason = reason.value
-        if not self._request.sampling.greedy:
-            end.seed = self._request.sampling.seed
+        if not self.request.sampling.greedy:
+            end.seed = self.request.sampling.seed
 
     def _write_prompt(self, tokens: Any) -> None:
-        ids = self._request.prompt_ids
-        # Nothing precedes the first: TGI says so with a NaN.
+        ids = self.request.prompt_ids
+        # The first token has none: TGI sends a NaN.
         logprobs = [math.nan, *self._prompt_logprobs]
         self._write(tokens, ids, logprobs, [self._surface(i) for i in ids])
 
@@ -105,20 +106,20 @@ class BatchRequest:
 
 
 class StepFailure(Exception):
-    """One request of a batch failed in its step: the batch is lost, as the wire cannot say less."""
+    """A request failed in a step. Its batch is lost: the wire has no error for a single request."""
 
-    def __init__(self, driven: BatchRequest, cause: str) -> None:
+    def __init__(self, member: BatchRequest, cause: str) -> None:
         super().__init__(cause)
-        self.driven = driven
+        self.member = member
 
 
 def write_step(response: Any, batch: Iterable[BatchRequest], step: Advanced) -> list[int]:
-    """Write the Generations of a step; returns the engine's ids of what it need not go on with.
+    """Write the Generations of a step; return the engine's ids of requests to drop.
 
     Raises:
-        StepFailure: a request failed.
+        StepFailure: A request failed.
     """
-    by_id = {driven.engine_id: driven for driven in batch}
+    by_id = {member.engine_id: member for member in batch}
     ends: dict[int, Finished] = {}
     generations: dict[int, Any] = {}
     reasons: dict[int, FinishReason] = {}
@@ -147,24 +148,24 @@ def write_step(response: Any, batch: Iterable[BatchRequest], step: Advanced) -> 
                 reason = end.reason
             if reason is not None:
                 reasons[engine_id] = reason
-    for engine_id, driven in by_id.items():
-        driven.pending = step.pending.get(engine_id, 0)
+    for engine_id, member in by_id.items():
+        member.pending = step.pending.get(engine_id, 0)
         if engine_id in reasons:
-            driven.finish(generations[engine_id], reasons[engine_id])
+            member.finish(generations[engine_id], reasons[engine_id])
     return [engine_id for engine_id in reasons if engine_id not in ends]
 
 
 def write_batch(cached: Any, batch_id: int, batch: list[BatchRequest], chunk: int) -> None:
-    """Describe what is left of a batch; ``chunk``: see :func:`chunk_of`."""
+    """Describe the unfinished requests of a batch; see :func:`chunk_of` for ``chunk``."""
     cached.id = batch_id
-    cached.request_ids.extend(driven.request_id for driven in batch)
+    cached.request_ids.extend(member.request_id for member in batch)
     cached.size = len(batch)
-    cached.max_tokens = sum(driven.max_tokens for driven in batch)
+    cached.max_tokens = sum(member.max_tokens for member in batch)
     if "current_tokens" in cached.DESCRIPTOR.fields_by_name:
-        prompts = [driven.pending for driven in batch if driven.pending]
+        prompts = [member.pending for member in batch if member.pending]
         cached.current_tokens = len(batch) - len(prompts) + min(sum(prompts), chunk)
 
 
 def chunk_of(batch: Iterable[BatchRequest], max_prefill_tokens: int) -> int:
-    """How many tokens of unfinished prompts the next step of a batch computes at most."""
-    return max(1, max_prefill_tokens - sum(not driven.pending for driven in batch))
+    """Return the most tokens of unfinished prompts that the next step of a batch computes."""
+    return max(1, max_prefill_tokens - sum(not member.pending for member in batch))

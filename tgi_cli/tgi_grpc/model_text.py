@@ -69,7 +69,7 @@ class ModelText:
 
     def grammar(self, kind: str, source: str) -> str:
         """A grammar in the engine's form; ``kind`` is json or regex. Raises ValueError."""
-        parsed = grammar.native({"type": kind, "value": source})
+        parsed = grammar.parse_tgi({"type": kind, "value": source})
         if self._checker is None:
             self._checker = GrammarChecker(self._tokenizer, self._eos_token_ids)
         try:

@@ -1,4 +1,4 @@
-"""Puts TGI's own services beside the engine's on a gRPC server, and lets them be found."""
+"""Serves TGI's own services beside the engine's, with reflection."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class GenerateServices:
     remote = False
 
     def __init__(self, engine: ServedEngine, options: GenerateOptions) -> None:
-        self._driver = StepClient(engine.inbox)
+        self._client = StepClient(engine.inbox)
         self._socket = options.socket
         self._load_text = partial(options.load_text, engine.info)
         self._model_text: ModelText | None = None
         reader = RequestReader(engine.info, self.model_text, engine.adapters, options.watermark)
         url = f"unix://{(self._socket or engine.uds_path).absolute()}"
         self._services = [
-            GenerateService(messages, self._driver, engine.info, reader, url)
+            GenerateService(messages, self._client, engine.info, reader, url)
             for messages, _ in _VERSIONS
         ]
 
@@ -98,11 +98,11 @@ class GenerateServices:
         return self._model_text
 
     def add_to(self, server: grpc.Server) -> None:
-        """Before the server is started.
+        """Add the services to a server that is not started yet.
 
         Raises:
-            ConfigError, AddressInUseError: the socket cannot be used.
-            ModelError: the tokenizer cannot be read.
+            ConfigError, AddressInUseError: The socket cannot be used.
+            ModelError: The tokenizer cannot be loaded.
         """
         if self._socket is not None:
             self.model_text()
@@ -119,12 +119,12 @@ class GenerateServices:
             _bind(server, self._socket)
 
     def drain(self) -> None:
-        """Refuse new batches from now on; those that are here may be driven to their end."""
-        self._driver.drain("the model server is shutting down")
+        """Refuse new batches from now on; existing ones may be decoded to their end."""
+        self._client.drain("the model server is shutting down")
 
     def end(self, cause: str) -> None:
-        """The engine's loop is over: nobody is kept waiting."""
-        self._driver.end(cause)
+        """End calls that wait: the engine's loop has ended."""
+        self._client.end(cause)
         if self._model_text is not None:
             self._model_text.close()
 
@@ -132,7 +132,7 @@ class GenerateServices:
 def _bind(server: grpc.Server, path: Path) -> None:
     """Listen on a socket of TGI's naming."""
     unix_socket.claim(path, allow_shared=True)
-    before = os.umask(0o177)  # so that nobody can connect before its mode is set
+    before = os.umask(0o177)  # no other user can connect before its mode is set
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:

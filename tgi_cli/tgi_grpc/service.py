@@ -1,33 +1,32 @@
-"""TGI's own services, generate.v3 and generate.v2: their caller drives every step.
+"""TGI's own services, generate.v3 and generate.v2: the caller requests every step.
 
     ================  =========================================================================
     rpc               here
     ================  =========================================================================
-    Info              says that the server chunks prompts, and that there is no prefix cache to
-                      keep book of: there is one, of the engine's, which nobody need know of
-    ServiceDiscovery  the one socket that has to be called: behind it, the first shard leads all
-    Warmup            limits for the requests to come, as asked or as the engine has them; the
-                      engine has run its worst steps before it was there to be asked. The batch
-                      that comes along is not run
-    Prefill           takes in a batch, joined with a cached one if one is named. Blocks and
-                      slots that the caller planned are not looked at: the engine allocates, all
-                      that a request may ever need, at once
-    Decode            one step over the batches, which are one from then on, the first
-    FilterBatch       keeps the requests named, in that order
-    ClearCache        drops a batch, or all that came by this version of the services
-    Health            as long as the engine's loop runs
+    Info              reports that prompts are chunked, and no prefix cache: the engine has one,
+                      but the caller need not account for it
+    ServiceDiscovery  the one socket to call: the first shard behind it leads all others
+    Warmup            sets the limits of later requests, as requested or as the engine has them;
+                      the engine has run its worst steps already, so the batch is not run
+    Prefill           adds a batch, joined with a cached one if one is named. Blocks and slots
+                      that the caller planned are ignored: the engine allocates, at once, all
+                      that a request may ever need
+    Decode            one step over the batches, which become the first of them
+    FilterBatch       keeps the named requests, in that order
+    ClearCache        drops a batch, or all batches of this version of the services
+    Health            succeeds as long as the engine's loop runs
     ================  =========================================================================
 
-A stop sequence ends a request where it is complete, within a token as well. Errors are statuses
-that name the request or the batch they are about: INVALID_ARGUMENT, NOT_FOUND (a batch),
-ALREADY_EXISTS (a batch's id), RESOURCE_EXHAUSTED (rows, blocks, adapter slots, or too many
-callers), FAILED_PRECONDITION (the model has no tokenizer), INTERNAL (a step failed: its batches
-are gone) and UNAVAILABLE. Those before the last two leave the batches as they were.
+A stop sequence ends a request where it is complete, even within a token. Errors are statuses that
+name the request or the batch: INVALID_ARGUMENT, NOT_FOUND (a batch), ALREADY_EXISTS (a batch's
+id), RESOURCE_EXHAUSTED (rows, blocks, adapter slots, or too many callers), FAILED_PRECONDITION (the
+model has no tokenizer), INTERNAL (a step failed: its batches are gone) and UNAVAILABLE. All but the
+last two leave the batches unchanged.
 
 A Decode costs its caller 0.5 ms over the step itself at 1 sequence and 0.8 ms at 32, on one 2025
 server core per process: 0.3 ms are Python's gRPC, as an empty call shows, and 6 us a sequence
-turning its token to text. The device stands still meanwhile: that is the price of being asked for
-every step, and why the project's own router does not ask.
+turning its token to text. The device is idle meanwhile, which is why the project's own router does
+not drive single steps.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -44,12 +44,12 @@ from tgi_cli.engine.messages import AdvanceError, AdvanceFault, EngineInfo, Gene
 from tgi_cli.errors import TgiError
 from tgi_cli.rpc.status import shorten
 from tgi_cli.tgi_grpc.batches import BatchRequest, StepFailure, chunk_of, write_batch, write_step
-from tgi_cli.tgi_grpc.requests import Bounds, RequestReader
+from tgi_cli.tgi_grpc.requests import RequestReader
 from tgi_cli.tgi_grpc.step_client import CallError, Code, StepClient
 
 _CODES = {
     AdvanceFault.INVALID: Code.INVALID_ARGUMENT,
-    AdvanceFault.NO_ROOM: Code.RESOURCE_EXHAUSTED,
+    AdvanceFault.NO_CAPACITY: Code.RESOURCE_EXHAUSTED,
     AdvanceFault.ENDED: Code.UNAVAILABLE,
     AdvanceFault.FAILED: Code.INTERNAL,
 }
@@ -58,13 +58,13 @@ _CODES = {
 def _call(
     method: Callable[[GenerateService, Any, int], Any],
 ) -> Callable[[GenerateService, Any, grpc.ServicerContext], Any]:
-    """An rpc whose errors become statuses; it gets the time at which it began, in ns."""
+    """Turn a method into an rpc: its errors become statuses, and it gets its start time in ns."""
 
     @functools.wraps(method)
     def answer(self: GenerateService, request: Any, context: grpc.ServicerContext) -> Any:
         began = time.monotonic_ns()
         try:
-            with self._driver.turn():
+            with self._client.turn():
                 return method(self, request, began)
         except CallError as error:
             code, cause = error.code, str(error)
@@ -74,35 +74,36 @@ def _call(
 
 
 class GenerateService:
-    """One version of the services. It has its own batches.
+    """One version of the services, with its own batches.
 
     Args:
-        messages: the version's generated module.
-        driver: to the engine.
-        info: of the engine.
-        reader: of requests.
-        url: where it is served.
+        messages: The generated module of the version.
+        client: Runs the engine's steps.
+        info: The engine's effective settings.
+        reader: Translates requests.
+        url: Address of the services.
     """
 
     def __init__(
         self,
         messages: ModuleType,
-        driver: StepClient,
+        client: StepClient,
         info: EngineInfo,
         reader: RequestReader,
         url: str,
     ) -> None:
         self._messages: Any = messages
-        self._driver = driver
+        self._client = client
         self._info = info
         self._reader = reader
         self._url = url
-        self._bounds = Bounds.of(info)
+        self._limits = info
+        """The engine's settings, with the limits that Warmup has set."""
         self._batches: dict[int, list[BatchRequest]] = {}
         self._chunks = hasattr(messages, "InputChunk")
         """Whether this is version 3."""
 
-    # ------------------------------------------------------------------ what does not wait
+    # ------------------------------------------------------------------ rpcs without a step
 
     def Info(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         info = self._info
@@ -120,7 +121,7 @@ class GenerateService:
 
     def Health(self, _request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            self._driver.check(new=False)
+            self._client.check(new=False)
         except CallError as error:
             context.abort(error.code, shorten(str(error)))
         return self._messages.HealthResponse()
@@ -129,38 +130,40 @@ class GenerateService:
 
     @_call
     def Warmup(self, request: Any, _began: int) -> Any:
-        own = Bounds.of(self._info)
+        own = self._info
         if self._chunks:
-            asked_input, asked_total = request.max_input_tokens, request.max_total_tokens
+            max_input, total = request.max_input_tokens, request.max_total_tokens
         else:
-            asked_input, asked_total = request.max_input_length, request.max_total_tokens
-        total = asked_total or own.max_total_tokens
-        most = asked_input or min(total - 1, own.max_input_tokens)
+            max_input, total = request.max_input_length, request.max_total_tokens
+        total = total or own.max_total_tokens
+        input_bound = min(total - 1, own.max_input_tokens)
+        max_input = max_input or input_bound
         for name, value, bound, flag in (
             ("max_total_tokens", total, own.max_total_tokens, "--max-total-tokens"),
-            ("max_input_tokens", most, min(total - 1, own.max_input_tokens), "--max-input-tokens"),
+            ("max_input_tokens", max_input, input_bound, "--max-input-tokens"),
         ):
             if value > bound:
                 raise CallError(
                     Code.INVALID_ARGUMENT,
-                    f"{name} {value} is more than {bound}, which the model server can promise: "
-                    f"ask for less, or see its {flag}",
+                    f"{name} {value} is more than {bound}, the limit of the model server: "
+                    f"request less, or see its {flag}",
                 )
-        self._bounds = Bounds(
-            max_input_tokens=most,
+        self._limits = replace(
+            own,
+            max_input_tokens=max_input,
             max_total_tokens=total,
-            max_prefill_tokens=request.max_prefill_tokens or own.max_prefill_tokens,
+            max_batch_prefill_tokens=request.max_prefill_tokens or own.max_batch_prefill_tokens,
         )
         supported = self._info.max_batch_total_tokens
         response = self._messages.WarmupResponse(max_supported_total_tokens=supported)
         if self._chunks:
-            response.max_input_tokens = most
+            response.max_input_tokens = max_input
             response.max_total_tokens = total
         return response
 
     @_call
     def Prefill(self, request: Any, began: int) -> Any:
-        self._driver.check(new=True)
+        self._client.check(new=True)
         batch_id = request.batch.id
         joined = self._chunks and request.HasField("cached_batch")
         cached = self._batch(request.cached_batch.id) if joined else []
@@ -170,21 +173,22 @@ class GenerateService:
             )
         if not request.batch.requests:
             raise CallError(Code.INVALID_ARGUMENT, f"batch {batch_id} has no requests")
-        known = {driven.request_id for driven in cached}
-        asked: list[tuple[BatchRequest, GenerationRequest]] = []
+        known = {member.request_id for member in cached}
+        added: list[BatchRequest] = []
         upto = []
         for each in request.batch.requests:
             if each.id in known:
                 raise CallError(Code.INVALID_ARGUMENT, f"request {each.id} is in the batch already")
             known.add(each.id)
-            driven, read = self._read(each)
-            asked.append((driven, read))
+            member = self._read(each)
+            added.append(member)
             chunked = self._chunks and each.HasField("chunk_len")
-            upto.append(each.cache_len + each.chunk_len if chunked else len(read.prompt_ids))
-        new = [read for _, read in asked]
+            prompt = len(member.request.prompt_ids)
+            upto.append(each.cache_len + each.chunk_len if chunked else prompt)
+        new = [member.request for member in added]
         response = self._messages.PrefillResponse()
         named = request.cached_batch.id if joined else batch_id
-        batch = cached + [driven for driven, _ in asked]
+        batch = cached + added
         if joined:
             response.concat_ns = time.monotonic_ns() - began
         self._step(response, [named], batch, began, new, upto, cached)
@@ -194,16 +198,16 @@ class GenerateService:
     def Decode(self, request: Any, began: int) -> Any:
         ids = [batch.id for batch in request.batches]
         if not ids:
-            raise CallError(Code.INVALID_ARGUMENT, "there is no batch to decode")
+            raise CallError(Code.INVALID_ARGUMENT, "no batch to decode")
         if len(set(ids)) < len(ids):
             raise CallError(Code.INVALID_ARGUMENT, f"batch {ids[0]} is named more than once")
-        batch = [driven for batch_id in ids for driven in self._batch(batch_id)]
+        batch = [member for batch_id in ids for member in self._batch(batch_id)]
         seen: set[int] = set()
-        for driven in batch:
-            if driven.request_id in seen:
-                cause = f"request {driven.request_id} is in more than one of the batches"
+        for member in batch:
+            if member.request_id in seen:
+                cause = f"request {member.request_id} is in more than one of the batches"
                 raise CallError(Code.INVALID_ARGUMENT, cause)
-            seen.add(driven.request_id)
+            seen.add(member.request_id)
         response = self._messages.DecodeResponse()
         if len(ids) > 1:
             response.concat_ns = time.monotonic_ns() - began
@@ -212,8 +216,8 @@ class GenerateService:
 
     @_call
     def FilterBatch(self, request: Any, _began: int) -> Any:
-        batch_id, kept = request.batch_id, []
-        left = {driven.request_id: driven for driven in self._batch(batch_id)}
+        batch_id, filtered = request.batch_id, []
+        left = {member.request_id: member for member in self._batch(batch_id)}
         if not request.request_ids:
             raise CallError(
                 Code.INVALID_ARGUMENT, f"batch {batch_id}: nothing to keep; ClearCache drops it"
@@ -224,9 +228,9 @@ class GenerateService:
                 Code.INVALID_ARGUMENT, f"request {min(missing)} is not in batch {batch_id}"
             )
         for request_id in dict.fromkeys(request.request_ids):
-            kept.append(left.pop(request_id))
-        self._driver.drop(driven.engine_id for driven in left.values())
-        self._batches[batch_id] = kept
+            filtered.append(left.pop(request_id))
+        self._client.drop(member.engine_id for member in left.values())
+        self._batches[batch_id] = filtered
         response = self._messages.FilterBatchResponse()
         self._describe(response, batch_id)
         return response
@@ -250,10 +254,10 @@ class GenerateService:
         upto: Iterable[int] = (),
         held: Sequence[BatchRequest] = (),
     ) -> None:
-        """Run one, write what it gave, and keep what is left of it as the first of the batches."""
-        chunk = chunk_of(held, self._bounds.max_prefill_tokens)
+        """Run a step, write its results, and store the unfinished requests as the first batch."""
+        chunk = chunk_of(held, self._limits.max_batch_prefill_tokens)
         try:
-            step = self._driver.advance(chunk, new, upto, [driven.engine_id for driven in held])
+            step = self._client.advance(chunk, new, upto, [member.engine_id for member in held])
         except AdvanceError as error:
             if error.fault in (AdvanceFault.FAILED, AdvanceFault.ENDED):
                 for batch_id in ids:
@@ -263,12 +267,12 @@ class GenerateService:
         for batch_id in ids:
             self._batches.pop(batch_id, None)
         try:
-            self._driver.drop(write_step(response, batch, step))
+            self._client.drop(write_step(response, batch, step))
         except StepFailure as error:
-            self._driver.drop(driven.engine_id for driven in batch)
-            cause = f"request {error.driven.request_id}: {error}"
+            self._client.drop(member.engine_id for member in batch)
+            cause = f"request {error.member.request_id}: {error}"
             raise CallError(Code.INTERNAL, cause) from error
-        left = [driven for driven in batch if not driven.ended]
+        left = [member for member in batch if not member.ended]
         if left:
             self._batches[ids[0]] = left
             self._describe(response, ids[0])
@@ -279,18 +283,18 @@ class GenerateService:
 
     @staticmethod
     def _status(error: AdvanceError, batch_id: int, batch: Iterable[BatchRequest]) -> CallError:
-        blamed = [d.request_id for d in batch if d.engine_id == error.request_id]
-        about = f"request {blamed[0]}" if blamed else f"batch {batch_id}"
+        failed = [member.request_id for member in batch if member.engine_id == error.request_id]
+        about = f"request {failed[0]}" if failed else f"batch {batch_id}"
         if error.fault is AdvanceFault.FAILED:
-            about = f"requests {', '.join(str(driven.request_id) for driven in batch)}"
+            about = f"requests {', '.join(str(member.request_id) for member in batch)}"
         return CallError(_CODES[error.fault], f"{about}: {error.cause}")
 
-    def _read(self, request: Any) -> tuple[BatchRequest, GenerationRequest]:
+    def _read(self, request: Any) -> BatchRequest:
         stops = request.stopping_parameters.stop_sequences
         try:
-            read = self._reader.read(request, self._driver.next_id(), self._bounds)
+            read = self._reader.read(request, self._client.next_id(), self._limits)
             text = self._reader.model_text()
-            return BatchRequest(request.id, read, text, stops, self._info.block_size), read
+            return BatchRequest(request.id, read, text, stops, self._info.block_size)
         except ValueError as error:
             raise CallError(Code.INVALID_ARGUMENT, f"request {request.id}: {error}") from error
         except TgiError as error:  # no tokenizer, or no process that checks grammars
@@ -300,14 +304,14 @@ class GenerateService:
     def _batch(self, batch_id: int) -> list[BatchRequest]:
         batch = self._batches.get(batch_id)
         if batch is None:
-            cause = f"batch {batch_id} is not here: it has ended or was cleared, or never was"
+            cause = f"batch {batch_id} does not exist: it has ended, was cleared, or never was"
             raise CallError(Code.NOT_FOUND, cause)
         return batch
 
     def _describe(self, response: Any, batch_id: int) -> None:
         batch = self._batches[batch_id]
-        chunk = chunk_of(batch, self._bounds.max_prefill_tokens)
+        chunk = chunk_of(batch, self._limits.max_batch_prefill_tokens)
         write_batch(response.batch, batch_id, batch, chunk)
 
     def _forget(self, batch_id: int) -> None:
-        self._driver.drop(driven.engine_id for driven in self._batches.pop(batch_id, []))
+        self._client.drop(member.engine_id for member in self._batches.pop(batch_id, []))

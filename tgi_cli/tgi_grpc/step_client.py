@@ -1,4 +1,4 @@
-"""The way of step-driven services to the engine: one call at a time, each waits for its answer."""
+"""Runs steps of the engine for its callers: one call at a time, each waits for its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,21 +21,18 @@ from tgi_cli.engine.messages import (
     GenerationRequest,
 )
 
+if TYPE_CHECKING:
+    from tgi_cli.engine.core import Inbound
+
 Code = grpc.StatusCode
 
 MAX_CALLERS = 4
-"""Calls that may wait for each other: so many of the server's threads may be taken by them."""
-_LOOK_SECONDS = 1.0
-
-
-class Inbox(Protocol):
-    """What is needed of the engine's."""
-
-    def put(self, message: Advance | Drop, /) -> None: ...
+"""Calls that may wait for each other; each holds one of the server's threads."""
+_POLL_SECONDS = 1.0
 
 
 class CallError(Exception):
-    """A call's status."""
+    """The status with which a call ends."""
 
     def __init__(self, code: grpc.StatusCode, cause: str) -> None:
         super().__init__(cause)
@@ -42,15 +40,15 @@ class CallError(Exception):
 
 
 class StepClient:
-    """The way of all step-driven services to one engine: one call at a time.
+    """Steps of one engine, shared by all versions of the services.
 
     Args:
-        inbox: of the engine.
+        inbox: Takes the engine's messages.
     """
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: SimpleQueue[Inbound]) -> None:
         self._inbox = inbox
-        # Apart from those that the engine's server gives to requests of its own front.
+        # The ids of the engine's own sessions are below.
         self._ids = itertools.count(1 << 63)
         self._lock = threading.Lock()
         self._callers = threading.BoundedSemaphore(MAX_CALLERS)
@@ -59,9 +57,9 @@ class StepClient:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Until nobody else is at work. Raises CallError."""
+        """Wait until no other call is in progress. Raises CallError."""
         if not self._callers.acquire(blocking=False):
-            raise CallError(Code.RESOURCE_EXHAUSTED, f"{MAX_CALLERS} calls wait already")
+            raise CallError(Code.RESOURCE_EXHAUSTED, f"{MAX_CALLERS} calls are waiting already")
         try:
             with self._lock:
                 yield
@@ -69,11 +67,11 @@ class StepClient:
             self._callers.release()
 
     def next_id(self) -> int:
-        """For a request of the engine."""
+        """Return an id for a request of the engine."""
         return next(self._ids)
 
     def check(self, new: bool) -> None:
-        """Raises CallError when the engine has ended, or is about to and the work is new."""
+        """Raise CallError if the engine has ended, or is draining and the work is new."""
         cause = self._ended or (self._draining if new else "")
         if cause:
             raise CallError(Code.UNAVAILABLE, cause)
@@ -85,20 +83,26 @@ class StepClient:
         upto: Iterable[int] = (),
         held: Iterable[int] = (),
     ) -> Advanced:
-        """See :class:`tgi_cli.engine.messages.Advance`. Raises AdvanceError."""
+        """Run a step; see :class:`tgi_cli.engine.messages.Advance`. Raises AdvanceError."""
         answer: Future[Advanced] = Future()
         self._inbox.put(
-            Advance(new=tuple(new), upto=tuple(upto), held=tuple(held), chunk=chunk, answer=answer)
+            Advance(
+                new=tuple(new),
+                new_targets=tuple(upto),
+                running=tuple(held),
+                prefill_budget=chunk,
+                answer=answer,
+            )
         )
         while True:
             try:
-                return answer.result(timeout=_LOOK_SECONDS)
+                return answer.result(timeout=_POLL_SECONDS)
             except TimeoutError:
                 if self._ended:  # the message came after the loop's end
                     raise AdvanceError(AdvanceFault.ENDED, self._ended) from None
 
     def drop(self, engine_ids: Iterable[int]) -> None:
-        """Have the engine forget requests."""
+        """Drop requests from the engine."""
         ids = tuple(engine_ids)
         if ids:
             self._inbox.put(Drop(ids))
@@ -108,5 +112,5 @@ class StepClient:
         self._draining = cause
 
     def end(self, cause: str) -> None:
-        """The engine's loop is over."""
+        """End calls that wait: the engine's loop has ended."""
         self._ended = cause

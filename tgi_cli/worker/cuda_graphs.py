@@ -1,7 +1,7 @@
 """CUDA graphs of decode steps: recorded once per padded number of rows, then repeated.
 
-A decode step is some hundred kernels that take microseconds each: launched one by one the host
-is the slower of the two. A graph launches them at once, on memory that is the same each time
+A decode step is some hundred kernels that take microseconds each: if the host launches them one
+by one, it is slower than the device. A graph launches them at once, always on the same memory
 (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). So a step is here:
 
 ======================  ==============================================================
@@ -9,12 +9,12 @@ on the host             one column of numbers per row, in a pinned buffer; paddi
 one copy                the buffer to :class:`_Inputs`, where graphs read it
 in the graph            token ids from the pool, block tables from the rows', the model, the
                         head (where its logits are few)
-after it                the sampler, over the rows that are there
+after it                the sampler, over the rows without padding
 ======================  ==============================================================
 
-Nothing that varies is a number in a graph. The copy is in order with the graphs on one stream,
-so a step may be prepared while the one before it runs; what a graph leaves is to be used up
-before the next one runs, which the same order sees to.
+No value that varies is a constant in a graph. The copies and the graphs run in order on one
+stream, so a step may be prepared while the one before it runs. The same order ensures that a
+graph's result is used before the next graph overwrites it.
 """
 
 from __future__ import annotations
@@ -22,39 +22,36 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.device import available_memory
+from tgi_cli.worker.executors import ForwardOutput, RunnableModel
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.sizing.memory import release_unused_memory
-
-if TYPE_CHECKING:
-    from tgi_cli.worker.runner import RunnableModel
+from tgi_cli.worker.step_inputs import StepBatch
 
 log = logging.getLogger(__name__)
 
 LARGEST = 512
-"""Rows of the largest graph, if the user does not say: above it the host is the faster one."""
+"""Rows of the largest graph by default: in larger batches the host is faster than the device."""
 
 MAX_HEAD_ROWS = 64
 MAX_HEAD_LOGITS = 1 << 22
-"""Up to so many rows and logits the head is part of the graph, which then keeps memory for them:
-80 MiB at most for all sizes together. Above, it is one product that takes the device longer than
-the host needs to launch it."""
+"""Rows and logits up to which the head is part of the graph, which then holds memory for them: 80
+MiB at most for all sizes together. A larger head takes the device longer than its launch takes the
+host."""
 
 ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER = range(7)
 _PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1]], np.int64)
-"""What a step says of each of its rows, and of one that is not there: its row; where in the
-pool its token stands, and where the next one goes; its position; the slot for its KV (-1: none)
-and the KV length with it (0: nothing is attended to); the slot of its adapter (-1: none)."""
+"""A column of inputs for each row of a step, and the column of a padding row: row; flat index of
+its token in the pool; position; slot for its KV (-1 for none); flat index of its next token; KV
+length (0 attends to nothing); slot of its adapter (-1 for none)."""
 
 
 class Graph(Protocol):
@@ -65,7 +62,7 @@ class Graph(Protocol):
         ...
 
     def replay(self) -> None:
-        """Do it, in order with what the current stream has to do; does not wait."""
+        """Launch the recorded work on the current stream; does not wait."""
         ...
 
 
@@ -86,55 +83,42 @@ class CudaGraph:
 
 
 def cuda_graphs() -> Callable[[], Graph]:
-    """Makes graphs that share one pool of memory."""
+    """Create a factory of graphs that share one pool of memory."""
     pool = torch.cuda.graph_pool_handle()
     return lambda: CudaGraph(pool)
 
 
-def graph_sizes(max_batch_size: int, asked: Sequence[int] | None = None) -> list[int]:
+def graph_sizes(max_batch_size: int, requested: Sequence[int] | None = None) -> list[int]:
     """Numbers of rows to capture, ascending; batches in between are padded to the next.
 
     Args:
-        max_batch_size: rows that there are.
-        asked: sizes that the user wants; empty: no graphs; None: 1, 2, 4, 8, then every 8th to
-            256 and every 16th to 512, so that at most a tenth of the rows is padding beyond 80.
+        max_batch_size: rows of the persistent batch.
+        requested: sizes; empty for no graphs. Default: 1, 2, 4, 8, then every 8th to 256 and
+            every 16th to 512, so that at most a tenth of the rows is padding beyond 80.
     """
-    if asked is None:
+    if requested is None:
         limit = min(max_batch_size, LARGEST)
         steps = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST + 1, 16)]
         return [*(size for size in steps if size < limit), limit]
-    sizes = sorted(set(asked))
+    sizes = sorted(set(requested))
     enough = bisect_left(sizes, max_batch_size) + 1
     return sizes[:enough]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What a graph leaves of the rows that are there; valid until the next one runs.
-
-    Attributes:
-        output: float32 [B, V], the logits, if
-        headed: else [B, H], hidden states.
-        targets: int64 [B], where the tokens go: row * width + position.
-    """
-
-    output: Tensor
-    headed: bool
-    targets: Tensor
-
-
 class DecodeGraphs:
     """The graphs of one model: :meth:`measure`, :meth:`capture`, then :meth:`run` per step.
+
+    Implements :class:`tgi_cli.worker.executors.Executor`.
 
     Args:
         model: computes hidden states and logits.
         attention: holds the KV cache.
         rows: the persistent batch.
         vocab_size: width of the logits.
-        sizes: as :func:`graph_sizes` has them, at least one.
+        sizes: from :func:`graph_sizes`, at least one.
         make: makes graphs that share their memory; called anew whenever all are captured anew.
-        adapters: of the model; None where there is no room for any. Where there is, steps that
-            use some have graphs of their own, so that others need not pay for them.
+        lora: of the model; None if it has no slots for adapters. Steps with adapters have graphs
+            of their own, so that other steps need not pay for them.
     """
 
     def __init__(
@@ -145,14 +129,14 @@ class DecodeGraphs:
         vocab_size: int,
         sizes: Sequence[int],
         make: Callable[[], Callable[[], Graph]] = cuda_graphs,
-        adapters: LoraCache | None = None,
+        lora: LoraCache | None = None,
     ) -> None:
         self.sizes = list(sizes)
         self.largest = self.sizes[-1]
         self._model = model
         self._attention = attention
         self._rows = rows
-        self._adapters = adapters
+        self._lora = lora
         self._make = make
         self._head_rows = min(MAX_HEAD_ROWS, MAX_HEAD_LOGITS // vocab_size)
         self._pin = attention.device.type == "cuda"
@@ -165,7 +149,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def measure(self) -> int:
-        """Bytes that all graphs will take, judged by two of them; none is kept.
+        """Bytes that all graphs will take, estimated from two of them, which are dropped.
 
         To be called with the cache that is there for warm-up. Raises what a capture raises.
         """
@@ -187,7 +171,7 @@ class DecodeGraphs:
         """Record all graphs, over the cache as it is now allocated.
 
         Raises:
-            Exception: whatever the model, its kernels or the device say that cannot be captured.
+            Exception: an operation of the model, its kernels or the device cannot be captured.
         """
         keys = list(self._keys())
         self._prepare(keys)
@@ -196,19 +180,19 @@ class DecodeGraphs:
             self._record(key, make)
 
     def drop(self) -> None:
-        """Give the memory of all graphs back."""
+        """Free the memory of all graphs."""
         self._captured.clear()
         self._buffers = self._hidden = None
         release_unused_memory(self._attention.device)
 
-    def run(
-        self, rows: NDArray[np.int64], ends: NDArray[np.int64], slots: NDArray[np.int32] | None
-    ) -> Decoded:
-        """Compute position ``ends[i] - 1`` of ``rows[i]``, for at most ``largest`` of them.
+    def supports(self, batch: StepBatch) -> bool:
+        """Whether it is of decodes alone, and of no more than there are graphs for."""
+        return batch.only_decodes and len(batch.rows) <= self.largest and not batch.reports_prompts
 
-        ``slots`` are their adapters' slots; None: nobody has one. Does not wait.
-        """
-        count, table = len(rows), self._rows
+    def run(self, batch: StepBatch) -> ForwardOutput:
+        """See :meth:`tgi_cli.worker.executors.Executor.run`."""
+        rows, ends, slots, table = batch.rows, batch.ends(), batch.adapter_slots, self._rows
+        count = len(rows)
         size = self.sizes[bisect_left(self.sizes, count)]
         graph, output = self._captured[size, slots is not None]
         staged = torch.empty((len(_PADDING), size), dtype=torch.int64, pin_memory=self._pin)
@@ -227,15 +211,20 @@ class DecodeGraphs:
         values[ADAPTER] = -1 if slots is None else slots
         inputs = self._view(size)
         inputs.copy_(staged, non_blocking=True)
-        if slots is not None and self._adapters is not None:
-            self._adapters.plan(slots, inputs[ADAPTER])
+        if slots is not None and self._lora is not None:
+            self._lora.plan(slots, inputs[ADAPTER])
         graph.replay()
-        return Decoded(output[:count], size <= self._head_rows, inputs[TARGET, :count])
+        return ForwardOutput(
+            output[:count],
+            table.sampling.select(rows, ends),
+            inputs[TARGET, :count],
+            is_logits=size <= self._head_rows,
+        )
 
     def _keys(self) -> Iterator[tuple[int, bool]]:
-        """Sizes, and whether with adapters: large ones first, whose memory the others reuse."""
+        """Sizes, and whether with adapters: largest first, so that others reuse their memory."""
         for size in reversed(self.sizes):
-            for adapted in (True, False) if self._adapters is not None else (False,):
+            for adapted in (True, False) if self._lora is not None else (False,):
                 yield size, adapted
 
     def _view(self, size: int) -> Tensor:
@@ -251,18 +240,18 @@ class DecodeGraphs:
         for size, adapted in keys:
             self._plan(size, adapted)
             hidden = self._forward(size)
-            if self._hidden is None:  # of the largest
+            if self._hidden is None:  # the largest size
                 self._hidden = torch.empty_like(hidden)
             if size <= self._head_rows:
                 self._model.logits(hidden)
 
     def _plan(self, size: int, adapted: bool) -> None:
-        """What precedes a step and is no part of its graph: here, of a step of padding."""
+        """Do what precedes a step and is no part of its graph, for a step of padding."""
         inputs = self._view(size)
         inputs.copy_(torch.from_numpy(_PADDING).expand(-1, size))
-        if self._adapters is not None:
+        if self._lora is not None:
             slots = np.array([0 if adapted else -1], np.int32)
-            self._adapters.plan(slots, inputs[ADAPTER] if adapted else None)
+            self._lora.plan(slots, inputs[ADAPTER] if adapted else None)
         self._attention.plan_padded(None, size)
 
     def _record(self, key: tuple[int, bool], make: Callable[[], Graph]) -> None:
@@ -278,7 +267,7 @@ class DecodeGraphs:
         self._captured[key] = graph, graph.capture(work)
 
     def _forward(self, size: int) -> Tensor:
-        """Hidden states [size, H] of what stands in the inputs."""
+        """Hidden states [size, H] of the inputs."""
         inputs, table, buffers = self._view(size), self._rows, self._buffers
         assert buffers is not None
         # What plan_padded would copy is written in the graph itself, which saves its launch.

@@ -1,6 +1,6 @@
-"""Why llguidance cannot follow a grammar, in words for whoever wrote it.
+"""Translates errors of llguidance (https://github.com/guidance-ai/llguidance) for API users.
 
-Its own name the parser's parts and their state. https://github.com/guidance-ai/llguidance
+Its own messages name the parser's parts and their state.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 NOTHING_FITS = "NoExtensionBias"
-"""Its word for a text that no token can continue, and that may not end."""
+"""llguidance's error for a text that no token can continue, and that may not end."""
 _LARGE = "it is too large: its regular expressions, enumerations and repetitions together"
 _MANY = "too many of its rules may apply at one place of the text: at most {most} are followed"
 _COMPLEX = (
@@ -25,7 +25,7 @@ _LIMITS = (
 
 
 def limit_passed(error: str) -> str:
-    """In plain words, which limit of llguidance's an error tells of; empty: none."""
+    """Describe the limit of llguidance that an error reports; empty if it reports none."""
     for pattern, words in _LIMITS:
         if found := pattern.search(error):
             return words.format(**found.groupdict())

@@ -1,18 +1,18 @@
 """The persistent batch: one row per running sequence, for as long as it runs.
 
 ===============  =========================================  ================================
-state            shape                                      who writes it
+state            shape                                      written by
 ===============  =========================================  ================================
 tokens           int32 [max_rows, max_tokens + 1], device   a new row; the sampler; a grammar
-block table      int32 [max_rows, max_blocks], host         a new row; then its differences
-its device copy  the same, device                           the same differences
+block table      int32 [max_rows, max_blocks], host         a new row; appended blocks
+its device copy  the same, device                           the same
 sampling         one record per row, host                   a new row
 adapter slots    int32 [max_rows], host                     a new row
-asking           rows that want more than tokens, host      a new row; a freed one
+row options      rows that want more than tokens, host      a new row; a freed one
 ===============  =========================================  ================================
 
-On a CPU the block table and its copy are one memory. A freed row's arrays need no clearing:
-nothing reads them before a new sequence has overwritten what it uses.
+On a CPU the block table and its copy share their memory. A freed row's arrays need no clearing:
+they are not read before a new sequence has overwritten them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tgi_cli.worker.upload import Uploader
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """A row that wants logits processed or reported, and what that takes."""
+    """Options of a row whose logits are to be processed or reported."""
 
     request_id: int
     prompt_tokens: int
@@ -44,11 +44,11 @@ class InputBatch:
 
     Args:
         max_rows: sequences that run at once.
-        max_tokens: of one sequence.
+        max_tokens: of a sequence.
         block_size: tokens per KV block.
-        device: where tokens and block tables are needed.
-        upload: brings host arrays there.
-        shared: whether the device reads the host's memory; for tests, a CPU does.
+        device: of tokens and block tables.
+        upload: copies host arrays to the device.
+        shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class InputBatch:
         self.blocks = table if self._shared else table.to(device, copy=True)
         self.sampling = SamplingTable(max_rows)
         self.adapter_slots: NDArray[np.int32] = np.full(max_rows, -1, np.int32)
-        self.asking: dict[int, RowOptions] = {}
-        self._upload = upload
+        self.row_options: dict[int, RowOptions] = {}
+        self.upload = upload
 
     def apply(self, step: Step) -> None:
-        """Take in what changed since the last step."""
-        if self.asking:
+        """Apply the changes since the last step."""
+        if self.row_options:
             for row in step.freed:
-                self.asking.pop(row, None)
+                self.row_options.pop(row, None)
         if step.new or step.forced_tokens:
             self._write_tokens(step)
             for new in step.new:
-                self._write_wishes(new)
+                self._write_options(new)
         if step.new or step.appended:
             writes = [(new.row, 0, new.block_ids) for new in step.new]
             writes += [(more.row, more.start, more.block_ids) for more in step.appended]
@@ -93,7 +93,7 @@ class InputBatch:
         return self._flat.index_select(0, flat_indices).long()
 
     def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
-        """Put token ids at row * width + position."""
+        """Write token ids at row * width + position."""
         if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
             self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
         else:
@@ -107,21 +107,21 @@ class InputBatch:
             for row, start, token_ids in writes
         ]
         values = [np.array(token_ids, np.int32) for _, _, token_ids in writes]
-        indices, token_ids = self._upload(np.concatenate(spans), np.concatenate(values))
+        indices, token_ids = self.upload(np.concatenate(spans), np.concatenate(values))
         self.write(indices, token_ids)
 
-    def _write_wishes(self, new: NewRow) -> None:
+    def _write_options(self, new: NewRow) -> None:
         extras = new.extras
         self.adapter_slots[new.row] = new.adapter_slot
         self.sampling.set(new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids)
-        self.asking.pop(new.row, None)
+        self.row_options.pop(new.row, None)
         if (
             extras.logits_processors
             or extras.prompt_logprobs is not None
             or extras.return_context_logits
             or extras.return_generation_logits
         ):
-            self.asking[new.row] = RowOptions(new.request_id, new.prompt_tokens, extras)
+            self.row_options[new.row] = RowOptions(new.request_id, new.prompt_tokens, extras)
 
     def _write_blocks(self, writes: Sequence[tuple[int, int, list[int]]]) -> None:
         for row, start, block_ids in writes:
@@ -134,5 +134,5 @@ class InputBatch:
             for row, start, block_ids in writes
         ]
         flat = np.concatenate(spans)
-        indices, values = self._upload(flat, self.host_blocks.reshape(-1)[flat])
+        indices, values = self.upload(flat, self.host_blocks.reshape(-1)[flat])
         self.blocks.view(-1).index_copy_(0, indices, values)

@@ -1,4 +1,4 @@
-"""Logits processors: callables of one request that change what it may say next."""
+"""Logits processors: callables of one request that modify its logits."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from torch import Tensor
 from tgi_cli.worker.input_batch import RowOptions
 
 
-def run_processors(asking: RowOptions, scores: Tensor, token_ids: Sequence[int]) -> str | None:
-    """Let a request's processors change its ``scores`` in place, one after the other.
+def run_processors(options: RowOptions, scores: Tensor, token_ids: Sequence[int]) -> str | None:
+    """Run a request's processors on its ``scores``, in place and in order.
 
     Args:
-        asking: the request's.
+        options: of the request.
         scores: float32 [V], its raw logits.
         token_ids: prompt and generated tokens so far.
 
     Returns:
-        What went wrong, in one line: one raised, or returned something that no token can be
-        chosen from. None: nothing did.
+        The error in one line, if a processor raised or returned something that no token can be
+        sampled from; else None.
     """
-    for processor in asking.extras.logits_processors:
+    for processor in options.extras.logits_processors:
         name = getattr(processor, "__qualname__", type(processor).__qualname__)
         try:
-            given = processor(asking.request_id, scores, token_ids, asking.extras.client_id)
+            returned = processor(options.request_id, scores, token_ids, options.extras.client_id)
         except Exception as error:  # the user's own code may raise anything; only it fails
-            words = str(error).strip().partition("\n")[0]
-            return f"the logits processor {name} failed: {type(error).__name__}: {words}"
-        if not isinstance(given, Tensor):
-            found = type(given).__name__
-        elif given.shape != scores.shape or not given.is_floating_point():
-            found = f"{given.dtype} {list(given.shape)}"
+            message = str(error).strip().partition("\n")[0]
+            return f"the logits processor {name} failed: {type(error).__name__}: {message}"
+        if not isinstance(returned, Tensor):
+            found = type(returned).__name__
+        elif returned.shape != scores.shape or not returned.is_floating_point():
+            found = f"{returned.dtype} {list(returned.shape)}"
         else:
-            if given is not scores:
-                scores.copy_(given)
+            if returned is not scores:
+                scores.copy_(returned)
             continue
         return (
             f"the logits processor {name} returned {found} "

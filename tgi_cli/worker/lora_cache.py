@@ -1,4 +1,4 @@
-"""LoRA adapters on the host: read on a thread, put into the device's slots by steps."""
+"""LoRA adapters on the host: read by a thread, copied to the device's slots by steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LoraCache:
         self._targets = lora_targets(model)
         self._pin = device.type == "cuda"
         self._held: dict[int, list[LoraPair]] = {}
-        # One thread: adapters come in the order in which they were asked for.
+        # One thread: adapters are read in the order of their requests.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
@@ -57,10 +57,10 @@ class LoraCache:
         self._held[adapter_id] = pairs
 
     def put(self, adapters: Sequence[tuple[int, int]]) -> None:
-        """Fill slots; given are (slot, adapter id) as in a step."""
+        """Fill slots, given as (slot, adapter id)."""
         for slot, adapter_id in adapters:
             self._table.put(slot, self._held[adapter_id])
 
-    def plan(self, slots: NDArray[np.int32], token_slots: Tensor | None) -> None:
+    def plan(self, slots: NDArray[np.int32] | None, token_slots: Tensor | None) -> None:
         """Prepare a step of sequences that use these slots; see :meth:`LoraTable.plan`."""
-        self._table.plan(np.unique(slots).tolist(), token_slots)
+        self._table.plan([] if slots is None else np.unique(slots).tolist(), token_slots)

@@ -1,7 +1,7 @@
-"""What is said of a prompt's own positions: log-probabilities and raw logits, chunk by chunk.
+"""Log-probabilities and raw logits of a prompt's own positions, chunk by chunk.
 
-A chunk's logits are computed in parts of bounded size and reduced at once to what was asked;
-only raw logits, where a request wants them, are kept whole, on the host.
+A chunk's logits are computed in parts of bounded size, and each part is reduced at once to what
+the request needs. Only requested raw logits are stored in full, on the host.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.engine.step import ChunkLogprobs, Step
-from tgi_cli.sampling.top_tokens import likeliest
+from tgi_cli.sampling.logprobs import likeliest
 from tgi_cli.worker.input_batch import RowOptions
 from tgi_cli.worker.upload import to_host
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Positions of a prompt that a step computes and that are to be reported.
+    """Positions of a prompt that a step computes and reports.
 
     Attributes:
-        place: of its sequence in the step.
+        index: of its sequence in the step.
         row: of the sequence.
         start: its first position.
         first: the flat index of that.
-        scored: positions, from the first on, whose next token is of the prompt and scored.
-        kept: positions, from the first on, whose raw logits are wanted.
-        top: how many of the likeliest tokens to report with each.
+        scored: number of positions, from the first on, whose next token is scored.
+        raw: number of positions, from the first on, whose raw logits are reported.
+        top: number of likeliest tokens to report with each.
     """
 
-    place: int
+    index: int
     row: int
     start: int
     first: int
     scored: int
-    kept: int
+    raw: int
     top: int
 
 
-def prompt_chunks(step: Step, asking: Mapping[int, RowOptions]) -> list[PromptChunk]:
-    """The chunks of a step whose requests ask for something about their prompts."""
+def prompt_chunks(step: Step, options: Mapping[int, RowOptions]) -> list[PromptChunk]:
+    """The chunks of a step whose requests want reports on their prompts."""
     chunks = []
     first = 0
-    for place, (row, start, count) in enumerate(
+    for index, (row, start, count) in enumerate(
         zip(step.rows, step.starts, step.counts, strict=True)
     ):
-        wanted = asking.get(row)
+        wanted = options.get(row)
         if wanted is not None:
             top, prompt = wanted.extras.prompt_logprobs, wanted.prompt_tokens
             scored = 0 if top is None else min(count, prompt - 1 - start)
-            kept = min(count, prompt - start) if wanted.extras.return_context_logits else 0
-            if scored > 0 or kept > 0:
-                chunks.append(PromptChunk(place, row, start, first, max(scored, 0), kept, top or 0))
+            raw = min(count, prompt - start) if wanted.extras.return_context_logits else 0
+            if scored > 0 or raw > 0:
+                chunks.append(PromptChunk(index, row, start, first, max(scored, 0), raw, top or 0))
         first += count
     return chunks
 
@@ -76,28 +76,28 @@ class ScoredChunk:
         """Compute and reduce.
 
         Args:
-            chunk: what is wanted.
+                chunk: what to report.
             hidden: [T, H] of the whole step.
             pool: int32 [rows, width], the tokens of every row.
             logits_of: float32 [N, V] of hidden states [N, H].
             logits_at_once: N at most.
             scores_at_once: how many of them to reduce at once.
         """
-        self.place = chunk.place
+        self.index = chunk.index
         self._chunk = chunk
         self._scores: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._kept: Tensor | None = None
+        self._raw: Tensor | None = None
         start = chunk.start + 1
         following = pool[chunk.row, start : start + chunk.scored].long()
-        count = max(chunk.scored, chunk.kept)
+        count = max(chunk.scored, chunk.raw)
         for begin in range(0, count, logits_at_once):
             end = min(begin + logits_at_once, count)
             logits = logits_of(hidden[chunk.first + begin : chunk.first + end])
             for piece in range(begin, min(end, chunk.scored), scores_at_once):
                 until = min(piece + scores_at_once, end, chunk.scored)
                 self._reduce(logits[piece - begin : until - begin], following[piece:until])
-            if begin < chunk.kept:
-                self._keep(logits[: chunk.kept - begin], begin)
+            if begin < chunk.raw:
+                self._copy_raw(logits[: chunk.raw - begin], begin)
 
     def _reduce(self, logits: Tensor, token_ids: Tensor) -> None:
         logprobs = torch.log_softmax(logits, dim=-1)
@@ -105,14 +105,14 @@ class ScoredChunk:
         ids = likeliest(logits, min(self._chunk.top, logits.shape[1]))
         self._scores.append((to_host(chosen), to_host(ids), to_host(logprobs.gather(1, ids))))
 
-    def _keep(self, logits: Tensor, begin: int) -> None:
-        if self._kept is None:
-            shape = (self._chunk.kept, logits.shape[1])
-            self._kept = torch.empty(shape, pin_memory=logits.device.type == "cuda")
-        self._kept[begin : begin + len(logits)].copy_(logits, non_blocking=True)
+    def _copy_raw(self, logits: Tensor, begin: int) -> None:
+        if self._raw is None:
+            shape = (self._chunk.raw, logits.shape[1])
+            self._raw = torch.empty(shape, pin_memory=logits.device.type == "cuda")
+        self._raw[begin : begin + len(logits)].copy_(logits, non_blocking=True)
 
     def scores(self) -> ChunkLogprobs | None:
-        """Of the scored tokens, once they are here; None: none were."""
+        """The scored tokens, once they are on the host; None if there are none."""
         if not self._scores:
             return None
         result = ChunkLogprobs(self._chunk.start + 1, [], [], [])
@@ -123,5 +123,5 @@ class ScoredChunk:
         return result
 
     def logits(self) -> NDArray[np.float32] | None:
-        """The raw logits that were kept, once they are here."""
-        return None if self._kept is None else self._kept.numpy()
+        """The raw logits, once they are on the host; None if none are reported."""
+        return None if self._raw is None else self._raw.numpy()

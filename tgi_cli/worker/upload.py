@@ -1,4 +1,4 @@
-"""Between host and device, without waiting: a step's arrays go in one transfer, results return."""
+"""Transfers between host and device without waiting: a step's arrays in one copy, and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Uploader:
 
     On a CPU the tensors share the arrays' memory. Elsewhere the arrays are packed into one
     pinned buffer and copied without blocking. The buffer is a temporary: torch's host allocator
-    gives its memory to nobody before the copy is done, so steps need no barrier between them.
+    does not reuse its memory before the copy is done, so steps need no barrier between them.
 
     Args:
         device: where the tensors go.
@@ -62,7 +62,7 @@ def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """``tensor`` on the host, on its way there: the caller waits for an event after this."""
+    """Start copying ``tensor`` to the host; the caller waits for an event after this."""
     if tensor.device.type == "cpu":
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

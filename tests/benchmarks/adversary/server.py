@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.tools.processes import descendants_of
+from tests.tools.process_tree import descendants_of
 
 KEY = "benchmark"
 _START_SECONDS = 180.0

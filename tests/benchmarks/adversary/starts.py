@@ -23,9 +23,9 @@ from pathlib import Path
 from tests.benchmarks.adversary import checkpoints, report
 from tests.benchmarks.adversary.measure import Result
 from tests.benchmarks.adversary.watch import memory_of
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
-from tests.tools.processes import descendants_of
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.process_tree import descendants_of
 from tgi_cli import demo
 from tgi_cli.config.settings import SERVE, settings_of
 from tgi_cli.errors import ExitCode, TgiError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BLOCK, Batch, plain
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 from tgi_cli.errors import ConfigError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.tools.paged import CPU, kernels_add_up_rows_alike, make_metadata
+from tests.tools.paged_run import CPU, kernels_add_up_rows_alike, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, DIM, FP8, Batch, make
 from tgi_cli.attention import KVSpec, PagedAttention, cpu_scores, create_attention
 

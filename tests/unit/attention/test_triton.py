@@ -28,7 +28,8 @@ needs_triton = pytest.mark.skipif(
 @needs_triton
 @pytest.mark.timeout(600)  # a minute where nothing else runs
 @pytest.mark.parametrize(
-    ("file", "interpret"), [("triton_matrix.py", "1"), ("triton_compiles.py", "0")]
+    ("file", "interpret"),
+    [("triton_attention_results.py", "1"), ("triton_attention_compile.py", "0")],
 )
 def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.tools.paged import CPU, NOWHERE, make_metadata
+from tests.tools.paged_run import CPU, NOWHERE, make_metadata
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 
 BLOCK = 16

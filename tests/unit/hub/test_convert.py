@@ -190,7 +190,7 @@ def test_what_a_child_reports_is_raised_here(monkeypatch: pytest.MonkeyPatch) ->
     said: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
     assert child_process.main(full) == 3
-    error = child_process._hear(said[0])
+    error = child_process._handle_line(said[0])
     assert isinstance(error, DiskFullError)
     assert "model.safetensors" in error.cause
 

@@ -90,7 +90,7 @@ def test_a_library_that_cannot_be_loaded_is_passed_over(
     assert "torch's operations are" in caplog.text
 
 
-def test_without_native(compiled: dict[str, ctypes.CDLL]) -> None:
+def test_without_cpp_kernels_there_is_no_library(compiled: dict[str, ctypes.CDLL]) -> None:
     assert cpp_library() is not None
     with without_cpp_kernels():
         assert cpp_library() is None

@@ -163,7 +163,7 @@ def test_rows_may_stand_apart():
     )
 
 
-def test_min_p_keeps_what_is_exactly_at_its_threshold():
+def test_min_p_keeps_tokens_exactly_at_its_threshold():
     """Two tokens that are as likely as the likeliest, at a threshold that is just that."""
     logits = torch.zeros(400, 100)
     logits[:, [20, 77]] = 3.0

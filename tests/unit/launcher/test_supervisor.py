@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
 from tgi_cli.launcher import backoff, oom, supervisor
 from tgi_cli.launcher.backoff import Restarts
@@ -219,7 +219,7 @@ def test_it_is_ready_when_health_says_so(stage: Stage) -> None:
 
 
 def test_health_is_asked_over_tls_where_that_is_spoken(stage: Stage, tmp_path: Path) -> None:
-    both = Files.make(tmp_path).both
+    both = CertificateFiles.make(tmp_path).both
     signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS.replace("False", f"{str(both)!r}"), tls=True) == ExitCode.OK
     assert stage.ready.exists()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tests.tools.paged import kernels_add_up_rows_alike
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import kernels_add_up_rows_alike
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers import Build, Loadable
 from tgi_cli.layers.grouped import Groups, grouped_linear, looped_linear

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.adapters import make_adapter
+from tests.tools.lora_adapters import make_adapter
 from tests.unit.llm.conftest import LIMITS
 from tgi_cli import LLM
 from tgi_cli.errors import ConfigError, ModelNotFoundError

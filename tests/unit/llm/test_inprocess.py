@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -24,10 +24,10 @@ def running(worker: FakeWorker, depth: int = 0) -> Iterator[InProcessEngine]:
         engine.close()
 
 
-def read_all(call: RequestGroup) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = {i: [] for i in call.live}
-    while call.live:
-        for update in call.receive():
+def read_all(group: RequestGroup) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {i: [] for i in group.live}
+    while group.live:
+        for update in group.receive():
             tokens[update.request_id] += update.batch.token_ids
     return tokens
 
@@ -39,12 +39,12 @@ def test_callers_get_their_own(depth: int) -> None:
 
         def work(worker: int) -> None:
             for _ in range(5):
-                with RequestGroup(engine) as call:
+                with closing(RequestGroup(engine)) as group:
                     for length in range(1, 6):
                         request_id = next(engine.request_ids)
-                        call.submit(request(request_id, [worker] * length, 10))
+                        group.submit(request(request_id, [worker] * length, 10))
                         expected[request_id] = continuation([worker] * length, 10, 1000)
-                    found.update(read_all(call))
+                    found.update(read_all(group))
 
         expected: dict[int, list[int]] = {}
         threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
@@ -73,12 +73,12 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
     submitted = threading.Barrier(9)
 
     def work(i: int) -> None:
-        with RequestGroup(engine) as call:
-            call.submit(request(i, [i], 100))
+        with closing(RequestGroup(engine)) as group:
+            group.submit(request(i, [i], 100))
             submitted.wait(20)
             try:
-                while call.live:
-                    for update in call.receive():
+                while group.live:
+                    for update in group.receive():
                         if update.batch.finished is not None:
                             causes.append(update.batch.finished.error)
             except EngineDeadError as error:
@@ -104,28 +104,28 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
 
 def test_closing_is_told_to_those_who_wait_and_to_those_who_come() -> None:
     with running(FakeWorker(4)) as engine:
-        call = RequestGroup(engine)
-        call.submit(request(1, [1], 200))
-        call.receive()
+        group = RequestGroup(engine)
+        group.submit(request(1, [1], 200))
+        group.receive()
         engine.close()
         with pytest.raises(EngineDeadError, match="closed"):
-            read_all(call)
+            read_all(group)
         with pytest.raises(EngineDeadError, match="closed"):
-            call.submit(request(2, [1], 1))
-        call.close()
+            group.submit(request(2, [1], 1))
+        group.close()
         engine.close()
 
 
 def test_what_is_cancelled_is_told_and_what_is_dropped_is_not() -> None:
     with running(FakeWorker(4)) as engine:
-        call = RequestGroup(engine)
+        group = RequestGroup(engine)
         for i in (1, 2, 3):
-            call.submit(request(i, [i], 200))
+            group.submit(request(i, [i], 200))
         engine.cancel(2)
-        call.drop(3)
+        group.drop(3)
         ends = {}
-        while call.live:
-            for update in call.receive():
+        while group.live:
+            for update in group.receive():
                 assert update.request_id != 3
                 if update.batch.finished is not None:
                     ends[update.request_id] = update.batch.finished.reason
@@ -135,14 +135,14 @@ def test_what_is_cancelled_is_told_and_what_is_dropped_is_not() -> None:
 def test_leaving_a_call_frees_its_blocks() -> None:
     worker = FakeWorker(4)
     with running(worker) as engine:
-        with RequestGroup(engine) as call:
-            call.submit(request(1, [1], 200))
-            call.receive()
-        with RequestGroup(engine) as call:
-            call.submit(request(2, [2], 3))
-            assert read_all(call) == {2: continuation([2], 3, 1000)}
+        with closing(RequestGroup(engine)) as group:
+            group.submit(request(1, [1], 200))
+            group.receive()
+        with closing(RequestGroup(engine)) as group:
+            group.submit(request(2, [2], 3))
+            assert read_all(group) == {2: continuation([2], 3, 1000)}
         steps = len(worker.steps)
-        with RequestGroup(engine) as call:
-            call.submit(request(3, [3], 3))
-            read_all(call)
+        with closing(RequestGroup(engine)) as group:
+            group.submit(request(3, [3], 3))
+            read_all(group)
         assert all(len(step.rows) == 1 for step in worker.steps[steps:]), "request 1 is gone"

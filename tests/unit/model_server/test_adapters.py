@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.unit.model_server.fakes import INFO, ScriptedEngine, request, until
+from tests.unit.model_server.fakes import INFO, ScriptedEngine, request
 from tgi_cli.engine.messages import (
     AdapterAnswer,
     FinishReason,
@@ -24,7 +24,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.adapter_service import MAX_CALLS
 from tgi_cli.model_server.grpc_server import EngineServer
-from tgi_cli.model_server.main import Startup
+from tgi_cli.model_server.main import open_socket
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
@@ -179,7 +179,11 @@ async def test_what_is_too_long_is_refused_with_a_cause(
             "id has 100001 characters",
             AdapterFault.UNUSABLE,
         ),
-        (client.load_adapter("a", "/" + letter * 4000), "such a path", AdapterFault.UNUSABLE),
+        (
+            client.load_adapter("a", "/" + letter * 4000),
+            "invalid adapter path",
+            AdapterFault.UNUSABLE,
+        ),
         (client.unload_adapter(long), "name of 100000 characters", AdapterFault.UNKNOWN),
     ):
         with pytest.raises(AdapterError, match=says) as caught:
@@ -266,12 +270,9 @@ class TestWithoutRoom:
 async def test_the_socket_opens_when_the_named_adapters_are_there(
     engine: ScriptedEngine, socket_path: Path, tmp_path: Path
 ) -> None:
-    said: list[str] = []
     server = EngineServer(engine, INFO, max_loras=2)
     items = [f"one={adapter(tmp_path / 'one')}", f"two={adapter(tmp_path / 'two')}"]
-    startup = Startup(
-        server, items, socket_path, lambda: said.append("open"), lambda: said.append("failed")
-    )
+    opened = open_socket(server, items, socket_path)
     await answered(engine)
     second = await engine.taken()
     assert isinstance(second, LoadAdapter)
@@ -281,25 +282,20 @@ async def test_the_socket_opens_when_the_named_adapters_are_there(
     assert client.adapters.names == ["one", "two"]
     await client.close()
     engine.outbox.put(None)
-    await asyncio.to_thread(startup.join)
+    assert await asyncio.to_thread(opened.result)
     server.stop()
-    assert said == ["open"]
 
 
 async def test_an_adapter_that_fails_is_the_end_of_the_start(
     engine: ScriptedEngine, socket_path: Path, tmp_path: Path
 ) -> None:
-    said: list[str] = []
     server = EngineServer(engine, INFO, max_loras=2)
     items = [f"one={adapter(tmp_path / 'one')}", f"two={adapter(tmp_path / 'two')}"]
-    startup = Startup(
-        server, items, socket_path, lambda: said.append("open"), lambda: said.append("failed")
-    )
+    opened = open_socket(server, items, socket_path)
     await answered(engine, "a tensor does not fit")
-    await until(lambda: said == ["failed"])
+    with pytest.raises(AdapterError) as caught:
+        await asyncio.wrap_future(opened)
+    assert caught.value.cause == "a tensor does not fit"
     engine.outbox.put(None)
-    await asyncio.to_thread(startup.join)
     server.stop()
-    assert isinstance(startup.error, AdapterError)
-    assert startup.error.cause == "a tensor does not fit"
     assert not socket_path.exists()  # noqa: ASYNC240

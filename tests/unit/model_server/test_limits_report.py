@@ -14,7 +14,7 @@ import pytest
 from tgi_cli import logging as logs
 from tgi_cli.config import DeviceFacts, ModelFacts, ServeConfig, resolve
 from tgi_cli.model_server.limits_report import found_limits, log_limits
-from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.sizing.kv_cache import Capacity
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",
@@ -71,7 +71,7 @@ def test_nothing_was_set() -> None:
         "max_batch_prefill_tokens 512: default on a CPU",
         "max_batch_size 128: max_concurrent_requests",
         "KV cache 1000 blocks of 16 tokens (16000 tokens): "
-        "1000 MiB, half of 2.0 GiB free after 188 MiB of activations",
+        "1000.0 MiB, half of 2.0 GiB free after 188.0 MiB of activations",
     ]
 
 
@@ -106,11 +106,11 @@ def test_what_was_set_is_not_explained() -> None:
         (
             {"kind": "cuda", "num_blocks": 9216},
             "KV cache 9216 blocks of 16 tokens (147456 tokens): 9.0 GiB, all that is free after "
-            "188 MiB of activations, less a margin of 5% of the device",
+            "188.0 MiB of activations, less a margin of 5% of the device",
         ),
         (
             {"max_batch_size": 4, "num_blocks": 640},
-            "KV cache 640 blocks of 16 tokens (10240 tokens): 640 MiB, all that 4 sequences can "
+            "KV cache 640 blocks of 16 tokens (10240 tokens): 640.0 MiB, all that 4 sequences can "
             "use and 25% for prefixes",
         ),
     ],

@@ -24,8 +24,8 @@ from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.worker import worker as worker_module
-from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker import factory
+from tgi_cli.worker.sizing.kv_cache import Capacity
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",
@@ -102,7 +102,7 @@ def _served(
         workers.append(_Worker(config))
         return workers[0], config
 
-    monkeypatch.setattr(worker_module, "load_worker", load)
+    monkeypatch.setattr(factory, "load_worker", load)
     seen: list[EngineLoad] = []
 
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
@@ -196,7 +196,7 @@ def test_a_lost_shard_ends_the_server_and_tells_clients_why(
             await client.close()
         return "the stream ended without a word"
 
-    monkeypatch.setattr(worker_module, "load_worker", load)
+    monkeypatch.setattr(factory, "load_worker", load)
     said: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:

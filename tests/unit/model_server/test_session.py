@@ -386,6 +386,7 @@ async def test_health_is_an_answer(
     await client.close()
 
 
+@pytest.mark.tgi_pain(15)
 async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it_moves(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
@@ -480,7 +481,7 @@ async def test_nothing_stays_behind_in_the_server(
     cancelled.cancel()
     await engine.taken()
     await client.close()
-    await until(lambda: not server._sessions)
+    await until(lambda: not server.sessions)
     assert not server._routes
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.authority import Authority
+from tests.tools.certificate_authority import Authority
 from tests.unit.model_server.fakes import INFO, ScriptedEngine, request, until
 from tests.unit.rpc.test_step_socket import generate
 from tgi_cli.errors import ShardError
@@ -105,7 +105,7 @@ async def test_a_session_is_the_same_over_tcp(
     try:
         assert client.info == INFO
         assert await generate(engine, client) == [5, 6, 7]
-        (session,) = server._sessions
+        (session,) = server.sessions
         assert session.steps is None, "there is no socket beside"
     finally:
         await client.close()
@@ -145,7 +145,7 @@ async def test_what_tls_keeps_apart_is_told(
     url, server = start(theirs)
     with pytest.raises(ShardError, match=said):
         await GrpcEngineClient.connect(url, timeout=20, tls=ours)
-    assert not server._sessions
+    assert not server.sessions
 
 
 async def test_an_expired_certificate_of_the_server_is_told(
@@ -229,7 +229,7 @@ async def test_a_cable_that_is_pulled_is_noticed_at_both_ends(
                 batches = [batch async for batch in stream]
             assert batches[-1].finished is not None
             assert batches[-1].finished.error == GONE
-            await until(lambda: not server._sessions, 30)
+            await until(lambda: not server.sessions, 30)
             assert time.monotonic() - began < 30
         finally:
             await client.close()

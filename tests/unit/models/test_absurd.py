@@ -21,7 +21,7 @@ from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError, TgiErr
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.size_check import Outline, check_sizes, read_outline
 from tgi_cli.quantization.detect import detect_format
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 FAMILIES = {
     "llama": CASES["Llama 3"],
@@ -33,8 +33,8 @@ FAMILIES = {
 """The last through transformers."""
 
 EVERY = 29
-"""Of the absurd values of all fields, those that are tried here. ``tests.tools.absurd 1`` tries
-each: 0.1 s of a core for one, five minutes in all."""
+"""Every how many of the invalid values is tried here. ``tests.tools.invalid_configs 1`` tries each:
+0.1 s of a core for one, five minutes in all."""
 
 
 def write(folder: Path, name: str = "config.json", **values: Any) -> Path:
@@ -50,7 +50,7 @@ def test_each_field_may_have_any_value(tmp_path: Path) -> None:
         (tmp_path / name / "generation_config.json").unlink(missing_ok=True)
     folders = [str(tmp_path / name) for name in FAMILIES]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.absurd", str(EVERY), *folders],
+        [sys.executable, "-m", "tests.tools.invalid_configs", str(EVERY), *folders],
         capture_output=True,
         text=True,
         timeout=300,

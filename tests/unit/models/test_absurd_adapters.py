@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import demo
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError, TgiError
 from tgi_cli.hub.lora_files import resolve_adapter

@@ -103,6 +103,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         read_config(tmp_path / "nowhere")
 
 
+@pytest.mark.tgi_pain(12)
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tests.parity.cases import LLAMA3_ROPE, LONGROPE, SMALL, YARN_ROPE, Case
 from tests.parity.families import make_checkpoint, random_ids
-from tests.tools.adapters import make_adapter
-from tests.tools.paged import PagedRun, expected, load
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.paged_run import PagedRun, expected, load
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.hub.merge_lora import merge

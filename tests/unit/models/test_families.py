@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
-from tests.tools.paged import PagedRun, load, random_ids
+from tests.tools.paged_run import PagedRun, load, random_ids
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
 from tgi_cli.models import read_config
 from tgi_cli.models.registry import decoder_spec

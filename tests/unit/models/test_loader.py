@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.tools.checkpoints import make_llama, save_weights
-from tests.tools.sharded import on_shards
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import CheckpointError
 from tgi_cli.kernels import cpp_library, without_cpp_kernels

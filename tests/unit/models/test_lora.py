@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError, UnsupportedModelError
 from tgi_cli.layers.lora import LoraPair, LoraTable
 from tgi_cli.models import CausalLM, load_model, read_config

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.tools import quantized
 from tests.tools.checkpoints import make_llama, save_weights
-from tests.tools.paged import PagedRun, random_ids
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import PagedRun, random_ids
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
@@ -154,7 +154,7 @@ def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
     hidden = torch.randn(3, 64).bfloat16()
     logits = model.logits(hidden)
     assert torch.equal(logits, as_stored.logits(hidden))
-    assert "--quantize-head changes nothing: the checkpoint has a quantized output head" in (
+    assert "--quantize-head changes nothing: the checkpoint's output head is quantized" in (
         caplog.text
     )
 
@@ -167,14 +167,14 @@ def test_where_no_kernel_takes_the_codes_the_log_says_so(
         model = load(path, torch.float32)
     stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"].float()
     assert torch.equal(model.get_submodule("model.embed_tokens")(torch.arange(251)), stored)
-    assert "kept in float32, which saves nothing: there are kernels for bfloat16" in caplog.text
+    assert "to float32, which saves nothing: there are kernels for bfloat16" in caplog.text
 
 
 def test_a_head_is_quantized_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(100, 24)
     kept = weight.clone()
     whole = quantize_int8(weight)
-    monkeypatch.setattr(quantized_weight, "_NUMBERS", 24 * 7)
+    monkeypatch.setattr(quantized_weight, "QUANTIZED_ELEMENTS", 24 * 7)
     pieces = quantize_int8(weight)
     assert torch.equal(weight, kept)
     assert torch.equal(pieces.codes, whole.codes)

@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.tgi_pain(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     values, reason = REFUSED[name]

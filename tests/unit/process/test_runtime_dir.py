@@ -16,7 +16,6 @@ from tgi_cli.process import unix_socket
 from tgi_cli.process.runtime_dir import (
     SHARDS_PREFIX,
     SOCKET,
-    VARIABLE,
     default_uds_path,
     runtime_folder,
 )
@@ -80,9 +79,3 @@ def test_what_the_server_has_put_there_goes_with_it(base: Path) -> None:
         (folder / f"{SHARDS_PREFIX}x").mkdir()
         (folder / f"{SHARDS_PREFIX}x" / "rendezvous").touch()
     assert list(base.iterdir()) == []
-
-
-def test_the_worker_knows_the_same_names() -> None:
-    shards = (PACKAGE / "worker" / "shards.py").read_text(encoding="utf-8")
-    assert f'"{VARIABLE}"' in shards
-    assert f'prefix="{SHARDS_PREFIX}"' in shards

@@ -105,7 +105,10 @@ def test_the_tables_of_bitsandbytes() -> None:
 
 
 def test_schemes_of_compressed_tensors_are_for_the_modules_that_they_name() -> None:
-    four, eight = quantized.pack_quantized(4, 32), quantized.pack_quantized(8, 32)
+    four, eight = (
+        quantized.pack_quantized(4, 32),
+        quantized.pack_quantized(8, 32),
+    )
     config = four.config | {
         "config_groups": {
             "group_0": four.config["config_groups"]["group_0"],
@@ -143,9 +146,9 @@ def test_what_cannot_be_read_is_refused_with_the_reason(config: dict[str, Any], 
 
 
 def test_a_config_that_makes_no_sense_is_an_error_of_the_model() -> None:
-    with pytest.raises(ModelError, match="makes no sense"):
+    with pytest.raises(ModelError, match="is invalid"):
         detect_format({"quant_method": "gptq", "group_size": "many"})
-    with pytest.raises(ModelError, match="makes no sense"):
+    with pytest.raises(ModelError, match="is invalid"):
         detect_format({"quant_method": "compressed-tensors"})
 
 
@@ -155,5 +158,5 @@ def test_tensors_that_do_not_go_together_are_named(name: str) -> None:
     tensors, _ = layout.write("a.b", random_weight(64, 192))
     scales = "scales" if "scales" in tensors else "weight_scale"
     tensors[scales] = tensors[scales][:-1]
-    with pytest.raises(CheckpointError, match=r"a\.b is no weight quantized with"):
+    with pytest.raises(CheckpointError, match=r"a\.b is not a valid"):
         read(layout.config, tensors)

@@ -169,7 +169,7 @@ def test_a_kernel_that_torch_has_not_is_done_without(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TorchInt4Matmul, "__call__", absent)
     with without_cpp_kernels():
         product = make_matmul(random_codes(48, 64), torch.bfloat16, CPU)
-    assert product == "torch's kernel refuses it (no such kernel)"
+    assert product == "torch's kernel fails (no such kernel)"
 
 
 def test_outputs_that_fill_up_a_shard_are_0() -> None:
@@ -223,9 +223,9 @@ def test_inputs_are_brought_together_by_groups() -> None:
 
 def test_parts_with_zeros_and_without_are_one_weight() -> None:
     parts = [random_codes(8, 64, zeros=True), random_codes(16, 64, zeros=False, seed=3)]
-    assert parts[0].like(parts[1])
-    assert not parts[0].like(random_codes(8, 64, mixed=True))
-    assert not parts[0].like(random_codes(8, 64, bits=8))
+    assert parts[0].is_like(parts[1])
+    assert not parts[0].is_like(random_codes(8, 64, mixed=True))
+    assert not parts[0].is_like(random_codes(8, 64, bits=8))
     dense = torch.cat([part.dequantize(torch.float32) for part in parts])
     assert torch.equal(concat_outputs(parts).dequantize(torch.float32), dense)
 
@@ -289,5 +289,6 @@ def test_what_is_dequantized_is_said_once_per_reason() -> None:
     layer = filled(method, {"a": random_codes(32, 64)}, 64)
     assert isinstance(layer.bias, nn.Parameter)
     assert list(method.report()) == [
-        "1 quantized weights are kept in float32: there are kernels for bfloat16, not float32"
+        "1 quantized weights are dequantized to float32: "
+        "there are kernels for bfloat16, not float32"
     ]

@@ -8,6 +8,7 @@ import torch
 from tgi_cli.quantization.mxfp4 import dequantize
 
 
+@pytest.mark.tgi_pain(12)
 def test_every_byte_and_exponent() -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tgi_cli.errors import ConfigError, ModelError, OfflineError
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.quantize import calibration
 from tgi_cli.quantize.calibration import Calibration, choose_file, heldout_windows, load_calibration
+from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.text.chat_template import ChatTemplate
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -27,9 +29,10 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def draw(asked: str | Path | None, **options: int) -> Calibration:
-    settings = {"samples": 8, "seq_len": 32, "seed": 0, "context": 2048} | options
-    return load_calibration(demo.model_path(), None if asked is None else str(asked), **settings)
+def draw(text: str | Path | None, *, context: int = 2048, **options: Any) -> Calibration:
+    model = demo.model_path()
+    options = {"samples": 8, "seq_len": 32, "calibration": text and str(text)} | options
+    return load_calibration(model, QuantizeOptions(model_id=str(model), **options), context=context)
 
 
 def text_of(ids: torch.Tensor) -> str:
@@ -67,7 +70,7 @@ def test_rows_of_json_and_parquet(tmp_path: Path) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_conversations_are_rendered_as_the_model_wants_them(tmp_path: Path) -> None:
+def test_conversations_are_rendered_with_the_chat_template(tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "There"}]
     older = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "There"}]
@@ -86,26 +89,28 @@ def test_conversations_are_rendered_as_the_model_wants_them(tmp_path: Path) -> N
         ("broken.parquet", "no", "cannot be read"),
     ],
 )
-def test_files_that_are_no_use(name: str, content: str, cause: str, tmp_path: Path) -> None:
+def test_unusable_files_are_refused(name: str, content: str, cause: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=cause):
         draw(tmp_path / name)
 
 
-def test_parquet_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match="takes pyarrow") as raised:
+    with pytest.raises(ConfigError, match="requires pyarrow") as raised:
         draw(tmp_path / "a.parquet")
     assert "tgi-cli[quantize]" in raised.value.remedy
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         draw(tmp_path / "missing.txt")
 
 
-def test_without_a_hub_the_bundled_text_is_used_and_that_is_said(
+def test_without_a_hub_the_bundled_text_is_used_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -118,7 +123,7 @@ def test_without_a_hub_the_bundled_text_is_used_and_that_is_said(
     assert calibrated.isdisjoint(map(tuple, evaluated.tolist()))
 
 
-def test_a_data_set_that_was_asked_for_is_not_replaced() -> None:
+def test_a_requested_data_set_is_not_replaced() -> None:
     with pytest.raises(OfflineError, match="HF_HUB_OFFLINE"):
         draw("someone/texts")
 
@@ -127,9 +132,7 @@ def test_lengths_follow_the_text_and_the_context(tmp_path: Path) -> None:
     file = tmp_path / "some.txt"
     file.write_text("".join(WORDS))
     tokens = len(Tokenizer.load(demo.model_path()).encode("".join(WORDS)))
-    found = load_calibration(
-        demo.model_path(), str(file), samples=128, seq_len=None, seed=0, context=2048
-    )
+    found = draw(file, samples=128, seq_len=None)
     length = found.ids.shape[1]
     assert tokens < 16 * 2 * length
     assert len(found.ids) >= 16
@@ -137,7 +140,7 @@ def test_lengths_follow_the_text_and_the_context(tmp_path: Path) -> None:
         draw(file, context=16)
 
 
-def test_files_of_a_data_set_are_chosen() -> None:
+def test_the_first_training_file_of_a_data_set_is_chosen() -> None:
     files = ["README.md", "b/test-0.parquet", "b/train-1.parquet", "b/train-0.parquet", "a/x.txt"]
     assert choose_file(files, "") == "b/train-0.parquet"
     assert choose_file(files, "a") == "a/x.txt"
@@ -159,14 +162,14 @@ def test_the_data_set_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == ["wikitext2", "someone/texts:part"]
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: no listener
     with pytest.raises(OfflineError, match=r"127\.0\.0\.1:9 cannot be reached"):
         draw("someone/texts")
 
 
-def test_a_template_that_takes_too_much_is_a_broken_model(
+def test_a_chat_template_beyond_its_limits_is_a_model_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would, for each of thousands of conversations."""

@@ -10,7 +10,7 @@ import torch
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import CPU, random_ids
+from tests.tools.paged_run import CPU, random_ids
 from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.weight_map import Source
@@ -34,7 +34,7 @@ def _stored(*sizes: tuple[int, int]) -> dict[str, StoredTensor]:
     return {str(i): StoredTensor(str(i), Path(), size, "F32") for i, size in enumerate(sizes)}
 
 
-def test_stacked_tensors_are_found_where_they_are() -> None:
+def test_stacked_tensors_have_indices() -> None:
     stored = _stored((4, 6), (4, 6), (2, 6), (2, 6))
 
     def join(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -59,16 +59,16 @@ def test_stacked_tensors_are_found_where_they_are() -> None:
         lambda a, b: torch.stack([a, b], 1).flatten(0, 1),  # rows in turns
     ],
 )
-def test_what_does_not_stand_side_by_side_is_not_found(join: object) -> None:
+def test_tensors_that_do_not_tile_the_parameter_have_none(join: object) -> None:
     stored = _stored((4, 6), (4, 6))
     assert locate_tensors(Source(("0", "1"), join=join), stored, (8, 6)) is None  # type: ignore[arg-type]
 
 
-def test_layers_of_blocks_are_chosen_and_the_head_is_not(llama: OffloadedModel) -> None:
+def test_layers_of_blocks_are_selected_but_not_the_head(llama: OffloadedModel) -> None:
     found = select_layers(llama, RECIPE)
     assert [len(block) for block in found.blocks] == [7, 7, 7]
     assert found.ignored == ("lm_head",)
-    assert {slot.name for slot in found.blocks[1]} == {
+    assert {layer.name for layer in found.blocks[1]} == {
         f"model.layers.1.{name}"
         for name in (
             *(f"self_attn.{each}_proj" for each in "qkvo"),
@@ -78,9 +78,9 @@ def test_layers_of_blocks_are_chosen_and_the_head_is_not(llama: OffloadedModel) 
     assert found.blocks[0][0].shape == (128, 64)
 
 
-def test_patterns(llama: OffloadedModel) -> None:
+def test_patterns_include_and_exclude_layers(llama: OffloadedModel) -> None:
     found = select_layers(llama, RECIPE, ["*.mlp.*", "*.q_proj"], ["*.2.*"])
-    names = [slot.name for block in found.blocks for slot in block]
+    names = [layer.name for block in found.blocks for layer in block]
     assert len(names) == 8
     assert all("mlp" in name or "q_proj" in name for name in names)
     assert "model.layers.2.mlp.up_proj" in found.ignored
@@ -90,10 +90,10 @@ def test_patterns(llama: OffloadedModel) -> None:
         select_layers(llama, RECIPE, ["*.q_proj"], ["*.q_proj"])
 
 
-def test_layers_that_the_format_cannot_keep_stay_as_they_are(tmp_path: Path) -> None:
+def test_layers_that_the_format_cannot_represent_are_ignored(tmp_path: Path) -> None:
     model = OffloadedModel(make_llama(tmp_path, intermediate_size=100), CPU)
     found = select_layers(model, RECIPE)
-    names = {slot.name.rpartition(".")[2] for block in found.blocks for slot in block}
+    names = {layer.name.rpartition(".")[2] for block in found.blocks for layer in block}
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert "multiple of 8" in found.unfit["model.layers.0.mlp.down_proj"]
     assert "model.layers.0.mlp.down_proj" in found.ignored
@@ -102,23 +102,23 @@ def test_layers_that_the_format_cannot_keep_stay_as_they_are(tmp_path: Path) -> 
 def _stages(path: Path, tmp_path: Path, block: int = 0) -> list[list[set[str]]]:
     with torch.no_grad():
         model = OffloadedModel(path, CPU)
-        stream = BlockRunner(model, torch.tensor([random_ids(40, seed=1)]))
-        hidden = stream.begin(tmp_path / "inputs")
+        runner = BlockRunner(model, torch.tensor([random_ids(40, seed=1)]))
+        hidden = runner.begin(tmp_path / "inputs")
         assert hidden is not None
         at = model.block_paths[block]
         model.materialize(at)
-        sites = target_modules(at, model.blocks[block], model.slots(block))
-        traced = trace_block(
-            model.blocks[block], sites, lambda: stream.run(block, 0, hidden.read(0, 1))
+        targets = target_modules(at, model.blocks[block], model.linear_layers(block))
+        trace = trace_block(
+            model.blocks[block], targets, lambda: runner.run(block, 0, hidden.read(0, 1))
         )
-    assert not traced.uncalled
+    assert not trace.uncalled
     return [
-        [{site.path.rpartition(".")[2] for site in group} for group in stage.groups]
-        for stage in traced.stages
+        [{target.path.rpartition(".")[2] for target in group} for group in stage.groups]
+        for stage in trace.stages
     ]
 
 
-def test_layers_come_in_the_order_of_their_calls(llama: OffloadedModel, tmp_path: Path) -> None:
+def test_stages_follow_the_order_of_calls(llama: OffloadedModel, tmp_path: Path) -> None:
     assert _stages(llama.config.path, tmp_path) == [
         [{"q_proj", "k_proj", "v_proj"}],
         [{"o_proj"}],
@@ -127,7 +127,7 @@ def test_layers_come_in_the_order_of_their_calls(llama: OffloadedModel, tmp_path
     ]
 
 
-def test_experts_are_a_stage_with_those_that_see_what_they_see(tmp_path: Path) -> None:
+def test_experts_share_a_stage_with_layers_of_the_same_input(tmp_path: Path) -> None:
     path = make_checkpoint(CASES["Qwen 2 MoE"], tmp_path / "model")
     stages = _stages(path, tmp_path)
     assert stages[0] == [{"q_proj", "k_proj", "v_proj"}]

@@ -11,7 +11,7 @@ import pytest
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[3]
-PROTOS = ("engine", "generate_v2", "generate_v3")
+PROTOS = ("rpc/engine", "tgi_grpc/generate_v2", "tgi_grpc/generate_v3")
 
 
 def _code(path: Path) -> str:
@@ -26,7 +26,7 @@ def _code(path: Path) -> str:
 
 @pytest.mark.parametrize("name", PROTOS)
 def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
-    proto = f"tgi_cli/rpc/{name}.proto"
+    proto = f"tgi_cli/{name}.proto"
     status = protoc.main(
         [
             "protoc",
@@ -39,8 +39,8 @@ def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
     )
     assert status == 0
     for written in (f"{name}_pb2.py", f"{name}_pb2.pyi", f"{name}_pb2_grpc.py"):
-        here = ROOT / "tgi_cli" / "rpc" / written
-        assert _code(here) == _code(tmp_path / "tgi_cli" / "rpc" / written), (
+        here = ROOT / "tgi_cli" / written
+        assert _code(here) == _code(tmp_path / "tgi_cli" / written), (
             f"{written} is not what {proto} gives: see tgi_cli/rpc/__init__.py"
         )
 

@@ -50,7 +50,7 @@ async def test_steps_come_by_a_socket_and_leave_nothing_in_the_folder(server, en
     client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
     try:
         assert await generate(engine, client) == [5, 6, 7]
-        (session,) = server._sessions
+        (session,) = server.sessions
         assert session.steps is not None
         assert [path.name for path in folder.iterdir()] == ["engine.sock"]
     finally:
@@ -68,7 +68,7 @@ async def test_where_there_can_be_no_socket_steps_come_by_grpc(
     client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
     try:
         assert await generate(engine, client) == [5, 6, 7]
-        (session,) = server._sessions
+        (session,) = server.sessions
         assert session.steps is None
         assert [path.name for path in folder.iterdir()] == ["engine.sock"]
     finally:
@@ -79,10 +79,10 @@ async def test_a_client_that_is_gone_leaves_no_writer_behind(server, engine, fol
     client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
     client.submit(request(client.next_request_id()))
     await engine.taken()
-    (session,) = server._sessions
+    (session,) = server.sessions
     await client.close()
     end = asyncio.get_running_loop().time() + 10
-    while server._sessions or session.steps.fileno() >= 0:
+    while server.sessions or session.steps.fileno() >= 0:
         assert asyncio.get_running_loop().time() < end
         await asyncio.sleep(0.01)
 
@@ -99,7 +99,7 @@ def test_only_names_of_sockets_are_connected_to(folder):
 def test_sending_ends_where_nobody_reads():
     ours, theirs = socket.socketpair()
     theirs.close()
-    step_socket.send(ours, (pb.StepMessage(steps=count) for count in range(10)))
+    step_socket.send(ours, (pb.StepMessage(token_ids=[count]) for count in range(10)))
     assert ours.fileno() < 0
 
 
@@ -129,6 +129,6 @@ async def test_a_message_that_cannot_be_taken_ends_the_reading_with_its_error():
     loop = asyncio.get_running_loop()
     reader = step_socket.Reader(refuse)
     await loop.create_unix_connection(lambda: reader, sock=theirs)
-    await asyncio.to_thread(step_socket.send, ours, [pb.StepMessage(steps=1)])
+    await asyncio.to_thread(step_socket.send, ours, [pb.StepMessage(token_ids=[1])])
     with pytest.raises(ValueError, match="a defect"):
         await asyncio.wait_for(reader.ended, 10)

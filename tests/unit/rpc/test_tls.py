@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.authority import Authority
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import Authority, CertificateFiles
 from tgi_cli.errors import ConfigError
 from tgi_cli.rpc.tls import TlsFiles, tls_files
 
@@ -78,7 +77,7 @@ def test_a_key_that_the_group_may_write_is_refused(authority: Authority) -> None
 
 
 def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
-    made = Files.make(folder)
+    made = CertificateFiles.make(folder)
     for path in (made.key, made.other_key, made.locked, made.both):
         path.chmod(0o600)
     text = folder / "text.pem"

@@ -16,7 +16,7 @@ from tgi_cli.worker.grammar import load_grammars
 
 COMPLEX = "too many ways to match the same text"
 NOTHING = "no text can match it"
-READINGS = "the same text can be read in too many ways"
+READINGS = "the same text can be parsed in too many ways"
 RULES = "too many of its rules may apply at one place of the text: at most"
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

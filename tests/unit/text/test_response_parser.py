@@ -263,10 +263,10 @@ def test_arguments_come_as_they_are_written(tokenizer: Tokenizer) -> None:
     steps = ["Sure. <tool", '_call>{"name": "time",', ' "arguments": {"a"', ": 1", "}}</tool_call>"]
     assert [[type(piece).__name__ for piece in reader.push(step)] for step in steps] == [
         ["Content"],
-        ["Call"],
-        ["Arguments"],
-        ["Arguments"],
-        ["Arguments"],
+        ["ToolCallStart"],
+        ["ToolCallArguments"],
+        ["ToolCallArguments"],
+        ["ToolCallArguments"],
     ]
 
 
@@ -368,7 +368,7 @@ class TestChoosing:
         assert form is not None
         assert form.tools is TOOL_FORMATS["llama3_json"]
         for flags in (("xml", "auto"), ("auto", "deep")):
-            with pytest.raises(ConfigError, match="is not known"):
+            with pytest.raises(ConfigError, match="is unknown"):
                 choose_response_format(tokenizer, "", True, None, *flags)
 
     def test_the_models_own_template_comes_first(

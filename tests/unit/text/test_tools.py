@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.text.test_response import TOOLS
+from tests.unit.text.test_response_parser import TOOLS
 from tgi_cli.text.known_formats import TOOL_FORMATS
 from tgi_cli.text.tools import TOOL_PROMPT, as_text, tool_grammar
 
@@ -68,7 +68,7 @@ def test_grammar() -> None:
 
 
 def test_what_the_grammar_describes_is_read_as_calls() -> None:
-    from tests.unit.text.test_response import _TOKENIZER, calls, form, read
+    from tests.unit.text.test_response_parser import _TOKENIZER, calls, form, read
 
     for name, tools in TOOL_FORMATS.items():
         told = tool_grammar(TOOLS, "required", True, tools)

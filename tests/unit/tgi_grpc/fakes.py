@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 
-from tests.tools.reflected import Reflected
+from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits
 from tests.unit.model_server.fakes import INFO
@@ -71,8 +71,8 @@ class Served:
         self.front = front
         self.path = path
 
-    def client(self, service: str = V3) -> Reflected:
-        return Reflected(f"unix:{self.path}", service)
+    def client(self, service: str = V3) -> ReflectionClient:
+        return ReflectionClient(f"unix:{self.path}", service)
 
     @property
     def used_blocks(self) -> int:
@@ -127,7 +127,7 @@ def served(
 
 
 def a_request(
-    client: Reflected, request_id: int, prompt: Sequence[int], new: int, **more: Any
+    client: ReflectionClient, request_id: int, prompt: Sequence[int], new: int, **more: Any
 ) -> Any:
     """Greedy, without end tokens, with the special token in front."""
     stopping: dict[str, Any] = {"max_new_tokens": new, "ignore_eos_token": True}
@@ -172,7 +172,7 @@ class Heard:
         assert response.total_ns >= response.forward_ns + response.decode_ns > 0
         return response
 
-    def run_out(self, client: Reflected, batch: Any) -> None:
+    def run_out(self, client: ReflectionClient, batch: Any) -> None:
         """Decode until nothing is left of a batch."""
         while batch.size:
             response = self(client.Decode(batches=[batch]))

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.tools.reflected import Reflected
+from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.model_server.fakes import INFO, ScriptedEngine
 from tests.unit.model_server.test_main import CPU, MODEL, _Worker, model_server_config
 from tests.unit.tgi_grpc.fakes import V3, FakeModelText, Heard, a_request, answer
@@ -29,7 +29,7 @@ from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.model_server.main import run_model_server
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-from tgi_cli.worker import worker as worker_module
+from tgi_cli.worker import factory
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) & 0o077 == 0
         for target in (f"unix:{tgi}-0", f"unix:{folder}/engine.sock"):
-            with Reflected(target, V3) as client:
+            with ReflectionClient(target, V3) as client:
                 assert client.ServiceDiscovery().urls == [f"unix://{tgi}-0"]
                 assert "tgi.engine.v1.Engine" in client.services
     finally:
@@ -107,7 +107,7 @@ def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: P
     server = start(folder, GenerateOptions(texts))
     try:
         assert read == ["org/model"]
-        with Reflected(f"unix:{folder}/engine.sock", V3) as client:
+        with ReflectionClient(f"unix:{folder}/engine.sock", V3) as client:
             client.Info()
             assert len(read) == 1
             with pytest.raises(grpc.RpcError) as caught:
@@ -129,7 +129,7 @@ def test_a_call_that_comes_after_the_loop_is_not_kept_waiting(folder: Path) -> N
     server.services.append(services)
     server.start(folder / "engine.sock")
     try:
-        with Reflected(f"unix:{folder}/engine.sock", V3) as client:
+        with ReflectionClient(f"unix:{folder}/engine.sock", V3) as client:
             ended = threading.Timer(0.2, services.end, ["the engine broke"])
             ended.start()
             with pytest.raises(grpc.RpcError) as caught:
@@ -153,7 +153,7 @@ def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
         workers.append(_Worker(resolve(serve, MODEL, CPU, path)))
         return workers[0], workers[0].config
 
-    monkeypatch.setattr(worker_module, "load_worker", load)
+    monkeypatch.setattr(factory, "load_worker", load)
     heard = Heard()
     refused: list[grpc.StatusCode] = []
     failures: list[BaseException] = []
@@ -169,7 +169,7 @@ def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
             while not (folder / "tgi-0").exists():
                 assert time.monotonic() < end
                 time.sleep(0.01)
-            with Reflected(f"unix:{folder}/tgi-0", V3) as client:
+            with ReflectionClient(f"unix:{folder}/tgi-0", V3) as client:
                 request = a_request(client, 1, [5], 9)
                 batch = heard(client.Prefill(batch={"id": 1, "requests": [request]})).batch
                 leave()

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.tools.reflected import Reflected
+from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.engine.fake_grammar import FakeCompiler, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.model_server.fakes import request as submitted
@@ -44,7 +44,7 @@ def status(call: Callable[..., Any], *args: Any, **fields: Any) -> tuple[grpc.St
     return caught.value.code(), caught.value.details()
 
 
-def prefill(client: Reflected, batch_id: int, *requests: Any, **more: Any) -> Any:
+def prefill(client: ReflectionClient, batch_id: int, *requests: Any, **more: Any) -> Any:
     batch = client.message("Batch", id=batch_id, requests=requests, size=len(requests))
     return client.Prefill(batch=batch, **more)
 
@@ -490,7 +490,7 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
         assert status(client.Decode, batches=[batch, batch])[0] is invalid
         code, cause = status(client.Decode, batches=[batch, {"id": 77}])
         assert code is Code.NOT_FOUND
-        assert cause.startswith("batch 77 is not here")
+        assert cause.startswith("batch 77 does not exist")
         assert status(client.FilterBatch, batch_id=78, request_ids=[1])[0] is Code.NOT_FOUND
         assert status(client.FilterBatch, batch_id=1)[0] is invalid
         assert status(client.FilterBatch, batch_id=1, request_ids=[1, 5]) == (
@@ -632,11 +632,14 @@ def test_callers_wait_for_each_other_in_bounds() -> None:
         for call in calls:
             call.start()
         end = time.monotonic() + 20
-        while server.front._driver._callers._value:
+        while server.front._client._callers._value:
             assert time.monotonic() < end
             time.sleep(0.01)
         code, cause = status(client.ClearCache)
-        assert (code, cause) == (Code.RESOURCE_EXHAUSTED, f"{MAX_CALLERS} calls wait already")
+        assert (code, cause) == (
+            Code.RESOURCE_EXHAUSTED,
+            f"{MAX_CALLERS} calls are waiting already",
+        )
         client.Health()  # is answered all the same
         hold.set()
         for call in calls:

@@ -52,7 +52,7 @@ def tokens_of(kind: type[PagedAttention], graphs: bool) -> list[list[int]]:
     attention = kind(specs, BLOCK, torch.float32, CPU)
     attention.allocate(12)
     model = Model(VOCAB)
-    runner = ModelRunner(model, attention, rows, VOCAB, CPU, upload)
+    runner = ModelRunner(model, attention, rows, VOCAB)
     lengths = (3, 15, 20)
     new = [
         new_row(row, [7 * row + i for i in range(length)], [3 * row + 2, 3 * row, 3 * row + 1])

@@ -14,13 +14,13 @@ from tests.parity.cases import LONGROPE, SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
 from tests.tools.quantized import gptq, write_quantized
-from tests.tools.sharded import on_shards
+from tests.tools.thread_shards import on_shards
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.worker.cross_check import cross_check
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 CPU = torch.device("cpu")
 

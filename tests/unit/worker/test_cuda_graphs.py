@@ -21,6 +21,7 @@ from tgi_cli.worker import cuda_graphs as graphs_module
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, Graph, graph_sizes
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
+from tgi_cli.worker.step_inputs import StepBatch
 from tgi_cli.worker.upload import Uploader
 
 VOCAB, ROWS, BLOCK, LONGEST = 97, 12, 4, 40
@@ -41,7 +42,7 @@ def make_runner(
     for cache in (*attention.key_cache, *attention.value_cache):
         cache.zero_()
     model = TinyModel(VOCAB, device=device)
-    runner = ModelRunner(model, attention, rows, VOCAB, device, upload)
+    runner = ModelRunner(model, attention, rows, VOCAB)
     if sizes:
         graphs = DecodeGraphs(model, attention, rows, VOCAB, sizes, make)
         graphs.capture()
@@ -220,9 +221,10 @@ def test_what_is_baked_into_a_graph_is_seen():
     model.scale = 1.0
     graphs = DecodeGraphs(model, attention, runner.rows, VOCAB, [2], lambda: RecordedGraph)
     graphs.capture()
-    before = graphs.run(np.array([0]), np.array([1]), None).output.clone()
+    batch = StepBatch(step_of((0, 0, 1, True)), np.array([0]))
+    before = graphs.run(batch).output.clone()
     model.scale = 5.0
-    after = graphs.run(np.array([0]), np.array([1]), None).output
+    after = graphs.run(batch).output
     assert torch.equal(before, after)
 
 
@@ -294,14 +296,14 @@ class AdaptedModel(TinyModel):
         return adapted
 
 
-class Shelf:
+class FakeLoraCache:
     """What a runner asks of a LoraCache."""
 
     def __init__(self, table: LoraTable) -> None:
         self.table = table
 
     def plan(self, slots, token_slots):
-        self.table.plan(np.unique(slots).tolist(), token_slots)
+        self.table.plan([] if slots is None else np.unique(slots).tolist(), token_slots)
 
 
 def test_rows_with_adapters_have_graphs_of_their_own():
@@ -320,12 +322,10 @@ def test_rows_with_adapters_have_graphs_of_their_own():
         with torch.inference_mode():
             model.lora.a.normal_()
             model.lora.b[0].normal_()
-        shelf: Any = Shelf(table)
-        runner = ModelRunner(model, attention, rows, VOCAB, CPU, upload, shelf)
+        lora: Any = FakeLoraCache(table)
+        runner = ModelRunner(model, attention, rows, VOCAB, lora)
         if sizes:
-            graphs = DecodeGraphs(
-                model, attention, rows, VOCAB, sizes, lambda: RecordedGraph, shelf
-            )
+            graphs = DecodeGraphs(model, attention, rows, VOCAB, sizes, lambda: RecordedGraph, lora)
             graphs.capture()
             runner.graphs = graphs
         new = [

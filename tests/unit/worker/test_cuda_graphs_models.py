@@ -10,7 +10,7 @@ import torch
 from tests.parity.families import make_checkpoint
 from tests.parity.test_fallback import CASES
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import load
+from tests.tools.paged_run import load
 from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph
 from tests.unit.worker.fakes import CPU
 

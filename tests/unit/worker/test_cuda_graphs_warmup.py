@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.test_config import MODEL
+from tests.unit.config.test_resolve import MODEL
 from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel
 from tests.unit.worker.fakes import CPU, new_row, run, step_of
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.attention import KVSpec
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.device.distributed import Shard
@@ -25,7 +25,7 @@ from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker import cuda_graphs as graphs_module
 from tgi_cli.worker import worker as worker_module
 from tgi_cli.worker.sizing import kv_cache
-from tgi_cli.worker.worker import ModelWorker
+from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
 SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2
 
@@ -53,7 +53,7 @@ def make_worker(
     graph: Any = RecordedGraph,
     **config: Any,
 ) -> ModelWorker:
-    monkeypatch.setitem(worker_module.GRAPHS, "cpu", lambda: graph)
+    monkeypatch.setitem(worker_module.GRAPH_FACTORIES, "cpu", lambda: graph)
     for module in (kv_cache, worker_module, graphs_module):  # a whole collection each time
         monkeypatch.setattr(module, "release_unused_memory", lambda device: None)
     config = {
@@ -67,9 +67,11 @@ def make_worker(
     }
     return ModelWorker(
         replace(CONFIG, device="cpu", **config),
-        replace(MODEL, vocab_size=97),
-        model or Model(97),
-        attention(SPECS, 16, torch.float32, CPU),
+        LoadedModel(
+            replace(MODEL, vocab_size=97),
+            model or Model(97),
+            attention(SPECS, 16, torch.float32, CPU),
+        ),
         shard=shard or Shard(),
     )
 
@@ -86,7 +88,7 @@ def decoded(worker: ModelWorker) -> list[int]:
 def expected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     worker = make_worker(monkeypatch, cuda_graphs=())
     worker.warmup()
-    assert worker._runner.graphs is None
+    assert worker.runner.graphs is None
     return decoded(worker)
 
 
@@ -95,7 +97,7 @@ def test_graphs_are_captured_over_the_cache_that_is_served(monkeypatch, caplog, 
     worker = make_worker(monkeypatch)
     capacity = worker.warmup()
     assert capacity.num_blocks == 50
-    graphs = worker._runner.graphs
+    graphs = worker.runner.graphs
     assert graphs is not None
     assert graphs.sizes == [1, 2, 4, 6]
     assert "CUDA graphs of 4 sizes up to 6 rows" in caplog.text
@@ -107,8 +109,8 @@ def test_graphs_are_captured_over_the_cache_that_is_served(monkeypatch, caplog, 
 def test_sizes_are_the_users(monkeypatch):
     worker = make_worker(monkeypatch, cuda_graphs=(2, 1))
     worker.warmup()
-    assert worker._runner.graphs is not None
-    assert worker._runner.graphs.sizes == [1, 2]
+    assert worker.runner.graphs is not None
+    assert worker.runner.graphs.sizes == [1, 2]
 
 
 def test_what_graphs_take_is_not_given_to_the_cache(monkeypatch):
@@ -164,7 +166,7 @@ def test_without_graphs_steps_are_launched_and_one_line_says_why(
 ):
     worker = make_worker(monkeypatch, **how)
     worker.warmup()
-    assert worker._runner.graphs is None
+    assert worker.runner.graphs is None
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert cause in warnings[0]
@@ -175,7 +177,7 @@ def test_without_graphs_steps_are_launched_and_one_line_says_why(
 
 
 def test_on_a_cpu_there_are_none():
-    assert "cpu" not in worker_module.GRAPHS
+    assert "cpu" not in worker_module.GRAPH_FACTORIES
 
 
 class Watched:
@@ -243,6 +245,6 @@ def test_the_next_step_is_replayed_before_the_last_ones_tokens_are_read(monkeypa
     last = max(step for _, step in order)
     ahead = [order["launch", step + 1] < order["wait", step] for step in range(1, last)]
     assert all(ahead), "the device always has the next step before the host asks for the last"
-    graphs = replayed._runner.graphs
+    graphs = replayed.runner.graphs
     assert graphs is not None
     assert sum(graph.replays for graph, _ in graphs._captured.values()) > 8  # type: ignore[attr-defined]

@@ -18,7 +18,8 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import NewRow, OptionalOutputs
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker import runner as runner_module
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 
 def asking(
@@ -56,14 +57,15 @@ def reference_logits(checkpoint: Path, tokens: list[int]) -> Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
+@pytest.mark.tgi_pain(14)
 @pytest.mark.parametrize("logits_at_once", [3, 1000])
 @pytest.mark.parametrize("chunks", [[20], [7, 13], [1, 1, 17, 1]])
 @pytest.mark.parametrize("top", [0, 3])
 def test_a_prompt_is_scored_chunk_by_chunk_as_by_transformers(
     worker, checkpoint, monkeypatch, chunks, top, logits_at_once
 ):
-    monkeypatch.setattr(worker._runner, "_logits_at_once", logits_at_once)
-    monkeypatch.setattr(worker._runner, "_scores_at_once", 2)
+    monkeypatch.setattr(worker.runner, "_logits_at_once", logits_at_once)
+    monkeypatch.setattr(worker.runner, "_scores_at_once", 2)
     prompt = torch.randint(3, 256, (20,), generator=torch.Generator().manual_seed(5)).tolist()
     expected = reference_logits(checkpoint, prompt).log_softmax(-1)
     logprobs: list[float] = []
@@ -110,7 +112,7 @@ def test_the_prompt_of_a_resumed_sequence_ends_where_it_did(worker):
 
 @pytest.mark.parametrize("logits_at_once", [2, 1000])
 def test_raw_logits_are_those_of_transformers(worker, checkpoint, monkeypatch, logits_at_once):
-    monkeypatch.setattr(worker._runner, "_logits_at_once", logits_at_once)
+    monkeypatch.setattr(worker.runner, "_logits_at_once", logits_at_once)
     wanted = SamplingParams(temperature=0.0, repetition_penalty=1.7, logit_bias=((7, 3.0),))
     first, second = [5, 9, 200, 31, 77, 8], [40, 41, 42]
     new = [
@@ -132,6 +134,7 @@ def test_raw_logits_are_those_of_transformers(worker, checkpoint, monkeypatch, l
     assert not run(worker, step_of((3, 6, 1, True))).context_logits
 
 
+@pytest.mark.tgi_pain(14)
 def test_the_head_sees_parts_of_a_prompt_and_no_more_than_asked(monkeypatch):
     monkeypatch.setitem(runner_module.MAX_LOGITS, "cpu", 4 * VOCAB)
     runner, model, _ = make_runner()
@@ -223,7 +226,7 @@ def test_a_row_gives_its_wishes_up_with_its_sequence():
     result = run(runner, step)
     assert [result.errors, result.prompt_logprobs, result.generation_logits] == [{}, {}, {}]
     assert model.hidden_rows == [1]
-    assert not runner.rows.asking
+    assert not runner.rows.row_options
     replaced = step_of((1, 0, 2, True), new=[asking(1, [5, 6], [1], logits_processors=(raises,))])
     assert run(runner, replaced).errors
     assert not run(runner, step_of((1, 0, 2, True), new=[new_row(1, [5, 6], [1])])).errors

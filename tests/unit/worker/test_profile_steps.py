@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.worker.sizing.profile_steps import (
     ONE_THREAD_BYTES,
     WARMUP_BLOCKS,
@@ -43,6 +43,7 @@ def test_the_steps_keep_to_the_limits(device, rows, budget, total, cacheable):
         assert all(count == 1 for count in step.counts[: step.num_decodes])
 
 
+@pytest.mark.tgi_pain(2)
 def test_every_budget_is_spent():
     config = replace(CONFIG, device="cuda", max_batch_size=8, max_total_tokens=4000)
     alone, mixed, single = worst_steps(config, 10**6)

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.errors import OutOfMemoryError
+from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.sizing import kv_cache, saved_profile
-from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.sizing.kv_cache import Capacity
 from tgi_cli.worker.sizing.saved_profile import SavedProfile
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 SAID: dict[str, Any] = {"dtype": "float32", "max_batch_prefill_tokens": 64, "max_batch_size": 4}
 FOUND = SavedProfile(activation_bytes=5, graphs=True, step_seconds=0.5, max_total_tokens=100)
@@ -151,7 +152,7 @@ def test_a_later_start_runs_no_worst_step(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, config, first = warmed(model)
-    path = saved_profile.keep(config, first)
+    path = saved_profile.save(saved_profile.key_of(config), first.profile)
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(kv_cache, "worst_steps", refuse_the_worst)
     _, _, later = warmed(model)
@@ -176,9 +177,9 @@ def test_too_little_memory_is_measured_anew(
     promised: int | None,
 ) -> None:
     worker, config, first = warmed(model, max_total_tokens=promised)
-    saved_profile.keep(config, first)
+    saved_profile.save(saved_profile.key_of(config), first.profile)
     caplog.set_level(logging.INFO)
-    block_bytes = worker._attention.block_bytes
+    block_bytes = worker.attention.block_bytes
     monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
     monkeypatch.setattr(kv_cache, "worst_steps", refuse_the_worst)
     with pytest.raises(AssertionError, match="are run"):

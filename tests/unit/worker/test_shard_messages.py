@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_config import resolved
+from tests.unit.config.test_resolve import resolved
 from tgi_cli.engine.step import BlockAppend, NewRow, OptionalOutputs, Step, TokenAppend
 from tgi_cli.process.framing import Channel
 from tgi_cli.sampling.params import SamplingParams

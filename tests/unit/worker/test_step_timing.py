@@ -10,14 +10,19 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import Step, StepResult
 from tgi_cli.models import load_model, read_config
 from tgi_cli.worker.sizing import step_timing
-from tgi_cli.worker.sizing.capacity import Capacity
-from tgi_cli.worker.sizing.step_timing import Decode, Prefill, StepTimer, read_bytes, read_rate
-from tgi_cli.worker.sizing.warmup_command import measure
+from tgi_cli.worker.sizing.kv_cache import Capacity
+from tgi_cli.worker.sizing.step_timing import (
+    Decode,
+    Prefill,
+    StepTimer,
+    measure,
+    read_rate,
+)
 
 
 class Recorder:
@@ -120,7 +125,7 @@ def test_a_decode_reads_all_weights_but_the_embeddings(tmp_path: Path, tied: boo
     path = make_llama(tmp_path / "llama", tie_word_embeddings=tied)
     model = load_model(read_config(path), torch.float32, torch.device("cpu"))
     table = 256 * 64 * 4
-    assert read_bytes(model, 1) == model.weight_bytes - (0 if tied else table)
+    assert model.bytes_read(1) == model.weight_bytes - (0 if tied else table)
 
 
 def test_memory_has_a_rate() -> None:
@@ -131,7 +136,7 @@ def test_a_model_is_measured_and_what_was_found_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tgi_cli.worker.sizing.warmup_command.read_rate", lambda device: 1e9)
+    monkeypatch.setattr("tgi_cli.worker.sizing.step_timing.read_rate", lambda device: 1e9)
     monkeypatch.setattr(step_timing, "_SECONDS", 0.01)
     path = make_llama(tmp_path / "llama")
     serve = ServeConfig(

@@ -22,8 +22,8 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "queued": (("tgi_queue_size",),),
     "running": (("tgi_batch_current_size",),),
     "kv": (("tgi_kv_cache_usage_ratio",),),
-    "hits": (("tgi_prefix_cache_hit_tokens",),),
-    "looked_up": (("tgi_prefix_cache_query_tokens",),),
+    "hits": (("tgi_prefix_cache_hit_tokens_total",),),
+    "looked_up": (("tgi_prefix_cache_query_tokens_total",),),
     "output": (
         (
             "tgi_request_inter_token_seconds_count",
@@ -31,7 +31,7 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("tgi_request_generated_tokens_sum",),
     ),
-    "input": (("tgi_engine_prompt_tokens",), ("tgi_request_input_length_sum",)),
+    "input": (("tgi_engine_prompt_tokens_total",), ("tgi_request_input_length_sum",)),
 }
 
 

@@ -100,5 +100,14 @@ CONNECTION_SETTINGS = (
             hidden=True,
             variables=(),
         ),
+        Setting(
+            "parent_fd",
+            whole(0),
+            None,
+            "File descriptor of a pipe that closes when the parent of `tgi serve` is gone.",
+            (SERVE,),
+            hidden=True,
+            variables=(),
+        ),
     ),
 )

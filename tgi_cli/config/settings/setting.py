@@ -10,7 +10,7 @@ from tgi_cli.config.settings.values import ValueKind
 SERVE, SERVER, ROUTER = "serve", "model-server", "router"
 WARMUP, DOWNLOAD = "warmup", "download-weights"
 SERVING = (SERVE, SERVER, ROUTER, WARMUP, DOWNLOAD)
-"""Commands whose settings all have environment variables; `tgi env` takes those of the first."""
+"""Commands whose settings all have environment variables."""
 
 BENCH, QUANTIZE = "bench", "quantize"
 COMMANDS = (*SERVING, BENCH, QUANTIZE)
@@ -26,7 +26,7 @@ class Setting:
     Attributes:
         name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
         kind: the kind of its values.
-        default: its value if it is not set; None: decided later.
+        default: its value if it is not set, or None if that depends on model or device.
         help: one or two sentences.
         commands: the commands that take it.
         panel: the heading under which help shows it.
@@ -37,7 +37,7 @@ class Setting:
         alias_of: the setting that it is another name of.
         hidden: whether help and configuration files omit it.
         secret: whether to mask its value.
-        variables: environment variables, the first one set counts; None: its name in capitals.
+        variables: environment variables, by precedence. Default: its name in capitals.
         inherited: whether child processes keep the variable, for libraries that read it.
         note: what happens instead, if it has no effect.
         note_on: the commands on which it has no effect; empty: all.

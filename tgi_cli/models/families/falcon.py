@@ -1,6 +1,6 @@
 """Falcon (https://arxiv.org/abs/2311.16867): 7B's multi-query form, 40B's and 180B's grouped one.
 
-Queries, keys and values stand in one tensor, the query heads of a group before its key and value.
+Queries, keys and values are in one tensor, the query heads of a group before its key and value.
 """
 
 from __future__ import annotations

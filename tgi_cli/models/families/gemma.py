@@ -73,7 +73,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     kind = config_fields.activation(config, key, "gelu_pytorch_tanh")
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        # Gemma's first config.json said gelu and meant its approximation.
+        # Gemma's first config.json names gelu and means its approximation.
         activation="gelu_pytorch_tanh" if kind == "gelu" and not second else kind,
     )
     windows: tuple[int | None, ...] = (None,) * num_layers

@@ -1,4 +1,4 @@
-"""Gemma 3 (https://arxiv.org/abs/2503.19786): of models that see images, what they say of text.
+"""Gemma 3 (https://arxiv.org/abs/2503.19786): of multimodal models, the text part.
 
 Gemma 2 with norms on queries and keys instead of bounds on scores, five layers with a window to
 one without, and rotary angles of their own in either kind.

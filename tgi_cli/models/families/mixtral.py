@@ -7,8 +7,13 @@ from collections.abc import Callable
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
-from tgi_cli.models.stacked import StackedExperts, expert_names, has_stacked_experts
-from tgi_cli.models.weight_map import Names, Source
+from tgi_cli.models.weight_map import (
+    Names,
+    Source,
+    StackedExperts,
+    expert_names,
+    has_stacked_experts,
+)
 
 NAMES = Names(
     modules={
@@ -71,6 +76,6 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _source(config: ModelConfig) -> Callable[[str], Source]:
-    if has_stacked_experts(config):
+    if has_stacked_experts(config.path):
         return STACKED
-    return RENAMED if any(".mlp.experts." in name for name in expert_names(config)) else NAMES
+    return RENAMED if any(".mlp.experts." in name for name in expert_names(config.path)) else NAMES

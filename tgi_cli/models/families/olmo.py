@@ -1,6 +1,6 @@
 """OLMo 2 (https://arxiv.org/abs/2501.00656) and OLMo 3 (https://arxiv.org/abs/2512.13961).
 
-Norms stand behind the blocks and not before them; queries and keys have norms over all heads at
+Norms come after the blocks and not before them; queries and keys have norms over all heads at
 once. OLMo 3 has three layers with a window to one without, and scales the angles of the latter.
 """
 

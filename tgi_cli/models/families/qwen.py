@@ -72,7 +72,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _windows(config: ModelConfig, context: int) -> tuple[int | None, ...]:
-    """Only if switched on: from layer ``max_window_layers`` upwards, or where it is said."""
+    """Only if switched on: from layer ``max_window_layers`` upwards, or by ``layer_types``."""
     num_layers = config.positive("num_hidden_layers")
     if not config.get("use_sliding_window", bool, False):
         config = replace(config, raw=config.raw | {"sliding_window": None})

@@ -6,7 +6,6 @@ layers with a single feed-forward block in between.
 
 from __future__ import annotations
 
-from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import (
@@ -17,8 +16,7 @@ from tgi_cli.models.spec import (
     MoESpec,
     NormSpec,
 )
-from tgi_cli.models.stacked import StackedExperts, has_stacked_experts
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts
 
 NAMES = Names(
     modules={
@@ -67,7 +65,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=StackedExperts(NAMES) if has_stacked_experts(config) else NAMES,
+        source=StackedExperts(NAMES) if has_stacked_experts(config.path) else NAMES,
     )
 
 
@@ -91,7 +89,7 @@ def _sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
     step = config.positive("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", list, [])
     if not all(isinstance(layer, int) for layer in dense):
-        raise ModelError(f"{config.path / 'config.json'}: 'mlp_only_layers' is {dense}")
+        raise config.invalid(f"'mlp_only_layers' is {dense}")
     return set(range(step - 1, num_layers, step)) - set(dense)
 
 

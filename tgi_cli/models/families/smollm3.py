@@ -1,11 +1,10 @@
-"""SmolLM 3 (https://huggingface.co/blog/smollm3): Llama, some of whose layers rotate nothing."""
+"""SmolLM 3 (https://huggingface.co/blog/smollm3): Llama with some layers without rotation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
@@ -68,21 +67,18 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _rotated(config: ModelConfig) -> list[bool]:
-    """Whether a layer rotates; the misnamed list of config.json says 1 where it does."""
+    """Whether a layer rotates: the misnamed list of config.json has 1 for layers that do."""
     num_layers = config.positive("num_hidden_layers")
     interval = config.positive("no_rope_layer_interval")
     default = [(layer + 1) % interval != 0 for layer in range(num_layers)]
     rotated = config.get("no_rope_layers", list, default)[:num_layers]
     if len(rotated) != num_layers:
-        raise ModelError(
-            f"{config.path / 'config.json'}: 'no_rope_layers' names {len(rotated)} of "
-            f"{num_layers} layers"
-        )
+        raise config.invalid(f"'no_rope_layers' names {len(rotated)} of {num_layers} layers")
     return [bool(each) for each in rotated]
 
 
 def _windows(config: ModelConfig, context: int, rotated: list[bool]) -> tuple[int | None, ...]:
-    """Only if switched on, and then where nothing is rotated, unless it is said."""
+    """Only if switched on, and then in layers without rotation, unless ``layer_types`` differs."""
     if not config.get("use_sliding_window", bool, False):
         config = replace(config, raw=config.raw | {"sliding_window": None})
     kinds = ["full_attention" if rotates else "sliding_attention" for rotates in rotated]

@@ -1,11 +1,10 @@
-"""The seam where transformers' modelling code meets our paged attention.
+"""Connects transformers' modelling code to paged attention.
 
 transformers calls attention through a registry of functions, and builds masks through another
 (https://huggingface.co/docs/transformers/main/en/attention_interface). Under the name
 :data:`RUN` attention goes to the paged cache of the running step, and no mask is built. Under
-:data:`PROBE` a forward on the meta device records what each layer asks for, and every mask is
-asked what it lets a query see: a model is served only if a causal mask, with or without a
-sliding window, is all there is to it.
+:data:`PROBE` a forward on the meta device records the arguments of each layer, and evaluates every
+mask: a model is served only if its masks are causal, with or without a sliding window.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from tgi_cli.attention import KVSpec, PagedAttention
 RUN, PROBE = "tgi_paged", "tgi_probe"
 
 _FAR = 1 << 18
-"""A position to look back from: no window in use is as long."""
+"""A position beyond the length of any window in use."""
 
 _SHIFT = 8
-"""Tokens by which a convolution might shift them, at most."""
+"""Limit of the tokens by which a convolution might shift them."""
 
 _HARMLESS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"}
     | {"output_hidden_states", "output_router_logits", "is_causal", "past_key_values", "layer_idx"}
 )
-"""Arguments of an attention call that change nothing here, or are looked at by name."""
+"""Arguments of an attention call that change nothing here, or are checked by name."""
 
 
 NO_ATTENTION_INTERFACE = "does not call attention through transformers' interface"
@@ -42,12 +41,12 @@ READS_MASK = "looks into the mask"
 
 
 class Unsupported(Exception):
-    """Why a model cannot be run; completes "it ..."."""
+    """The reason for which a model cannot be run; completes "it ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """Stands in for a mask: a query sees the last ``window`` positions (None: all)."""
+    """Replaces a mask: a query sees the last ``window`` positions, or all if it is None."""
 
     window: int | None
 
@@ -57,7 +56,7 @@ class WindowMask:
 
 @dataclass(slots=True)
 class AttentionContext:
-    """What one model's attention modules know of each other; each has it as ``tgi_attention``.
+    """State that a model's attention modules share, as their attribute ``tgi_attention``.
 
     Attributes:
         specs: of the layers, in the order in which they attend.
@@ -72,7 +71,7 @@ class AttentionContext:
 
     @contextmanager
     def running(self, attention: PagedAttention) -> Iterator[None]:
-        """Attention goes to ``attention`` meanwhile."""
+        """Send attention to ``attention`` within the block."""
         self.step = attention
         try:
             yield
@@ -154,7 +153,7 @@ def _record(
 
 
 def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
-    """What a mask lets queries see, found by asking it about two of them."""
+    """The window of a mask, found by evaluating it for two queries."""
     windows = set()
     zero = torch.tensor(0)
     for query in (_FAR, _FAR + _FAR // 7):
@@ -176,7 +175,7 @@ def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
 
 
 class _DryRunAttention:
-    """Takes the place of paged attention on the meta device; expects the recorded layers."""
+    """Replaces paged attention on the meta device; expects the recorded layers."""
 
     def __init__(self, specs: list[KVSpec]) -> None:
         self.specs = specs
@@ -193,14 +192,14 @@ class _DryRunAttention:
 _CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
 _ALONG = dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "sort", "flip", "_softmax"), 1)
 _ALONG |= {"topk": 2, "roll": 2}
-"""Operations along a dimension, and which of their arguments says along which; if it is absent,
-the last."""
+"""Operations along a dimension, and the index of the argument that names it; default: the last
+dimension."""
 
 
 class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operations that let tokens see each other: only attention's may, for they are cached.
+    """Refuses operations that mix tokens outside of attention, since only attention is cached.
 
-    Tokens are told from everything else by their number, which is like no other size.
+    The dimension of tokens is recognised by its size, which no other dimension has.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -229,7 +228,7 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
-    """One that is not near to a size of the model, nor to what sizes are halved or doubled to."""
+    """A number that is not near to a size of the model, nor to a multiple or part of one."""
     sizes = {size for weight in decoder.parameters() for size in weight.shape}
     sizes |= {value for value in vars(config).values() if type(value) is int}
     sizes |= {size * factor // 4 for size in sizes for factor in (1, 2, 3, 6, 8, 12)}
@@ -241,12 +240,12 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
 
 
 def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
-    """Run ``decoder`` on the meta device, where it must be, and see what its layers ask for.
+    """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
     ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
 
     Returns:
-        the context that the attention modules now share, and what the decoder returned.
+        The state that the attention modules now share, and the decoder's output.
 
     Raises:
         Refused: something cannot be served. Whatever the model's code raises.
@@ -282,7 +281,7 @@ def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
             run(RUN, 7, 11)
     except Unsupported:
         raise
-    except Exception:  # whatever the model's code raises: it used the positions
+    except Exception:  # any error of the model's code: it used the positions
         return context, output
     raise Unsupported("does not use the positions that it is given")
 

@@ -1,4 +1,4 @@
-"""Our layers in the places of transformers': [..., features] outside, [T, features] inside.
+"""Our layers with the interface of transformers': [..., features] outside, [T, features] inside.
 
 On the meta device they compute nothing but shapes, so that a model can be tried before it has
 weights, whatever its quantization, and without its other shards.
@@ -29,11 +29,11 @@ EXPERTS = "tgi_grouped"
 """The name under which transformers' modules find :func:`_experts`."""
 
 _FUSED = ("qkv_proj", "query_key_value", "qkv", "c_attn", "wqkv", "w_pack", "in_proj")
-"""Projections whose outputs are queries, keys and values: no plan says how they are arranged."""
+"""Projections of queries, keys and values together: no plan describes their arrangement."""
 
 
 class _BatchedLinear(Loadable):
-    """Lets a layer for [T, in_features] be called with any number of leading dimensions."""
+    """Makes a layer for [T, in_features] accept any number of leading dimensions."""
 
     in_features: int
     out_features: int
@@ -43,7 +43,7 @@ class _BatchedLinear(Loadable):
     def finish(self) -> None:
         super().finish()
         if self.weight is None:
-            # Some code asks a layer for the dtype of its weight. To compute with it is an error.
+            # Some code reads the dtype of a layer's weight. To compute with it is an error.
             del self._parameters["weight"]
             self.__dict__["weight"] = torch.empty(0, dtype=self.dtype, device="meta")
 
@@ -112,10 +112,10 @@ class BatchedHead(LMHead):
 
 
 class UnreplacedWeights(Loadable):
-    """Weights that a module of transformers keeps itself, and computes with itself.
+    """Weights that stay in a module of transformers, which computes with them.
 
-    Of its buffers those that are in ``stored`` are loaded, too. ``shares`` says which part of
-    some parameters is this process's; the others are whole.
+    Buffers that are in ``stored`` are loaded, too. ``shares`` returns this process's part of some
+    parameters; the others are whole.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class UnreplacedWeights(Loadable):
         shares: Mapping[str, Callable[[Tensor], Tensor]],
     ) -> None:
         super().__init__()
-        self._module = (module,)  # in a tuple: it has its place in the model already
+        self._module = (module,)  # in a tuple: it is a submodule of the model already
         self._prefix = f"{path}." if path else ""
         self._shares = dict(shares)
         self._whole: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
@@ -163,7 +163,7 @@ class UnreplacedWeights(Loadable):
 def linear(
     module: nn.Linear, path: str, style: str | None, build: Build, parent: nn.Module
 ) -> nn.Module:
-    """Our layer for ``module``; ``style`` is what the tensor-parallel plan says of it.
+    """Our layer for ``module``; ``style`` is its entry in the tensor-parallel plan.
 
     Raises:
         UnsupportedModelError: it cannot be shared out so.
@@ -189,7 +189,7 @@ def linear(
 
 
 def own_part(style: str, shard: Shard, path: str) -> Callable[[Tensor], Tensor]:
-    """From a whole parameter of an expert (or of heads) to what this process keeps of it.
+    """A function from a whole parameter of an expert (or of heads) to this process's part.
 
     Raises:
         UnsupportedModelError: it cannot be shared out so.
@@ -216,7 +216,7 @@ def own_part(style: str, shard: Shard, path: str) -> Callable[[Tensor], Tensor]:
 
 
 def planned(plan: Mapping[str, str], path: str) -> str | None:
-    """What a plan says of ``path``; numbers in it are written ``*`` there."""
+    """The entry of a plan for ``path``, with ``*`` for numbers."""
     return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))
 
 
@@ -243,7 +243,7 @@ def _experts(
 
 
 def share_experts(module: nn.Module, shard: Shard) -> None:
-    """Let the shards' results of this module of experts be summed up."""
+    """Sum up the shards' results of this module of experts."""
     module.tgi_shard = shard  # type: ignore[assignment]  # any object may be an attribute
 
 

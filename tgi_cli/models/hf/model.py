@@ -2,8 +2,7 @@
 
 The modelling code is transformers'; attention over the paged cache, linear layers, embedding and
 head are ours, so that quantization, adapters and tensor parallelism apply. A model that cannot be
-run so is refused with the reason: by what its configuration says, and by what a rehearsal on the
-meta device shows.
+run so is refused with the reason, found in its configuration or by a dry run on the meta device.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 
 _BUFFER_BYTES = 256 << 20
-"""Of a module: tables of positions, which grow with the context that config.json states."""
+"""Limit of a module's buffers: tables of positions grow with the context in config.json."""
 
 
 class TransformersForCausalLM(CausalLM):
     """A model of transformers over flat batches. Its modules have transformers' names.
 
     Raises:
-        UnsupportedModelError: it cannot be run; the message says why.
+        UnsupportedModelError: it cannot be run; the message has the reason.
     """
 
     def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
@@ -82,7 +81,7 @@ class TransformersForCausalLM(CausalLM):
         self.eval()
 
     def source(self, name: str) -> Source:
-        """See :meth:`CausalLM.source`; a tied weight that is not there is what it is tied to."""
+        """See :meth:`CausalLM.source`; an absent tied weight is the weight it is tied to."""
         tied = self._tied.get(name, name)
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
@@ -102,7 +101,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     """What the engine must know of a checkpoint before it loads it.
 
     Raises:
-        UnsupportedModelError: it cannot be run; the message says why.
+        UnsupportedModelError: it cannot be run; the message has the reason.
     """
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
@@ -127,19 +126,19 @@ class _LogitsHead:
 
     def __init__(self, whole: PreTrainedModel, decoder: str, output: Any) -> None:
         self._whole = whole
-        self._said = _FixedOutput(type(output))
+        self._fixed = _FixedOutput(type(output))
         parent, _, name = decoder.rpartition(".")
-        setattr(whole.get_submodule(parent), name, self._said)
+        setattr(whole.get_submodule(parent), name, self._fixed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        self._said.hidden = hidden[None]
+        self._fixed.hidden = hidden[None]
         logits: Tensor = self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
-        self._said.hidden = None
+        self._fixed.hidden = None
         return logits.float()
 
 
 class _FixedOutput(nn.Module):
-    """Stands where the decoder was, and says what it had said."""
+    """Replaces the decoder, and returns given hidden states."""
 
     hidden: Tensor | None = None
 
@@ -153,7 +152,7 @@ class _FixedOutput(nn.Module):
 
 @contextmanager
 def _refusals(config: ModelConfig) -> Iterator[None]:
-    """Say of which architecture it is that something cannot be done."""
+    """Raise UnsupportedModelError, naming the architecture, for errors of the model's code."""
     cannot = f"architecture {config.architecture} cannot be run through transformers"
     try:
         yield
@@ -161,7 +160,7 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
         raise
     except Unsupported as reason:
         raise UnsupportedModelError(f"{cannot}: it {reason}") from reason
-    except Exception as error:  # the model's code may raise anything; it is kept as the cause
+    except Exception as error:  # the model's code may raise anything
         first = (str(error).splitlines() or [""])[0]
         if isinstance(error, KeyError) and RUN in first:  # it looked into a table of its own
             raise UnsupportedModelError(f"{cannot}: it {NO_ATTENTION_INTERFACE}") from error
@@ -177,7 +176,7 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
 
 
 def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
-    """The model on the meta device, unless its configuration says that it cannot be run."""
+    """The model on the meta device, unless its configuration shows that it cannot be run."""
     name = config.architecture
     known: Any = getattr(transformers, name, None)
     if known is None:
@@ -208,15 +207,15 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
         model: Any = known._from_config(
             own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
         )
-    for pattern, kept in model._get_dtype_plan(dtype).items():
+    for pattern, planned_dtype in model._get_dtype_plan(dtype).items():
         for path, weight in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), path):
-                weight.data = weight.data.to(kept)
+                weight.data = weight.data.to(planned_dtype)
     return model
 
 
 def _check(config: Any, known: type[PreTrainedModel]) -> None:
-    """Refuse what a rehearsal would not notice, or would name less clearly."""
+    """Refuse what a dry run would not notice, or would report less clearly."""
     if config.is_encoder_decoder:
         raise Unsupported("has an encoder")
     if known.config_class and not isinstance(config, known.config_class):
@@ -265,7 +264,7 @@ def _rope_types(module: nn.Module) -> list[str]:
 def _replace(
     whole: Any, decoder: Any, build: Build, stored: Container[str]
 ) -> Iterator[UnreplacedWeights]:
-    """Put our layers into the model; what holds the other weights is returned."""
+    """Put our layers into the model; yields the holders of the other weights."""
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if build.shard.size > 1 and not plan:
         raise Unsupported("has no plan of tensor parallelism")
@@ -289,7 +288,7 @@ def _replace(
         elif module is table and ours is not None:
             new = ours
         elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
-            # An expert is not given all tokens of a step: adapters would not know whose are whose.
+            # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build
             new = linear(module, path, planned(plan, path[start:]), fitting, parent)
         else:
@@ -317,13 +316,13 @@ def _path(whole: nn.Module, part: nn.Module) -> str:
 
 
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:
-    """Make what ``whole`` consists of modules of ``model``, the decoder where it was."""
+    """Make the parts of ``whole`` modules of ``model``, the decoder at the path it had."""
     *outer, last = at.split(".")
-    place = model
+    parent = model
     for name in outer:
-        place.add_module(name, nn.Module())
-        place = place.get_submodule(name)
-    place.add_module(last, decoder)  # before the head: a tied one is loaded after the table
+        parent.add_module(name, nn.Module())
+        parent = parent.get_submodule(name)
+    parent.add_module(last, decoder)  # before the head: a tied one is loaded after the table
     for name, child in whole.named_children():
         if name != at.partition(".")[0]:
             model.add_module(name, child)

@@ -1,19 +1,17 @@
-"""Where a checkpoint has the tensors of a transformers model: transformers' own mapping, read.
+"""Where a checkpoint has the tensors of a transformers model, by transformers' own mapping.
 
 transformers renames a checkpoint's tensors and stacks, splits and permutes them on the way
 (https://huggingface.co/docs/transformers/main/en/weightconverter). The same rules are applied
-to the names that are there, before anything is read; operations run as they stand, per tensor
-that the model wants.
+to the checkpoint's names before anything is read; operations run unchanged, per tensor of the
+model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -24,16 +22,16 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from tgi_cli.hub.model_files import weight_map
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.registry import checkpoint_format
+from tgi_cli.models.weight_files import file_header, weight_files
 from tgi_cli.models.weight_map import Source
+from tgi_cli.quantization.detect import detect_format
 
 
 def sources(
     model: PreTrainedModel, weights: Mapping[str, Tensor], stored: Iterable[str]
 ) -> dict[str, Source]:
-    """What each of the model's tensors is made of, as far as the checkpoint has it.
+    """The sources of the model's tensors, as far as the checkpoint has them.
 
     ``weights`` are the model's own, by name, for their shapes; ``stored`` are the checkpoint's
     names.
@@ -64,7 +62,7 @@ def sources(
 
 
 class _Shapes:
-    """What a conversion may ask of a model: how large a parameter is."""
+    """The part of a model that conversions use: the shapes of its parameters."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self._weights = weights
@@ -99,19 +97,14 @@ def _converted(
 
 
 def stored_names(config: ModelConfig) -> list[str]:
-    """Names of all tensors of a checkpoint; none where there are no weights.
+    """Names of all tensors of a checkpoint; empty without weights.
 
     A quantized weight counts as one tensor.
     """
-    names, layout = _names(config.path), checkpoint_format(config)
-    return names if layout is None else layout.plain_names(names)
-
-
-def _names(path: Path) -> list[str]:
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        return list(weight_map(index))
-    if not single.is_file():
-        return []
-    with safe_open(single, framework="pt") as tensors:
-        return list(tensors.keys())
+    names = [
+        name
+        for file, listed in weight_files(config.path).items()
+        for name in (listed if listed is not None else file_header(file))
+    ]
+    stated = config.quantization
+    return names if stated is None else detect_format(stated).plain_names(names)

@@ -1,1 +1,1 @@
-"""Makes quantized weights: grids, GPTQ, AWQ, rounding; lays them out as their formats do."""
+"""Quantization algorithms (GPTQ, AWQ, rounding to nearest) and the layouts of their results."""

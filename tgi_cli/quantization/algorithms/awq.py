@@ -1,4 +1,4 @@
-"""AWQ: scales inputs so that what matters is rounded less, then clips what costs the most.
+"""AWQ: scales inputs so that important weights lose less to rounding, then clips outliers.
 
 Lin et al. 2023, https://arxiv.org/abs/2306.00978
 """
@@ -15,22 +15,22 @@ from tgi_cli.quantization.algorithms import grid
 from tgi_cli.quantization.algorithms.recipe import Recipe
 
 TOKENS = 512
-"""Inputs that errors are computed of; of more these are taken at even distances."""
+"""Inputs for the computation of errors; of more, evenly spaced ones are used."""
 
 _POWERS = tuple(step / 20 for step in range(20))
 _SHRINKING = tuple(1 - step / 20 for step in range(1, 11))
 
 
 def search_scale(inputs: Tensor, weights: Sequence[Tensor], recipe: Recipe) -> Tensor:
-    """float32 [K]: what to multiply the columns of ``weights`` by, and to divide their inputs by
-    (in the norm or the linear layer that makes these), before rounding.
+    """Search scales, float32 [K], for the columns of ``weights``.
 
-    Of mean |x| to the powers 0, 0.05, ..., 0.95 the one with the least squared error, summed over
-    all outputs. 1 everywhere is among them.
+    Before rounding, columns are multiplied by the scales, and their inputs divided (in the norm or
+    linear layer that produces them). Candidates are mean |x| to the powers 0, 0.05, ..., 0.95, of
+    which 0 means no scaling; the one with the least squared error of all outputs is returned.
 
     Args:
-        inputs: [T, K], of any floating dtype; errors are of at most :data:`TOKENS` of them.
-        weights: [N_i, K] each, of the linear layers that take these inputs.
+        inputs: [T, K], of any floating dtype; at most :data:`TOKENS` of them are used.
+        weights: [N_i, K] each, of the linear layers with these inputs.
     """
     inputs = inputs.reshape(-1, inputs.shape[-1])
     magnitude = inputs.abs().mean(0, dtype=torch.float32)
@@ -46,8 +46,7 @@ def search_scale(inputs: Tensor, weights: Sequence[Tensor], recipe: Recipe) -> T
 
 
 def _error(x: Tensor, weight: Tensor, scales: Tensor, recipe: Recipe) -> float:
-    """Of the outputs for x [T, K], squared and summed, once ``weight`` times ``scales`` is
-    rounded."""
+    """Sum of squared errors of the outputs for x [T, K] after rounding ``weight * scales``."""
     total = 0.0
     inputs = weight.shape[1]
     step = max(1, grid.CHUNK // inputs)
@@ -60,18 +59,19 @@ def _error(x: Tensor, weight: Tensor, scales: Tensor, recipe: Recipe) -> float:
 
 
 def search_clip(inputs: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
-    """float32 [N, G]: the largest magnitude to keep in each group, from that of its largest
-    element down to half of it, with the least squared error of the group's share of the output.
+    """Search clipping limits, float32 [N, G]: the largest magnitude in each group.
 
-    To be given to :func:`~tgi_cli.quantization.algorithms.grid.rtn` as ``limits``. Not for queries
-    and keys: what matters of these are products, for which no single output's error stands.
+    Candidates are the group's largest magnitude down to half of it; the one with the least squared
+    error of the group's share of the output is returned, as ``limits`` for
+    :func:`~tgi_cli.quantization.algorithms.grid.rtn`. Not for queries and keys, whose outputs only
+    matter as products with each other.
 
     Args:
         inputs: [T, K], already divided by the scales; at most :data:`TOKENS` of them are used.
-        weight: [N, K], already multiplied by them.
+        weight: [N, K], already multiplied by the scales.
     """
     x = _in_groups(_some(inputs.reshape(-1, inputs.shape[-1])), recipe).transpose(0, 1)
-    products = x.transpose(1, 2) @ x  # [G, k, k]: what errors of a group's weights cost
+    products = x.transpose(1, 2) @ x  # [G, k, k]: cost of errors of a group's weights
     limits = weight.new_empty(len(weight), len(products), dtype=torch.float32)
     step = max(1, grid.CHUNK // weight.shape[1])
     for start in range(0, len(weight), step):
@@ -89,7 +89,7 @@ def search_clip(inputs: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _shares(exact: Tensor, limits: Tensor, products: Tensor, recipe: Recipe) -> Tensor:
-    """[G, n]: the squared error of each group's share of an output, of weights [G, n, k]."""
+    """[G, n]: squared error of each group's share of an output, for weights [G, n, k]."""
     rounded = grid.nearest(exact.flatten(0, 1), recipe, limits.flatten()).view_as(exact)
     error = rounded.sub_(exact)
     return (error @ products).mul_(error).sum(2)
@@ -98,12 +98,12 @@ def _shares(exact: Tensor, limits: Tensor, products: Tensor, recipe: Recipe) -> 
 def _some(inputs: Tensor) -> Tensor:
     if len(inputs) <= TOKENS:
         return inputs.float()
-    places = torch.linspace(0, len(inputs) - 1, TOKENS, device=inputs.device).long()
-    return inputs[places].float()
+    indices = torch.linspace(0, len(inputs) - 1, TOKENS, device=inputs.device).long()
+    return inputs[indices].float()
 
 
 def _in_groups(rows: Tensor, recipe: Recipe) -> Tensor:
-    """[n, K] as [n, G, k], with zeros behind a short last group."""
+    """[n, K] as [n, G, k], with zeros appended to a short last group."""
     inputs = rows.shape[1]
     size = recipe.group_size if recipe.group_size > 0 else inputs
     return pad(rows, (0, -inputs % size)).view(len(rows), -1, size)

@@ -1,4 +1,4 @@
-"""GPTQ: rounds a column at a time, and has those to come make up for the error.
+"""GPTQ: rounds one column at a time, and compensates the error in the remaining columns.
 
 Frantar et al. 2022, https://arxiv.org/abs/2210.17323. Group-aware reordering: Gafni et al. 2025,
 https://arxiv.org/abs/2505.14638.
@@ -19,22 +19,22 @@ from tgi_cli.quantization.algorithms.hessian import Hessian
 from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 
 RETRIES = 3
-"""Times that more is added to the diagonal of a Hessian that cannot be factored."""
+"""Further attempts with more damping if a Hessian cannot be factored."""
 
 _BLOCK = 128
-"""Columns whose errors are gathered before those behind make up for them."""
+"""Columns whose errors are collected before the columns behind them are updated."""
 
 
 def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult:
-    """Quantize ``weight`` [N, K] (any floating dtype; it is not changed) for inputs like those of
-    ``hessian``, on the device of both and in the dtype of the latter.
+    """Quantize ``weight`` [N, K] (any floating dtype, not modified) for the inputs of ``hessian``.
 
-    Where the Hessian cannot be factored, more is added to its diagonal, tenfold each time, up to
-    :data:`RETRIES` times; if that does not help, or there were no inputs, or some were not
-    finite, the weight is rounded to nearest, and the result's ``note`` says so. Weights of inputs
-    that were always 0 are rounded to nearest, too: other texts may use them.
+    Computes on the device of both and in the Hessian's dtype. If the Hessian cannot be factored,
+    its damping is multiplied by ten, up to :data:`RETRIES` times. If that fails, or there were no
+    inputs, or some were not finite, the weight is rounded to nearest, with a ``note`` in the
+    result. Weights of inputs that were always 0 are rounded to nearest, too, as other texts may use
+    them.
 
-    While it runs it takes about five times the Hessian's memory, and seven bytes per weight.
+    Needs about five times the Hessian's memory, and seven bytes per weight.
     """
     if not hessian.count:
         return replace(rtn(weight, recipe), note="rounded to nearest: there were no inputs")
@@ -44,8 +44,8 @@ def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult
         return replace(rtn(weight, recipe), note="rounded to nearest: inputs were not finite")
     matrix.diagonal()[importance == 0] = importance.mean().clamp(min=1e-12)
     order = _order(importance, recipe)
-    turned = order.flip(0)
-    matrix = matrix[turned][:, turned]
+    flipped = order.flip(0)
+    matrix = matrix[flipped][:, flipped]
     factor, percdamp = _factor(matrix, recipe.percdamp)
     del matrix
     if factor is None:
@@ -55,7 +55,7 @@ def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult
     inputs = len(order)
     size = recipe.group_size if recipe.group_size > 0 else inputs
     groups = torch.arange(inputs, device=order.device) // size
-    if recipe.desc_act and not recipe.static_groups:  # groups are of neighbours in the order
+    if recipe.desc_act and not recipe.static_groups:  # groups of neighbours in the order
         groups = torch.empty_like(groups).index_copy_(0, order, groups)
     grids = grid.round_groups(weight, recipe)[1:] if recipe.static_groups else None
     columns = weight.T[order].to(factor.dtype).contiguous()
@@ -68,7 +68,7 @@ def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult
 
 
 def _order(importance: Tensor, recipe: Recipe) -> Tensor:
-    """int64 [K]: in which order to go through the inputs, given the Hessian's diagonal."""
+    """int64 [K]: the order in which inputs are processed, from the Hessian's diagonal."""
     inputs = len(importance)
     if recipe.desc_act:
         return importance.argsort(descending=True, stable=True)
@@ -83,19 +83,19 @@ def _order(importance: Tensor, recipe: Recipe) -> Tensor:
     return order[order < inputs]
 
 
-def _factor(turned: Tensor, percdamp: float) -> tuple[Tensor | None, float]:
-    """U, upper triangular, of UᵀU = H⁻¹, and the damping that it took; None if none was enough.
+def _factor(flipped: Tensor, percdamp: float) -> tuple[Tensor | None, float]:
+    """Factor H⁻¹ = UᵀU; return U, upper triangular or None on failure, and the damping.
 
-    H turned round, which is what ``turned`` has, is LLᵀ. L turned round again is upper triangular,
-    and its inverse is U: there is no need to invert H and to factor the inverse.
+    ``flipped`` is H in reverse order, LLᵀ. L in reverse order is upper triangular, and its inverse
+    is U: there is no need to invert H and to factor the inverse.
     """
-    mean = turned.diagonal().mean()
+    mean = flipped.diagonal().mean()
     added = 0.0
     for attempt in range(RETRIES + 1):
         damping = percdamp * 10**attempt
-        turned.diagonal().add_((damping - added) * mean)
+        flipped.diagonal().add_((damping - added) * mean)
         added = damping
-        lower, failed = torch.linalg.cholesky_ex(turned)
+        lower, failed = torch.linalg.cholesky_ex(flipped)
         if not bool(failed):
             upper = lower.flip(0, 1)
             del lower
@@ -113,15 +113,15 @@ def _round(
     recipe: Recipe,
     grids: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The algorithm: ``columns`` [K, N] in the order to take them, which are used up.
+    """Round ``columns`` [K, N], in processing order; they are overwritten.
 
     Args:
-        columns: of the dtype to compute in.
+        columns: in the dtype of the computation.
         factor: see :func:`_factor`.
-        groups: of each column; without ``grids`` those of a group stand together.
+        groups: of each column; contiguous unless ``grids`` are given.
         recipe: bits, and how to find a grid.
-        grids: scales and zeros [G, N]; None: a group's are found when its first column's turn
-            comes, of what its columns are by then.
+        grids: scales and zeros [G, N]. Default: found for each group when its first column is
+            processed, from its updated columns.
 
     Returns:
         Codes uint8 [K, N], scales [G, N], zeros [G, N].
@@ -143,7 +143,7 @@ def _round(
             errors = columns.new_empty(stop - start, rows)
             local = factor[start:stop, start:stop]
             for i in range(stop - start):
-                # All at once, what is to be made up for of the columns before it in the block.
+                # Errors of all columns before it in the block at once.
                 column = torch.addmv(columns[start + i], errors[:i].T, local[:i, i], alpha=-1)
                 scale, zero = scales[groups[start + i]], zeros[groups[start + i]]
                 code = grid.quantize(column, scale, zero, recipe.bits)

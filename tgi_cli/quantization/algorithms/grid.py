@@ -1,7 +1,7 @@
-"""Grids of evenly spaced numbers: which one suits some weights, and where on it each of them is.
+"""Uniform grids: finding one for some weights, and rounding to nearest.
 
-Conventions are those of GPTQ's implementations: codes from 0, a zero among them (in a symmetric
-grid the middle one, 2^(bits-1)), and positive scales.
+Conventions are those of GPTQ's implementations: codes from 0, a zero point among them (in a
+symmetric grid the middle, 2^(bits-1)), and positive scales.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _SHRINKING = tuple(1 - step / 50 for step in range(1, 31))
-"""Shares of the range that a search for the least squared error tries besides all of it."""
+"""Shares of the range that a search for the least squared error tries, besides all of it."""
 
 _LEAST = 2.0**-24
-"""The least scale: float16 has none below."""
+"""Smallest scale, which float16 can represent."""
 
 CHUNK = 1 << 22
-"""Elements that are worked on at a time, so that what comes in between stays small."""
+"""Elements that are processed at a time, to bound temporary memory."""
 
 
 def find_grid(
     weights: Tensor, recipe: Recipe, limits: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Scales and zeros, float32 [n] each, for rows of ``weights`` [n, k].
+    """Find scales and zeros, float32 [n] each, for rows of ``weights`` [n, k].
 
-    The grid reaches from the least to the largest element and has 0 on it; if ``limits`` [n] are
-    given, no further than these.
+    A grid includes 0 and spans the smallest to the largest element, within ``limits`` [n] if they
+    are given.
     """
     low, high = weights.amin(1).clamp_(max=0.0), weights.amax(1).clamp_(min=0.0)
     if limits is not None:
@@ -60,7 +60,7 @@ def _span(low: Tensor, high: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
         return scales, torch.full_like(scales, 2 ** (recipe.bits - 1))
     scales = stored((high - low) / top, recipe.scale_dtype)
     zeros = (-low / scales).round_().clamp_(0, top)
-    if recipe.format == "gptq":  # zeros are stored less 1, and readers disagree on what is below
+    if recipe.format == "gptq":  # zeros are stored minus 1, and readers disagree about -1
         none = zeros < 1
         wider = stored(high / (top - 1), recipe.scale_dtype)
         scales = torch.where(none, torch.maximum(scales, wider), scales)
@@ -69,9 +69,9 @@ def _span(low: Tensor, high: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
 
 
 def stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales as they will be read again, float32; 1 in place of 0."""
-    kept = torch.where(scales > 0, scales, 1.0).clamp_(_LEAST, torch.finfo(dtype).max)
-    return kept.to(dtype).float()
+    """Scales rounded to their stored ``dtype``, as float32; 1 instead of 0."""
+    scales = torch.where(scales > 0, scales, 1.0).clamp_(_LEAST, torch.finfo(dtype).max)
+    return scales.to(dtype).float()
 
 
 def _squared_error(weights: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
@@ -81,13 +81,12 @@ def _squared_error(weights: Tensor, scales: Tensor, zeros: Tensor, bits: int) ->
 
 
 def quantize(weights: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
-    """The nearest codes, in float32; shapes broadcast."""
+    """Nearest codes, in float32; shapes broadcast."""
     return (weights / scales).round_().add_(zeros).clamp_(0, 2**bits - 1)
 
 
 def nearest(weights: Tensor, recipe: Recipe, limits: Tensor | None = None) -> Tensor:
-    """Rows of ``weights``, float32 [n, k], each rounded on the grid that :func:`find_grid` finds
-    for it."""
+    """Round rows of ``weights``, float32 [n, k], each on its grid of :func:`find_grid`."""
     scales, zeros = (each[:, None] for each in find_grid(weights, recipe, limits))
     return quantize(weights, scales, zeros, recipe.bits).sub_(zeros).mul_(scales)
 
@@ -95,9 +94,9 @@ def nearest(weights: Tensor, recipe: Recipe, limits: Tensor | None = None) -> Te
 def round_groups(
     weight: Tensor, recipe: Recipe, limits: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Round ``weight`` [N, K], of any floating dtype, in groups that stand one after the other.
+    """Round ``weight`` [N, K], of any floating dtype, in contiguous groups.
 
-    ``limits``: [N, G], none of a group's grid reaches further.
+    ``limits``: [N, G], largest magnitudes of the groups' grids.
 
     Returns:
         Codes uint8 [N, K], scales float32 [G, N], zeros float32 [G, N].
@@ -111,7 +110,7 @@ def round_groups(
     step = max(1, CHUNK // inputs)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        # Zeros behind a short last group change nothing: every grid has 0 on it.
+        # Zeros appended to a short last group change nothing: every grid includes 0.
         values = pad(weight[part].float(), (0, count * size - inputs)).view(-1, size)
         bounds = None if limits is None else limits[part].reshape(-1)
         found = find_grid(values, recipe, bounds)
@@ -122,16 +121,15 @@ def round_groups(
 
 
 def dequantize(result: QuantizationResult) -> Tensor:
-    """The weight that ``result`` stands for, float32 [N, K]: to the bit what a reader of its
-    format makes of its tensors."""
+    """Dequantize ``result`` to float32 [N, K], bit for bit as readers of its format do."""
     codes, table = result.codes, None
     if codes.dtype.is_floating_point:
         table = fp8.table(codes.dtype).to(codes.device)
         codes = codes.view(torch.uint8)
     zeros = None if result.zeros is None else result.zeros.T.float()
-    # Where there are no zeros, codes have 8 bits.
-    kept = QuantizedWeight(codes, result.scales.T, zeros, result.groups.long(), 8, table)
-    return kept.dequantize(torch.float32)
+    # Without zeros, codes have 8 bits.
+    weight = QuantizedWeight(codes, result.scales.T, zeros, result.groups.long(), 8, table)
+    return weight.dequantize(torch.float32)
 
 
 def rtn(
@@ -140,16 +138,17 @@ def rtn(
     hessian: Hessian | None = None,
     limits: Tensor | None = None,
 ) -> QuantizationResult:
-    """Round ``weight`` [N, K] to the grid of ``recipe``: integers, or e4m3 for the method fp8.
+    """Round ``weight`` [N, K] to nearest on the grid of ``recipe``, or to e4m3 for fp8.
 
     Args:
-        weight: of any floating dtype; it is not changed.
-        hessian: of the inputs, for the result's ``loss`` alone.
-        limits: [N, G], as :func:`~tgi_cli.quantization.algorithms.awq.search_clip` returns it: what
-            is further from 0 is brought there.
+        weight: of any floating dtype; not modified.
+        recipe: bits, groups and format.
+        hessian: of the inputs, only for the result's ``loss``.
+        limits: [N, G], clipping limits of
+            :func:`~tgi_cli.quantization.algorithms.awq.search_clip`.
     """
     if recipe.method in ("fp8", "int8"):
-        result = _bytes(weight, recipe)
+        result = _round_to_bytes(weight, recipe)
     else:
         codes, scales, zeros = round_groups(weight, recipe, limits)
         size = recipe.group_size if recipe.group_size > 0 else weight.shape[1]
@@ -160,9 +159,11 @@ def rtn(
     return replace(result, loss=hessian.loss(weight, dequantize(result)))
 
 
-def _bytes(weight: Tensor, recipe: Recipe) -> QuantizationResult:
-    """8 bits with a scale per row, or one for all: e4m3 (https://arxiv.org/abs/2209.05433) or
-    whole numbers from -127 to 127."""
+def _round_to_bytes(weight: Tensor, recipe: Recipe) -> QuantizationResult:
+    """Round to 8 bits with a scale per row or per tensor: e4m3, or integers from -127 to 127.
+
+    https://arxiv.org/abs/2209.05433
+    """
     rows, inputs = weight.shape
     floating = recipe.method == "fp8"
     dtype = torch.float8_e4m3fn if floating else torch.uint8

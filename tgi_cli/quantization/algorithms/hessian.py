@@ -1,4 +1,4 @@
-"""What the inputs of a linear layer say of how much an error in a weight matters."""
+"""Hessian of a linear layer's squared error, from its inputs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1024
-"""Inputs whose part of the matrix is computed at a time; what is below the diagonal is not."""
+"""Inputs per block of the matrix, of which only the upper triangle is computed."""
 
 _ROWS = 2048
 """Outputs whose error is computed at a time."""
 
 
 class Hessian:
-    """2/n XᵀX of inputs X [n, K], gathered as they come; layers that share inputs share one.
+    """2/n XᵀX of inputs X [n, K], accumulated; layers with the same inputs share one.
 
-    Takes 4 K² bytes (8 K² in float64).
+    Needs 4 K² bytes (8 K² in float64).
 
     Attributes:
         size: K.
-        count: n, inputs seen so far.
+        count: n, number of inputs so far.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Hessian:
         return [slice(start, start + _BLOCK) for start in range(0, self.size, _BLOCK)]
 
     def add(self, x: Tensor) -> None:
-        """Take inputs [..., K] of any floating dtype, on this Hessian's device."""
+        """Add inputs [..., K] of any floating dtype, on this Hessian's device."""
         x = x.reshape(-1, self.size).to(self._sums.dtype)
         self.count += len(x)
         for block in self._blocks:
-            # Of a symmetric matrix the rest is known: half of the work.
+            # The matrix is symmetric: half of the work is enough.
             self._sums[block, block.start :].addmm_(x[:, block].T, x[:, block.start :])
 
     def merge(self, other: Hessian) -> None:
@@ -52,7 +52,7 @@ class Hessian:
         self._sums += other._sums.to(self._sums)
 
     def matrix(self) -> Tensor:
-        """[K, K], symmetric; a new tensor. 0 where nothing was seen."""
+        """[K, K], symmetric; a new tensor. 0 without inputs."""
         whole = self._sums * (2 / max(1, self.count))
         for block in self._blocks:
             whole[block.stop :, block] = whole[block, block.stop :].T
@@ -61,7 +61,7 @@ class Hessian:
     def loss(self, weight: Tensor, other: Tensor) -> float:
         """Mean square of ``x @ (weight - other).T`` over that of ``x @ weight.T``, both [N, K].
 
-        NaN where nothing was seen, or the outputs are all 0.
+        NaN without inputs, or if the outputs are all 0.
         """
         error = energy = 0.0
         for start in range(0, len(weight), _ROWS):
@@ -71,10 +71,10 @@ class Hessian:
         return error / energy if self.count and energy > 0 else nan
 
     def _energy(self, rows: Tensor) -> float:
-        """The sum of (x @ rows.T)² over all inputs."""
+        """Sum of (x @ rows.T)² over all inputs."""
         total = 0.0
         for block in self._blocks:
             product = rows[:, block] @ self._sums[block, block.start :]
-            product[:, block.stop - block.start :] *= 2  # what is below the diagonal, too
+            product[:, block.stop - block.start :] *= 2  # for the lower triangle
             total += float(product.mul_(rows[:, block.start :]).sum(dtype=torch.float64))
         return total

@@ -1,4 +1,4 @@
-"""Quantized weights as the tensors of their formats, and what a checkpoint says of them.
+"""Layouts of quantized weights: tensors of each format, and the config of a checkpoint.
 
 The formats are those of https://github.com/ModelCloud/GPTQModel,
 https://github.com/casper-hansen/AutoAWQ and https://github.com/vllm-project/compressed-tensors;
@@ -20,12 +20,14 @@ from tgi_cli.quantization import bits
 from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-"""Which of eight outputs stand in a word, the lowest bits first."""
+"""Order of eight outputs in a word, lowest bits first."""
 
 
 def pack(result: QuantizationResult, recipe: Recipe) -> dict[str, Tensor]:
-    """A module's tensors on the CPU by their suffixes, such as ``qweight``: stored as
-    ``MODULE.SUFFIX`` in the place of ``MODULE.weight`` (its ``bias`` stays as it is)."""
+    """Pack a module's tensors, on the CPU, by suffixes such as ``qweight``.
+
+    ``MODULE.SUFFIX`` replaces ``MODULE.weight``; its ``bias`` is unchanged.
+    """
     codes, scales, groups = result.codes.cpu(), result.scales.cpu(), result.groups.cpu()
     if result.zeros is None:
         return _bytes(codes, scales, recipe)
@@ -40,8 +42,8 @@ def pack(result: QuantizationResult, recipe: Recipe) -> dict[str, Tensor]:
             "qzeros": _awq_words(zeros),
             "scales": scales.contiguous(),
         }
-    if recipe.format == "gptq":  # zeros less 1
-        assert bool((zeros > 0).all()), "of no recipe for this format"
+    if recipe.format == "gptq":  # zeros minus 1
+        assert bool((zeros > 0).all()), "a zero of 0 does not fit this format"
         zeros = zeros - 1
     return {
         "qweight": bits.pack(codes, recipe.bits).T.contiguous(),
@@ -59,9 +61,9 @@ def _awq_words(numbers: Tensor) -> Tensor:
 
 def _bytes(codes: Tensor, scales: Tensor, recipe: Recipe) -> dict[str, Tensor]:
     if recipe.method == "int8":
-        codes = codes.bitwise_xor(0x80).view(torch.int8)  # less 128
-    kept = scales.T.to(recipe.scale_dtype).contiguous()
-    return {"weight": codes, "weight_scale": kept[:1, 0] if recipe.group_size == 0 else kept}
+        codes = codes.bitwise_xor(0x80).view(torch.int8)  # minus 128
+    scales = scales.T.to(recipe.scale_dtype).contiguous()
+    return {"weight": codes, "weight_scale": scales[:1, 0] if recipe.group_size == 0 else scales}
 
 
 def _pack_quantized(
@@ -89,9 +91,9 @@ def quantization_config(
 
     Args:
         recipe: of all quantized modules.
-        ignored: full names of linear modules that stay plain, such as ``lm_head`` or
+        ignored: full names of linear modules that are not quantized, such as ``lm_head`` or
             ``model.layers.0.mlp.gate``.
-        modules: full names of those that are quantized.
+        modules: full names of the quantized modules.
     """
     if recipe.format == "compressed-tensors":
         return _compressed_config(recipe, ignored)
@@ -101,7 +103,7 @@ def quantization_config(
             "version": "gemm",
             "bits": recipe.bits,
             "group_size": recipe.group_size,
-            "zero_point": True,  # the layout has zeros, also where all are in the middle
+            "zero_point": True,  # the layout has zeros, even for a symmetric grid
             "modules_to_not_convert": list(ignored) or None,
         }
     plain = [name for name in ignored if name != "lm_head"]
@@ -111,14 +113,14 @@ def quantization_config(
         "bits": recipe.bits,
         "group_size": recipe.group_size,
         "sym": recipe.sym,
-        # Of static groups inputs are where they were, whatever the order was.
+        # With static groups inputs are stored in the original order.
         "desc_act": recipe.desc_act and not recipe.static_groups,
         "static_groups": recipe.static_groups,
         "true_sequential": True,
         "damp_percent": recipe.percdamp,
         "lm_head": False,
         "pack_dtype": "int32",
-        # A rule per module that there is no quantized weight of, as a regular expression.
+        # A rule for each module without a quantized weight, as a regular expression.
         "dynamic": {f"-:^{re.escape(name)}$": {} for name in plain} or None,
         "meta": {
             "quantizer": [f"tgi:{__version__}"],
@@ -127,14 +129,17 @@ def quantization_config(
             "mse": recipe.mse,
         },
     }
-    if plain and modules:  # transformers goes by these, not by rules
+    if plain and modules:  # transformers reads these instead of rules
         config["modules_in_block_to_quantize"] = [_short_names(modules, plain)]
     return config
 
 
 def _short_names(modules: Collection[str], plain: Sequence[str]) -> list[str]:
-    """Parts of names that say which modules are quantized: what follows a block's number
-    (``mlp.up_proj``) where that is of no plain module, and full names of the others."""
+    """Parts of names that identify the quantized modules.
+
+    The part behind a block's number (``mlp.up_proj``) if it matches no plain module, else the full
+    name.
+    """
     names = dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in modules)
     clear = [name for name in names if not any(name in other for other in plain)]
     return clear + [name for name in modules if not name.endswith(tuple(clear))]
@@ -146,7 +151,7 @@ def _compressed_config(recipe: Recipe, ignored: Sequence[str]) -> dict[str, Any]
         kind = "float" if recipe.method == "fp8" else "int"
         layout = f"{kind}-quantized"
         weights = _scheme(kind, 8, "tensor" if recipe.group_size == 0 else "channel")
-        # What kernels for these weights do with their inputs elsewhere.
+        # Kernels of other engines for these weights quantize their inputs, too.
         activations = _scheme(kind, 8, "token", dynamic=True)
     else:
         layout = "pack-quantized"
@@ -192,7 +197,7 @@ def _scheme(kind: str, width: int, strategy: str, *, dynamic: bool = False) -> d
 def quantize_config(
     recipe: Recipe, ignored: Sequence[str], modules: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """The format's own files beside config.json, contents by file name; arguments as above.
+    """The format's own files beside config.json, by name; arguments of quantization_config.
 
     gptq: ``quantize_config.json``; awq: ``quant_config.json``; compressed-tensors: none.
     """

@@ -1,4 +1,4 @@
-"""What is asked of a quantization, and what comes out for one linear layer."""
+"""Recipes for quantization, their validation, and the result for one linear layer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Recipe:
     Attributes:
         method: ``gptq``, ``awq``, ``rtn``, ``fp8`` or ``int8``.
         bits: 2, 3, 4 or 8.
-        group_size: inputs that share a scale; -1: all of a row. fp8 and int8 have a scale per
-            row (-1), or fp8 one for the whole weight (0).
-        sym: whether zero is in the middle of the codes.
-        desc_act: GPTQ goes through inputs in order of falling Hessian diagonal (act-order).
-        static_groups: groups' scales are found before any column is changed, so that with
-            ``desc_act`` groups stay whole in memory.
-        group_aware: group-aware reordering: within and among whole groups only, which costs
-            nothing when the weights are served. Not with ``desc_act``.
-        mse: scales are searched for the least squared error instead of covering the extremes.
-        percdamp: share of the Hessian's mean diagonal that is added to it.
+        group_size: inputs that share a scale, or -1 for whole rows. fp8 and int8 have a scale per
+            row (-1), or fp8 one per tensor (0).
+        sym: symmetric grid, with the zero in the middle of the codes.
+        desc_act: GPTQ processes inputs in order of descending Hessian diagonal (act-order).
+        static_groups: find all scales before any column is changed, so that groups stay
+            contiguous with ``desc_act``.
+        group_aware: group-aware reordering, only within and among whole groups, which costs
+            nothing in serving. Not with ``desc_act``.
+        mse: search scales with the least squared error instead of covering the extremes.
+        percdamp: share of the Hessian's mean diagonal that is added to the diagonal.
         format: ``gptq``, ``gptq_v2``, ``awq`` or ``compressed-tensors``.
-        scale_dtype: what scales are stored in. They are rounded to it before codes are chosen.
-            gptq and awq have float16; compressed-tensors has the model's dtype.
+        scale_dtype: dtype of stored scales, to which they are rounded before codes are chosen:
+            float16 for gptq and awq, the model's dtype for compressed-tensors.
     """
 
     method: str
@@ -52,12 +52,12 @@ class QuantizationResult:
     Attributes:
         codes: [N, K] uint8, from 0 to 2^bits - 1; fp8: [N, K] float8_e4m3fn instead.
         scales: [G, N] float32; G groups in the order of ``groups``.
-        zeros: [G, N] int32; None where there is none (fp8, int8 per row: symmetric, signed codes
-            are kept with 2^(bits-1) added).
+        zeros: [G, N] int32, or None for fp8 and int8, whose grids are symmetric; signed codes are
+            stored with 2^(bits-1) added.
         groups: [K] int32, the group of each input (``g_idx``).
-        loss: mean squared error of the outputs on the calibration inputs, over their mean
-            square; NaN where there were none.
-        note: what was done otherwise than asked, and why, in a few words; mostly empty.
+        loss: mean squared error of the outputs on the calibration inputs, relative to their mean
+            square; NaN without inputs.
+        note: deviation from the recipe, with the reason; mostly empty.
     """
 
     codes: torch.Tensor
@@ -73,11 +73,11 @@ FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 WIDTHS = (2, 3, 4, 8)
 
 _BYTES = ("fp8", "int8")
-"""Methods that make a byte of an element, with a scale per row."""
+"""Methods with a byte per element and a scale per row."""
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise ConfigError, with what to do instead, for a recipe that nothing can follow."""
+    """Raise ConfigError, with a remedy, for an invalid recipe."""
     for name, value, known in (
         ("method", recipe.method, METHODS),
         ("format", recipe.format, FORMATS),
@@ -85,7 +85,7 @@ def check_recipe(recipe: Recipe) -> None:
     ):
         if value not in known:
             choices = ", ".join(str(each) for each in known)
-            raise ConfigError(f"--{name} {value} is not known", f"choose one of {choices}")
+            raise ConfigError(f"--{name} {value} is unknown", f"choose one of {choices}")
     if not 0 < recipe.percdamp < 1:
         raise ConfigError(f"--percdamp {recipe.percdamp} is not between 0 and 1", "try 0.01")
     if recipe.method in _BYTES:
@@ -96,15 +96,15 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _check_bytes(recipe: Recipe) -> None:
     method = recipe.method
-    _refuse(
+    _refuse_if(
         recipe.format != "compressed-tensors",
         f"{method} weights cannot be written in the format {recipe.format}",
         "use --format compressed-tensors",
     )
-    _refuse(recipe.bits != 8, f"{method} has 8 bits, not {recipe.bits}", "leave out --bits")
-    _refuse(not recipe.sym, f"{method} has no zeros", "leave out --asym")
-    _refuse(recipe.mse, f"{method} has no scales to search", "leave out --mse")
-    _refuse(
+    _refuse_if(recipe.bits != 8, f"{method} has 8 bits, not {recipe.bits}", "leave out --bits")
+    _refuse_if(not recipe.sym, f"{method} has no zeros", "leave out --asym")
+    _refuse_if(recipe.mse, f"{method} has no scales to search", "leave out --mse")
+    _refuse_if(
         recipe.group_size not in ((-1, 0) if method == "fp8" else (-1,)),
         f"{method} has a scale per row, not per group of {recipe.group_size}",
         "leave out --groupsize",
@@ -114,7 +114,7 @@ def _check_bytes(recipe: Recipe) -> None:
 
 def _check_integers(recipe: Recipe) -> None:
     size = recipe.group_size
-    _refuse(
+    _refuse_if(
         size != -1 and (size < 8 or size % 8 != 0),
         f"--groupsize {size} is neither -1 nor a multiple of 8",
         "32, 64 and 128 are common",
@@ -122,22 +122,22 @@ def _check_integers(recipe: Recipe) -> None:
     _check_order(recipe)
     layout = recipe.format
     if layout in ("awq", "compressed-tensors"):
-        _refuse(
+        _refuse_if(
             recipe.desc_act and not recipe.static_groups,
-            f"the format {layout} does not say which group an input is of, as act-order needs",
+            f"the format {layout} does not store the groups of inputs, which act-order needs",
             "add --static-groups, or use --format gptq",
         )
     if layout == "awq":
-        _refuse(recipe.bits != 4, f"awq's layout has 4 bits, not {recipe.bits}", "use --bits 4")
+        _refuse_if(recipe.bits != 4, f"awq's layout has 4 bits, not {recipe.bits}", "use --bits 4")
     if layout == "compressed-tensors":
-        _refuse(
+        _refuse_if(
             recipe.bits == 3,
             "versions of compressed-tensors disagree on how numbers of 3 bits are packed",
             "use --format gptq, or other --bits",
         )
     elif recipe.scale_dtype != torch.float16:
         raise ConfigError(f"the format {layout} has scales in float16, not {recipe.scale_dtype}")
-    _refuse(
+    _refuse_if(
         recipe.mse and recipe.method == "awq",
         "awq searches what to clip by itself",
         "leave out --mse",
@@ -146,26 +146,26 @@ def _check_integers(recipe: Recipe) -> None:
 
 def _check_order(recipe: Recipe) -> None:
     if recipe.method == "gptq":
-        _refuse(
+        _refuse_if(
             recipe.desc_act and recipe.group_aware,
             "inputs can be reordered across groups (act-order) or within (group-aware), not both",
             "choose one of --act-order and --group-aware",
         )
         return
     for given, flag in ((recipe.desc_act, "act-order"), (recipe.static_groups, "static-groups")):
-        _refuse(given, f"--{flag} is for gptq, not {recipe.method}", f"leave out --{flag}")
+        _refuse_if(given, f"--{flag} is for gptq, not {recipe.method}", f"leave out --{flag}")
 
 
-def _refuse(wrong: bool, cause: str, remedy: str) -> None:
+def _refuse_if(wrong: bool, cause: str, remedy: str) -> None:
     if wrong:
         raise ConfigError(cause, remedy)
 
 
 def default_format(method: str, sym: bool = True) -> str:
-    """The format that a method's weights are written in where none is asked for.
+    """The default format of a method.
 
-    fp8 and int8: ``compressed-tensors``, their only one. awq: ``awq``. gptq and rtn: ``gptq``,
-    with zeros ``gptq_v2``, as gptqmodel trusts no other program's zeros in ``gptq``.
+    ``compressed-tensors`` for fp8 and int8, ``awq`` for awq, ``gptq`` for symmetric gptq and rtn,
+    else ``gptq_v2``, as gptqmodel distrusts other programs' zeros in ``gptq``.
     """
     if method in _BYTES:
         return "compressed-tensors"
@@ -175,9 +175,9 @@ def default_format(method: str, sym: bool = True) -> str:
 
 
 def incompatibility(recipe: Recipe, outputs: int, inputs: int) -> str | None:
-    """Why a weight [outputs, inputs] cannot be kept so; None: it can.
+    """The reason why the format cannot represent a weight [outputs, inputs], or None.
 
-    Such a layer is to stay as it is, and be named among the ``ignored``.
+    Such a layer is not quantized, and is listed as ``ignored``.
     """
     if recipe.method in _BYTES:
         return None
@@ -198,7 +198,7 @@ def incompatibility(recipe: Recipe, outputs: int, inputs: int) -> str | None:
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    """In a few words, for people: ``gptq, 4 bits, groups of 128, symmetric, act-order``."""
+    """Describe a recipe for people: ``gptq, 4 bits, groups of 128, symmetric, act-order``."""
     if recipe.method in _BYTES:
         share = "one scale a tensor" if recipe.group_size == 0 else "one scale a row"
         return f"{recipe.method}, {share}"

@@ -15,7 +15,6 @@ from starlette.responses import PlainTextResponse, Response
 from tgi_cli.errors import ShardError
 from tgi_cli.router.api.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import parse
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import AdapterError, AdapterFault
@@ -23,10 +22,9 @@ from tgi_cli.rpc.interface import AdapterError, AdapterFault
 logger = logging.getLogger(__name__)
 
 
-async def load_lora_adapter(context: RequestContext[bytes]) -> Response:
+async def load_lora_adapter(context: RequestContext[LoadAdapterRequest]) -> Response:
     """Load an adapter; answers when requests may name it."""
-    _require_allowed(context.state)
-    body = parse(context.body, LoadAdapterRequest)
+    body = context.body
     if not body.lora_name or not body.lora_path:
         raise errors.bad_request("Both 'lora_name' and 'lora_path' must be provided.")
     with _adapter_errors():
@@ -35,10 +33,9 @@ async def load_lora_adapter(context: RequestContext[bytes]) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-async def unload_lora_adapter(context: RequestContext[bytes]) -> Response:
+async def unload_lora_adapter(context: RequestContext[UnloadAdapterRequest]) -> Response:
     """Refuse new requests for an adapter; those in flight run to their end."""
-    _require_allowed(context.state)
-    body = parse(context.body, UnloadAdapterRequest)
+    body = context.body
     if not body.lora_name:
         raise errors.bad_request("'lora_name' needs to be provided to unload a LoRA adapter.")
     with _adapter_errors():
@@ -90,6 +87,6 @@ _LOAD = Operation(
 _UNLOAD = replace(_LOAD, body=(UnloadAdapterRequest,))
 
 ROUTES = [
-    Endpoint("/v1/load_lora_adapter", load_lora_adapter, _LOAD, decode=bytes),
-    Endpoint("/v1/unload_lora_adapter", unload_lora_adapter, _UNLOAD, decode=bytes),
+    Endpoint("/v1/load_lora_adapter", load_lora_adapter, _LOAD, require=_require_allowed),
+    Endpoint("/v1/unload_lora_adapter", unload_lora_adapter, _UNLOAD, require=_require_allowed),
 ]

@@ -22,17 +22,8 @@ from tgi_cli.router.api.openai_common import (
     openai_endpoints,
     usage_of,
 )
+from tgi_cli.router.api.schemas import openai_answers as schemas
 from tgi_cli.router.api.schemas.openai import ChatRequest
-from tgi_cli.router.api.schemas.openai_answers import (
-    AssistantMessage,
-    CalledFunction,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatLogprobs,
-    OpenAIErrorResponse,
-    ToolCall,
-)
 from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
@@ -68,7 +59,7 @@ async def chat_completions(context: RequestContext[ChatRequest]) -> Response | E
         )
         return context.stream(merge(generations), encoder, len(spec.prompt))
     wholes = await context.collect(generations)
-    answer = ChatCompletion(
+    answer = schemas.ChatCompletion(
         **identity.fields(),
         choices=[
             _choice(body, whole, reader, await _report(body, whole, state), conversation.echoed)
@@ -86,7 +77,9 @@ def _reports(body: ChatRequest) -> bool:
     return bool(body.logprobs or body.top_n_tokens)
 
 
-async def _report(body: ChatRequest, whole: Whole, state: RouterState) -> ChatLogprobs | None:
+async def _report(
+    body: ChatRequest, whole: Whole, state: RouterState
+) -> schemas.ChatLogprobs | None:
     if not _reports(body):
         return None
     content = await chat_report(
@@ -96,17 +89,17 @@ async def _report(body: ChatRequest, whole: Whole, state: RouterState) -> ChatLo
         whole.top_tokens,
         bool(body.return_tokens_as_token_ids),
     )
-    return ChatLogprobs(content=content)
+    return schemas.ChatLogprobs(content=content)
 
 
 def _choice(
     body: ChatRequest,
     whole: Whole,
     reader: ResponseParser | None,
-    logprobs: ChatLogprobs | None,
+    logprobs: schemas.ChatLogprobs | None,
     echoed: str,
-) -> ChatChoice:
-    message = AssistantMessage(content=whole.finish.text)
+) -> schemas.ChatChoice:
+    message = schemas.AssistantMessage(content=whole.finish.text)
     reason = FINISH_REASONS[whole.finish.reason]
     if reader is not None:
         pieces = reader.push(whole.finish.text)
@@ -117,13 +110,15 @@ def _choice(
         if read.calls:
             message.content = read.content or None
             message.tool_calls = [
-                ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=arguments))
+                schemas.ToolCall(
+                    id=call.id, function=schemas.CalledFunction(name=call.name, arguments=arguments)
+                )
                 for call, arguments in zip(read.calls, read.arguments, strict=True)
             ]
             reason = _with_calls(reason)
     if echoed:
         message.content = echoed + (message.content or "")
-    return ChatChoice(
+    return schemas.ChatChoice(
         index=whole.generation.index,
         message=message,
         logprobs=logprobs,
@@ -199,7 +194,7 @@ class ChatEvents:
         logprobs = b"null"
         if self._logprobs:
             content = chat_logprobs(self._tokenizer, delta.tokens, delta.top_tokens, self._as_ids)
-            logprobs = _encode(ChatLogprobs(content=content))
+            logprobs = _encode(schemas.ChatLogprobs(content=content))
         ids = b""
         if self._token_ids:
             ids = b',"token_ids":' + _encode([token.id for token in delta.tokens])
@@ -257,8 +252,8 @@ class ChatEvents:
 CHAT = replace(
     GENERATION,
     body=(ChatRequest,),
-    answer=(ChatCompletion,),
-    events=(ChatCompletionChunk, OpenAIErrorResponse),
+    answer=(schemas.ChatCompletion,),
+    events=(schemas.ChatCompletionChunk, schemas.OpenAIErrorResponse),
     example={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20},
 )
 

@@ -14,17 +14,7 @@ from msgspec import Meta, Raw
 from starlette.responses import Response
 
 import tgi_cli
-from tgi_cli.router.api.schemas.platforms import (
-    Byte,
-    InferInput,
-    InferOutput,
-    InferRequest,
-    InferResponse,
-    Liveness,
-    ModelMetadata,
-    ServerMetadata,
-    TensorMetadata,
-)
+from tgi_cli.router.api.schemas import platforms as schemas
 from tgi_cli.router.api.service import check_health
 from tgi_cli.router.api.tgi import GENERATE, best_answers, tgi_spec
 from tgi_cli.router.bounds import Text
@@ -35,7 +25,7 @@ from tgi_cli.router.state import RouterState
 
 _SLICE = 64 * 1024
 """Bytes, written as numbers, that are decoded or encoded at once: 2 ms."""
-_LIST_OF_BYTES = msgspec.json.Decoder(Annotated[list[Byte], Meta(max_length=_SLICE)])
+_LIST_OF_BYTES = msgspec.json.Decoder(Annotated[list[schemas.Byte], Meta(max_length=_SLICE)])
 _LIST_OF_TEXTS = msgspec.json.Decoder(Annotated[list[Text], Meta(extra={"bound": "values"})])
 _encode = msgspec.json.Encoder().encode
 
@@ -46,19 +36,19 @@ _TEXTS = "BYTES"
 
 async def live(context: RequestContext[None]) -> Response:
     """Whether the server's process answers."""
-    return json_response(Liveness(live=True))
+    return json_response(schemas.Liveness(live=True))
 
 
 async def ready(context: RequestContext[None]) -> Response:
     """Whether the server can answer requests; otherwise 503."""
     await check_health(context.state)
-    return json_response(Liveness(live=True, ready=True))
+    return json_response(schemas.Liveness(live=True, ready=True))
 
 
 async def server_metadata(context: RequestContext[None]) -> Response:
     """The server's name, version and extensions of the protocol."""
     return json_response(
-        ServerMetadata(
+        schemas.ServerMetadata(
             name=_NAME, version=tgi_cli.__version__, extensions=["health", "models", "metrics"]
         )
     )
@@ -68,19 +58,19 @@ async def model_metadata(context: RequestContext[None]) -> Response:
     """The inputs and outputs of an inference."""
     version = _version(context)
     return json_response(
-        ModelMetadata(
+        schemas.ModelMetadata(
             name=context.request.path_params["model"],
             version=version,
             extensions=["infer", "ready"],
             versions=[version],
             platform=_NAME,
-            inputs=[TensorMetadata(name="text_input", datatype=_TEXTS, shape=[-1])],
-            outputs=[TensorMetadata(name="text_output", datatype=_TEXTS, shape=[-1])],
+            inputs=[schemas.TensorMetadata(name="text_input", datatype=_TEXTS, shape=[-1])],
+            outputs=[schemas.TensorMetadata(name="text_output", datatype=_TEXTS, shape=[-1])],
         )
     )
 
 
-async def infer(context: RequestContext[InferRequest]) -> Response:
+async def infer(context: RequestContext[schemas.InferRequest]) -> Response:
     """The text that follows each prompt of each input; all run together."""
     body, state = context.body, context.state
     with context.preparing():
@@ -99,7 +89,7 @@ async def infer(context: RequestContext[InferRequest]) -> Response:
         prompt + answer.finish.text if full_text else answer.finish.text
         for prompt, answer in zip(flat, answers, strict=True)
     )
-    response = InferResponse(
+    response = schemas.InferResponse(
         model_name=context.request.path_params["model"],
         model_version=_version(context),
         outputs=[
@@ -117,7 +107,7 @@ def _version(context: RequestContext[object]) -> str:
     return version
 
 
-async def _prompts(tensor: InferInput, state: RouterState) -> list[str]:
+async def _prompts(tensor: schemas.InferInput, state: RouterState) -> list[str]:
     """Raises ApiError: 422."""
     data = bytes(tensor.data)
     try:
@@ -134,7 +124,7 @@ async def _prompts(tensor: InferInput, state: RouterState) -> list[str]:
         raise errors.ApiError(422, f"input {tensor.name!r}: {error}", "utf8") from error
 
 
-def _is_bytes(tensor: InferInput) -> bool:
+def _is_bytes(tensor: schemas.InferInput) -> bool:
     return bytes(tensor.data).lstrip(b"[ \t\r\n")[:1] not in b'"]'
 
 
@@ -158,8 +148,8 @@ def _written(data: bytes) -> Raw:
 
 
 async def _output(
-    tensor: InferInput, name: str, texts: list[str], state: RouterState
-) -> InferOutput:
+    tensor: schemas.InferInput, name: str, texts: list[str], state: RouterState
+) -> schemas.InferOutput:
     if not _is_bytes(tensor):
         shape, data = [len(texts)], Raw(_encode(texts))
     else:
@@ -168,10 +158,10 @@ async def _output(
         shape = [1, len(read)]
         short = len(read) <= _SLICE
         data = _written(read) if short else await state.workers.run(_written, read)
-    return InferOutput(name=name, shape=shape, datatype=_TEXTS, data=data)
+    return schemas.InferOutput(name=name, shape=shape, datatype=_TEXTS, data=data)
 
 
-def _names(body: InferRequest) -> list[str]:
+def _names(body: schemas.InferRequest) -> list[str]:
     if body.outputs is not None:
         return [output.name for output in body.outputs]
     if len(body.inputs) == 1:
@@ -180,17 +170,17 @@ def _names(body: InferRequest) -> list[str]:
 
 
 _KSERVE = Operation(tag="KServe")
-_LIVE = replace(_KSERVE, answer=(Liveness,), public=True)
+_LIVE = replace(_KSERVE, answer=(schemas.Liveness,), public=True)
 _READY = replace(_LIVE, errors=(503,))
 _MODEL_READY = replace(_LIVE, errors=(404, 503))
-_SERVER = replace(_KSERVE, answer=(ServerMetadata,))
-_METADATA = replace(_KSERVE, answer=(ModelMetadata,), errors=(404,))
+_SERVER = replace(_KSERVE, answer=(schemas.ServerMetadata,))
+_METADATA = replace(_KSERVE, answer=(schemas.ModelMetadata,), errors=(404,))
 _TENSOR = {"name": "text_input", "shape": [1], "datatype": _TEXTS, "data": ["Once upon a time"]}
 _INFER = replace(
     GENERATE,
     tag="KServe",
-    body=(InferRequest,),
-    answer=(InferResponse,),
+    body=(schemas.InferRequest,),
+    answer=(schemas.InferResponse,),
     errors=(404,),
     example={"id": "1", "inputs": [_TENSOR]},
 )

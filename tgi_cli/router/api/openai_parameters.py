@@ -1,6 +1,6 @@
-"""What a /v1 request asks for: OpenAI's parameters, and those of other servers as those mean them.
+"""Translates /v1 requests into specs: OpenAI's parameters, and those of other servers.
 
-Every parameter that is known but cannot be acted on is refused by name.
+Known parameters that cannot be honoured are refused by name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import openai_grammar
 from tgi_cli.router.generation.validation import (
-    PIECE,
     UINT64,
+    VALIDATED_NEW_TOKENS,
     check_ids,
     sampling_params,
     stop_strings,
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
 _LOWEST_PRIORITY = -(1 << 31) + 1
-"""Turned around it is still a 32-bit number."""
+"""Its negation fits in 32 bits."""
 
 
 def openai_specs(
@@ -45,10 +45,11 @@ def openai_specs(
     add_special_tokens: bool,
     prompt_only: bool = False,
 ) -> list[GenerationSpec]:
-    """What a /v1 request asks for, once for each of its prompts. Raises ApiError.
+    """One spec for each of a /v1 request's prompts. Raises ApiError.
 
-    ``add_special_tokens`` is what a request that says nothing of it gets; ``prompt_only``: nothing
-    of the continuation is wanted.
+    Args:
+        add_special_tokens: default of the parameter.
+        prompt_only: generate nothing.
     """
     refuse(request)
     check_stream_options(request.stream, request.stream_options)
@@ -106,7 +107,7 @@ def openai_specs(
             shown_ids=_shown_ids(request, stop_ids, keep_stop, info, tokenizer),
             samples=_or(request.n, 1),
             prompt_only=prompt_only,
-            # Lower is earlier there, and higher is here.
+            # In vLLM lower is served first, in the engine higher.
             priority=-max(_or(request.priority, 0), _LOWEST_PRIORITY),
             cache_salt=_or(request.cache_salt, "").encode(),
             grammar=grammar,
@@ -116,9 +117,9 @@ def openai_specs(
 
 
 def asked_length(request: CompletionParameters) -> tuple[str, int | None]:
-    """How many tokens at most, and by which name; None: up to the context's end. Raises ApiError.
+    """The name and value of the limit of new tokens, or None if it is the context's end.
 
-    OpenAI's newer name goes before its older one; others must agree with it.
+    OpenAI's newer name has precedence over its older one; other names must agree. Raises ApiError.
     """
     names = LENGTHS if request.max_completion_tokens is None else (LENGTHS[0], *LENGTHS[2:])
     name, length = _one_of(request, *names)
@@ -128,26 +129,26 @@ def asked_length(request: CompletionParameters) -> tuple[str, int | None]:
 
 
 def asked_truncation(request: SharedParameters, length: int | None, info: EngineInfo) -> int | None:
-    """How many of a prompt's last tokens are kept; None: all. Raises ApiError.
+    """The number of a prompt's last tokens to use, or None for all. Raises ApiError.
 
-    vLLM's -1 leaves as much as ``length`` new tokens allow.
+    vLLM's -1 leaves space for ``length`` new tokens.
     """
-    kept: int | None
-    name, kept = _one_of(request, "truncate_prompt_tokens", "truncate")
-    if kept is None:
+    last: int | None
+    name, last = _one_of(request, "truncate_prompt_tokens", "truncate")
+    if last is None:
         return None
-    if kept == -1 and name == "truncate_prompt_tokens":
-        left = info.max_total_tokens - min(length or 1, PIECE)
+    if last == -1 and name == "truncate_prompt_tokens":
+        left = info.max_total_tokens - min(length or 1, VALIDATED_NEW_TOKENS)
         return max(min(left, info.max_input_tokens), 1)
-    if not 0 < kept <= info.max_input_tokens:
+    if not 0 < last <= info.max_input_tokens:
         raise errors.validation(
-            f"`{name}` must be > 0 and <= {info.max_input_tokens}. Given: {kept}", name
+            f"`{name}` must be > 0 and <= {info.max_input_tokens}. Given: {last}", name
         )
-    return kept
+    return last
 
 
 def asked_logprobs(count: int | None, name: str) -> int:
-    """How many of the likeliest tokens in place of each. Raises ApiError."""
+    """The number of likeliest tokens at each position. Raises ApiError."""
     if count is not None and not 0 <= count <= TOP_LOGPROBS:
         raise errors.validation(
             f"`{name}` must be >= 0 and <= {TOP_LOGPROBS}. Given: {count}", name
@@ -156,7 +157,7 @@ def asked_logprobs(count: int | None, name: str) -> int:
 
 
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:
-    """Raises ApiError if a request that does not stream says how to."""
+    """Raise ApiError for invalid options, or options without ``stream``."""
     if options is not None and not stream:
         raise errors.validation(
             "`stream_options` is only allowed when `stream` is true", "stream_options"
@@ -168,7 +169,7 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
 
 
 def _one_of(request: SharedParameters, *names: str) -> tuple[str, Any]:
-    """The value that is given by one of its names, and the name. Raises ApiError if two differ."""
+    """The name that is set, and its value. Raises ApiError if two names differ."""
     found = [(name, getattr(request, name)) for name in names]
     given = [each for each in found if each[1] is not None] or found[:1]
     for name, value in given[1:]:
@@ -182,7 +183,7 @@ def _or(value: T | None, default: T) -> T:
 
 
 def _temperature(request: CompletionParameters, defaults: SamplingDefaults) -> float:
-    """0 for TGI's ``do_sample: false``, which counts only where nothing else asks for sampling."""
+    """0 for TGI's ``do_sample: false``, unless another parameter implies sampling."""
     warped = (request.temperature, request.top_k, request.top_p, request.typical_p)
     if request.do_sample is False and all(value is None for value in warped):
         return 0.0
@@ -190,17 +191,17 @@ def _temperature(request: CompletionParameters, defaults: SamplingDefaults) -> f
 
 
 def _logit_bias(
-    asked: dict[str, float] | list[float] | None, info: EngineInfo
+    biases: dict[str, float] | list[float] | None, info: EngineInfo
 ) -> tuple[tuple[int, float], ...]:
-    if not asked:
+    if not biases:
         return ()
-    if isinstance(asked, list) or not all(key.isascii() and key.isdigit() for key in asked):
+    if isinstance(biases, list) or not all(key.isascii() and key.isdigit() for key in biases):
         raise errors.validation(
             "`logit_bias` must map token ids to numbers in [-100, 100]", "logit_bias"
         )
-    ids = [int(key[:20]) for key in asked]  # more digits than any vocabulary needs
+    ids = [int(key[:20]) for key in biases]  # more digits than any vocabulary needs
     check_ids(ids, "logit_bias", info)
-    return tuple(zip(ids, asked.values(), strict=True))
+    return tuple(zip(ids, biases.values(), strict=True))
 
 
 def _allowed(ids: Sequence[int] | None, info: EngineInfo) -> tuple[int, ...]:
@@ -218,7 +219,7 @@ def _shown_ids(
     info: EngineInfo,
     tokenizer: Tokenizer,
 ) -> frozenset[int]:
-    """Ids that are part of the text although they are structure or end it: vLLM's rules."""
+    """Special tokens and stop ids that are part of the text, by vLLM's rules."""
     shown = tokenizer.special_ids if request.skip_special_tokens is False else frozenset()
     if keep_stop:
         return shown | (stop_ids - tokenizer.special_ids)

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from tgi_cli.router.api.openai_common import chat_logprobs
+from tgi_cli.router.api.schemas import responses as schemas
 from tgi_cli.router.api.schemas.openai_answers import TokenLogprob
-from tgi_cli.router.api.schemas.responses import (
-    FunctionCall,
-    OutputMessage,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    ResponseObject,
-    Status,
-)
 from tgi_cli.router.generation.deltas import Delta, Token
 from tgi_cli.text.response_parser import Content, Reasoning, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
+
+Item = TypeVar("Item", bound=schemas.OutputItem)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -34,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 class ResponseWriter:
     """Turns the pieces of an answer into output items and, if ``events`` is set, into events."""
 
-    def __init__(self, response: ResponseObject, events: bool) -> None:
+    def __init__(self, response: schemas.ResponseObject, events: bool) -> None:
         self.response = response
         self._events = events
         self._pending: list[bytes] = []
@@ -54,29 +48,24 @@ class ResponseWriter:
     def add(self, piece: ResponsePart, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Append a piece; ``logprobs`` are those of a text's tokens."""
         if isinstance(piece, Content):
-            self._more_text(piece.text, logprobs)
+            self._add_text(piece.text, logprobs)
         elif isinstance(piece, Reasoning):
-            self._more_reasoning(piece.text)
+            self._part(
+                schemas.ReasoningItem, "rs", schemas.ReasoningText(text="")
+            ).text += piece.text
+            self._emit_item("response.reasoning_text.delta", content_index=0, delta=piece.text)
         elif isinstance(piece, ToolCallStart):
-            self._close("completed")
-            item = FunctionCall(
-                id=_id("fc"),
-                status="in_progress",
-                call_id=piece.id,
-                name=piece.name,
-                arguments="",
-            )
-            self._open(item)
+            self._open(schemas.FunctionCall, "fc", call_id=piece.id, name=piece.name, arguments="")
         elif isinstance(piece, ToolCallArguments):
             call = self.response.output[-1]
-            assert isinstance(call, FunctionCall)
+            assert isinstance(call, schemas.FunctionCall)
             call.arguments += piece.text
             self._emit_item("response.function_call_arguments.delta", delta=piece.text)
 
-    def end(self, status: Status) -> None:
+    def end(self, status: schemas.Status) -> None:
         """Finish the response, whose usage must be set."""
         if not self.response.output:
-            self._more_text("")
+            self._add_text("")
         self._close(status)
         self.response.status = status
         self._emit(f"response.{status}", response=self.response)
@@ -86,71 +75,68 @@ class ResponseWriter:
         if self.response.output and self.response.output[-1].status == "in_progress":
             item = self.response.output[-1]
             item.status = "incomplete"
-            if isinstance(item, OutputMessage):
+            if isinstance(item, schemas.OutputMessage):
                 self._report(item)
         self.response.status = "failed"
         self._emit("response.failed", response=self.response)
 
-    def _more_text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        item = self._last()
-        if not isinstance(item, OutputMessage):
-            self._close("completed")
-            item = OutputMessage(id=_id("msg"), status="in_progress", content=[])
-            self._open(item)
-            item.content.append(OutputText(text="", logprobs=[]))
-            self._emit_item("response.content_part.added", content_index=0, part=item.content[0])
-        item.content[0].text += text
+    def _add_text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self._part(
+            schemas.OutputMessage, "msg", schemas.OutputText(text="", logprobs=[])
+        ).text += text
         encoded = _encode(logprobs)
         if logprobs:
             self._logprobs.append(encoded[1:-1])
         if text:
+            logprobs_json = msgspec.Raw(encoded)
             self._emit_item(
-                "response.output_text.delta",
-                content_index=0,
-                delta=text,
-                logprobs=msgspec.Raw(encoded),
+                "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs_json
             )
 
-    def _report(self, item: OutputMessage) -> None:
+    def _part(
+        self, kind: type[schemas.OutputMessage | schemas.ReasoningItem], prefix: str, first: Any
+    ) -> schemas.OutputText | schemas.ReasoningText:
+        """The part in progress if its item is of this kind; otherwise open one with ``first``."""
+        item = self._last()
+        if not isinstance(item, kind):
+            item = self._open(kind, prefix, content=[])
+            item.content.append(first)
+            self._emit_item("response.content_part.added", content_index=0, part=first)
+        return item.content[0]
+
+    def _report(self, item: schemas.OutputMessage) -> None:
         """Set the text's log-probabilities, each of which was encoded on arrival."""
         content = msgspec.Raw(b"[%b]" % b",".join(self._logprobs))
         item.content[0].logprobs = cast("list[TokenLogprob]", content)
         self._logprobs = []
 
-    def _more_reasoning(self, text: str) -> None:
-        item = self._last()
-        if not isinstance(item, ReasoningItem):
-            self._close("completed")
-            item = ReasoningItem(id=_id("rs"), status="in_progress", content=[])
-            self._open(item)
-            item.content.append(ReasoningText(text=""))
-            self._emit_item("response.content_part.added", content_index=0, part=item.content[0])
-        item.content[0].text += text
-        self._emit_item("response.reasoning_text.delta", content_index=0, delta=text)
-
-    def _last(self) -> OutputMessage | FunctionCall | ReasoningItem | None:
+    def _last(self) -> schemas.OutputItem | None:
         """The item in progress, or None."""
         output = self.response.output
         return output[-1] if output and output[-1].status == "in_progress" else None
 
-    def _open(self, item: OutputMessage | FunctionCall | ReasoningItem) -> None:
+    def _open(self, kind: type[Item], prefix: str, **fields: Any) -> Item:
+        """End the item in progress and start another."""
+        self._close("completed")
+        item = kind(id=_id(prefix), status="in_progress", **fields)
         self.response.output.append(item)
         index = len(self.response.output) - 1
         self._emit("response.output_item.added", output_index=index, item=item)
+        return item
 
-    def _close(self, status: Status) -> None:
+    def _close(self, status: schemas.Status) -> None:
         """End the item in progress, if there is one."""
         item = self._last()
         if item is None:
             return
         item.status = status
-        if isinstance(item, FunctionCall):
+        if isinstance(item, schemas.FunctionCall):
             self._emit_item(
                 "response.function_call_arguments.done", name=item.name, arguments=item.arguments
             )
         else:
             part = item.content[0]
-            if isinstance(item, OutputMessage):
+            if isinstance(item, schemas.OutputMessage):
                 self._report(item)
                 done: dict[str, Any] = {"text": part.text, "logprobs": item.content[0].logprobs}
                 self._emit_item("response.output_text.done", content_index=0, **done)

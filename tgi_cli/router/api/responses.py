@@ -18,19 +18,7 @@ from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.openai_common import GENERATION, openai_endpoints
 from tgi_cli.router.api.response_input import chat_request, reports_logprobs
 from tgi_cli.router.api.response_writer import ResponseWriter, TextLogprobs
-from tgi_cli.router.api.schemas.responses import (
-    IncompleteDetails,
-    InputDetails,
-    OutputDetails,
-    ReasoningItem,
-    ReasoningOptions,
-    ResponseError,
-    ResponseEvent,
-    ResponseObject,
-    ResponsesRequest,
-    ResponseUsage,
-    TextOptions,
-)
+from tgi_cli.router.api.schemas import responses as schemas
 from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
@@ -43,7 +31,7 @@ from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 
-async def responses(context: RequestContext[ResponsesRequest]) -> Response | EventStream:
+async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Response | EventStream:
     """The assistant's answer as items, complete or as a stream of events."""
     body, state = context.body, context.state
     with context.preparing():
@@ -68,11 +56,11 @@ async def responses(context: RequestContext[ResponsesRequest]) -> Response | Eve
     return context.answer(writer.response, generations)
 
 
-def _response(body: ResponsesRequest, state: RouterState) -> ResponseObject:
+def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.ResponseObject:
     """The response before it has any output."""
     defaults = state.defaults
     choice: str | Mapping[str, Any] = "auto" if body.tool_choice is None else body.tool_choice
-    return ResponseObject(
+    return schemas.ResponseObject(
         id=f"resp_{uuid.uuid4().hex}",
         created_at=int(time.time()),
         instructions=body.instructions,
@@ -81,9 +69,11 @@ def _response(body: ResponsesRequest, state: RouterState) -> ResponseObject:
         model=body.model if body.model and body.model != "tgi" else state.config.model_id,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        reasoning=body.reasoning or ReasoningOptions(),
+        reasoning=body.reasoning or schemas.ReasoningOptions(),
         temperature=defaults.temperature if body.temperature is None else body.temperature,
-        text=body.text if body.text and body.text.format else TextOptions(format={"type": "text"}),
+        text=body.text
+        if body.text and body.text.format
+        else schemas.TextOptions(format={"type": "text"}),
         tool_choice=choice if isinstance(choice, str) else dict(choice),
         tools=body.tools or [],
         top_p=defaults.top_p if body.top_p is None else body.top_p,
@@ -136,7 +126,7 @@ class ResponseEvents:
         response = self._writer.response
         response.usage = self._usage(response)
         if finish.reason is FinishReason.LENGTH:
-            response.incomplete_details = IncompleteDetails()
+            response.incomplete_details = schemas.IncompleteDetails()
         self._writer.end("incomplete" if response.incomplete_details else "completed")
 
     def encode(self, delta: Delta) -> bytes:
@@ -148,7 +138,7 @@ class ResponseEvents:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
         if not self._begun:
             self._writer.begin()
-        self._writer.response.error = ResponseError(
+        self._writer.response.error = schemas.ResponseError(
             code=error.response_code, message=error.openai_message
         )
         self._writer.fail()
@@ -158,21 +148,21 @@ class ResponseEvents:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
         return b""
 
-    def _usage(self, response: ResponseObject) -> ResponseUsage:
+    def _usage(self, response: schemas.ResponseObject) -> schemas.ResponseUsage:
         generation = self._generation
         thought = "".join(
             part.text
             for item in response.output
-            if isinstance(item, ReasoningItem)
+            if isinstance(item, schemas.ReasoningItem)
             for part in item.content
         )
         # Encoded again, as a token may be part of a marker or span two items.
         reasoning = len(self._tokenizer.encode(thought, False)) if thought else 0
-        return ResponseUsage(
+        return schemas.ResponseUsage(
             input_tokens=generation.prompt_tokens,
-            input_tokens_details=InputDetails(cached_tokens=generation.cached_tokens),
+            input_tokens_details=schemas.InputDetails(cached_tokens=generation.cached_tokens),
             output_tokens=generation.generated_tokens,
-            output_tokens_details=OutputDetails(
+            output_tokens_details=schemas.OutputDetails(
                 reasoning_tokens=min(reasoning, generation.generated_tokens)
             ),
             total_tokens=generation.prompt_tokens + generation.generated_tokens,
@@ -181,9 +171,9 @@ class ResponseEvents:
 
 RESPONSES = replace(
     GENERATION,
-    body=(ResponsesRequest,),
-    answer=(ResponseObject,),
-    events=(ResponseEvent,),
+    body=(schemas.ResponsesRequest,),
+    answer=(schemas.ResponseObject,),
+    events=(schemas.ResponseEvent,),
     example={"input": "Hello!", "max_output_tokens": 20},
 )
 

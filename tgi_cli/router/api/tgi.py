@@ -10,24 +10,13 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.api.schemas.tgi import (
-    BestOfSequence,
-    CompatRequest,
-    Details,
-    ErrorResponse,
-    GenerateRequest,
-    GenerateResponse,
-    PrefillToken,
-    Reason,
-    StreamDetails,
-    StreamResponse,
-)
+from tgi_cli.router.api.schemas import tgi as schemas
 from tgi_cli.router.generation.deltas import Delta, DeltaSource, Finish, Token
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole, best
 from tgi_cli.router.generation.prompt_logprobs import shortest
 from tgi_cli.router.generation.spec import GenerationSpec
-from tgi_cli.router.generation.validation import native_spec
+from tgi_cli.router.generation.validation import generation_spec
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.sse import EventStream, FailedSource
@@ -39,20 +28,20 @@ _INLINE_TOKENS = 256
 
 _encode = msgspec.json.Encoder().encode
 
-_REASONS: dict[FinishReason, Reason] = {
+_REASONS: dict[FinishReason, schemas.Reason] = {
     FinishReason.LENGTH: "length",
     FinishReason.EOS_TOKEN: "eos_token",
     FinishReason.STOP_SEQUENCE: "stop_sequence",
 }
 
 
-async def generate(context: RequestContext[GenerateRequest]) -> Response:
+async def generate(context: RequestContext[schemas.GenerateRequest]) -> Response:
     """The complete answer, as an object."""
     answer, winner = await _generate(context)
     return context.answer(answer, [winner])
 
 
-async def generate_stream(context: RequestContext[GenerateRequest]) -> EventStream:
+async def generate_stream(context: RequestContext[schemas.GenerateRequest]) -> EventStream:
     """One event per token; errors are events too, with status 200."""
     body, generation = context.body, None
     source: DeltaSource
@@ -68,7 +57,7 @@ async def generate_stream(context: RequestContext[GenerateRequest]) -> EventStre
     return context.stream(source, TgiEvents(body, generation), len(body.inputs))
 
 
-async def compat_generate(context: RequestContext[CompatRequest]) -> Response | EventStream:
+async def compat_generate(context: RequestContext[schemas.CompatRequest]) -> Response | EventStream:
     """A stream, or an array of one complete answer; the prompt precedes the text by default."""
     if context.body.parameters.return_full_text is None:
         # TGI's default for models whose pipeline is text-generation, as all here are.
@@ -80,18 +69,18 @@ async def compat_generate(context: RequestContext[CompatRequest]) -> Response | 
 
 
 async def _generate(
-    context: RequestContext[GenerateRequest],
-) -> tuple[GenerateResponse, Generation]:
+    context: RequestContext[schemas.GenerateRequest],
+) -> tuple[schemas.GenerateResponse, Generation]:
     body, state = context.body, context.state
     with context.preparing():
         spec = await tgi_spec(body, state)
     generations = await context.open([spec])
     wholes = await context.collect(generations)
     (winner,) = best(wholes, 1)
-    answer = GenerateResponse(generated_text=_full_text(body, winner.finish))
+    answer = schemas.GenerateResponse(generated_text=_full_text(body, winner.finish))
     if body.parameters.details or body.parameters.decoder_input_details:
         prefill = await _prefill(winner.generation, state)
-        answer.details = Details(
+        answer.details = schemas.Details(
             finish_reason=_REASONS[winner.finish.reason],
             generated_tokens=winner.finish.generated_tokens,
             seed=winner.generation.seed,
@@ -110,9 +99,9 @@ async def _generate(
 
 
 def _best_of_sequence(
-    body: GenerateRequest, whole: Whole, prefill: list[PrefillToken]
-) -> BestOfSequence:
-    return BestOfSequence(
+    body: schemas.GenerateRequest, whole: Whole, prefill: list[schemas.PrefillToken]
+) -> schemas.BestOfSequence:
+    return schemas.BestOfSequence(
         generated_text=_full_text(body, whole.finish),
         finish_reason=_REASONS[whole.finish.reason],
         generated_tokens=whole.finish.generated_tokens,
@@ -123,7 +112,7 @@ def _best_of_sequence(
     )
 
 
-async def _prefill(generation: Generation, state: RouterState) -> list[PrefillToken]:
+async def _prefill(generation: Generation, state: RouterState) -> list[schemas.PrefillToken]:
     """The prompt's tokens if requested; a worker thread renders long prompts."""
     if generation.spec.prompt_logprobs is None:
         return []
@@ -132,19 +121,19 @@ async def _prefill(generation: Generation, state: RouterState) -> list[PrefillTo
     return await state.workers.run(_prefill_tokens, generation, state.text.tokenizer)
 
 
-def _prefill_tokens(generation: Generation, tokenizer: Tokenizer) -> list[PrefillToken]:
+def _prefill_tokens(generation: Generation, tokenizer: Tokenizer) -> list[schemas.PrefillToken]:
     logprobs = (None, *map(shortest, generation.prompt_scores.logprobs))
     return [
-        PrefillToken(token_id, tokenizer.surface(token_id), logprob)
+        schemas.PrefillToken(token_id, tokenizer.surface(token_id), logprob)
         for token_id, logprob in zip(generation.prompt_ids, logprobs, strict=True)
     ]
 
 
 async def tgi_spec(
-    body: GenerateRequest, state: RouterState, stream: bool = False
+    body: schemas.GenerateRequest, state: RouterState, stream: bool = False
 ) -> GenerationSpec:
     """Validate a request of TGI's API and resolve its adapter. Raises ApiError."""
-    spec = native_spec(body, state.config, state.generator.info, stream)
+    spec = generation_spec(body, state.config, state.generator.info, stream)
     return replace(spec, adapter=await state.adapters.for_tgi(body.parameters.adapter_id))
 
 
@@ -165,14 +154,14 @@ async def best_answers(
     ]
 
 
-def _full_text(body: GenerateRequest, finish: Finish) -> str:
+def _full_text(body: schemas.GenerateRequest, finish: Finish) -> str:
     return body.inputs + finish.text if body.parameters.return_full_text else finish.text
 
 
 class TgiEvents:
     """TGI's events: one per token, the last with the complete text, and no end marker."""
 
-    def __init__(self, body: GenerateRequest, generation: Generation | None) -> None:
+    def __init__(self, body: schemas.GenerateRequest, generation: Generation | None) -> None:
         self._body = body
         self._generation = generation
         self._index = 0
@@ -184,7 +173,7 @@ class TgiEvents:
         last = len(delta.tokens) - 1
         for index, token in enumerate(delta.tokens):
             self._index += 1
-            event = StreamResponse(index=self._index, token=token)
+            event = schemas.StreamResponse(index=self._index, token=token)
             if delta.top_tokens:
                 event.top_tokens = delta.top_tokens[index]
             if index == last and delta.finish is not None:
@@ -194,17 +183,17 @@ class TgiEvents:
             parts += (b"data: ", _encode(event), b"\n\n")
         return b"".join(parts)
 
-    def _finish(self, event: StreamResponse, finish: Finish) -> None:
+    def _finish(self, event: schemas.StreamResponse, finish: Finish) -> None:
         event.generated_text = _full_text(self._body, finish)
         if self._body.parameters.details and self._generation is not None:
-            event.details = StreamDetails(
+            event.details = schemas.StreamDetails(
                 finish_reason=_REASONS[finish.reason],
                 generated_tokens=finish.generated_tokens,
                 seed=self._generation.seed,
                 input_length=self._generation.prompt_tokens,
             )
 
-    def _accumulate(self, event: StreamResponse, finish: Finish | None) -> None:
+    def _accumulate(self, event: schemas.StreamResponse, finish: Finish | None) -> None:
         """Replace the token's text with the text so far."""
         token = event.token
         if finish is not None:
@@ -222,15 +211,17 @@ class TgiEvents:
         return b""
 
 
-EVENTS = (StreamResponse, ErrorResponse)
+EVENTS = (schemas.StreamResponse, schemas.ErrorResponse)
 GENERATE = Operation(
     tag="Text Generation Inference",
-    body=(GenerateRequest,),
-    answer=(GenerateResponse,),
+    body=(schemas.GenerateRequest,),
+    answer=(schemas.GenerateResponse,),
     generates=True,
     example={"inputs": "Once upon a time", "parameters": {"max_new_tokens": 20}},
 )
-COMPAT = replace(GENERATE, body=(CompatRequest,), answer=(list[GenerateResponse],), events=EVENTS)
+COMPAT = replace(
+    GENERATE, body=(schemas.CompatRequest,), answer=(list[schemas.GenerateResponse],), events=EVENTS
+)
 
 ROUTES = [
     Endpoint("/generate", generate, GENERATE),

@@ -9,18 +9,9 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from tgi_cli.router.api.chat import CHAT
+from tgi_cli.router.api.schemas import tokenize as schemas
 from tgi_cli.router.api.schemas.openai import ChatRequest
 from tgi_cli.router.api.schemas.tgi import ChatTokenizeResponse, GenerateRequest, SimpleToken
-from tgi_cli.router.api.schemas.tokenize import (
-    DetokenizeAnswer,
-    DetokenizeRequest,
-    TokenizeAnswer,
-    TokenizeContentAnswer,
-    TokenizeContentRequest,
-    TokenizeMessagesRequest,
-    TokenizePromptRequest,
-    TokenPiece,
-)
 from tgi_cli.router.api.tgi import GENERATE
 from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.http import errors
@@ -46,14 +37,14 @@ async def tokenize(context: RequestContext[bytes]) -> Response:
     state, body = context.state, context.body
     key = first_key(body, "inputs", "messages", "prompt", "content")
     if key == "messages":
-        return await _tokenize_messages(parse(body, TokenizeMessagesRequest), state)
+        return await _tokenize_messages(parse(body, schemas.TokenizeMessagesRequest), state)
     if key == "prompt":
-        prompt = parse(body, TokenizePromptRequest)
+        prompt = parse(body, schemas.TokenizePromptRequest)
         await state.adapters.for_openai(prompt.model)
         ids = await state.workers.encode(prompt.prompt, prompt.add_special_tokens is not False)
         return await _vllm_answer(ids, bool(prompt.return_token_strs), state)
     if key == "content":
-        return await _tokenize_content(parse(body, TokenizeContentRequest), state)
+        return await _tokenize_content(parse(body, schemas.TokenizeContentRequest), state)
     text = parse(body, GenerateRequest).inputs
     return await _tgi_answer(_tgi_tokens(state, text, True), len(text))
 
@@ -67,7 +58,7 @@ async def chat_tokenize(context: RequestContext[ChatRequest]) -> Response:
     return await _tgi_answer(tokens, len(spec.prompt), *around.split(b"[]", 1))
 
 
-async def detokenize(context: RequestContext[DetokenizeRequest]) -> Response:
+async def detokenize(context: RequestContext[schemas.DetokenizeRequest]) -> Response:
     """The text of token ids, special tokens included, as vLLM's ``prompt`` and llama.cpp's
     ``content``."""
     state, ids = context.state, context.body.tokens
@@ -78,7 +69,7 @@ async def detokenize(context: RequestContext[DetokenizeRequest]) -> Response:
     return await _answer(len(ids), state, _text_body, ids, state.text.tokenizer)
 
 
-async def _tokenize_messages(body: TokenizeMessagesRequest, state: RouterState) -> Response:
+async def _tokenize_messages(body: schemas.TokenizeMessagesRequest, state: RouterState) -> Response:
     chat = ChatRequest(
         model=body.model,
         messages=body.messages,
@@ -96,7 +87,7 @@ async def _tokenize_messages(body: TokenizeMessagesRequest, state: RouterState) 
     return await _vllm_answer(ids, bool(body.return_token_strs), state)
 
 
-async def _tokenize_content(body: TokenizeContentRequest, state: RouterState) -> Response:
+async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterState) -> Response:
     if body.parse_special is False:
         raise errors.unsupported(
             "parse_special", "`parse_special` other than true", "unsupported_value"
@@ -147,7 +138,9 @@ def _vllm_body(
 
 
 def _content_body(
-    ids: Sequence[int], piece: Callable[[int, Tokenizer], TokenPiece] | None, tokenizer: Tokenizer
+    ids: Sequence[int],
+    piece: Callable[[int, Tokenizer], schemas.TokenPiece] | None,
+    tokenizer: Tokenizer,
 ) -> list[bytes]:
     value = None
     if piece is not None:
@@ -155,12 +148,12 @@ def _content_body(
     return [b'{"tokens":', *_array(ids, value), b"}"]
 
 
-def _piece(index: int, tokenizer: Tokenizer) -> TokenPiece:
+def _piece(index: int, tokenizer: Tokenizer) -> schemas.TokenPiece:
     found = tokenizer.token_bytes(index)
     try:
-        return TokenPiece(id=index, piece=found.decode())
+        return schemas.TokenPiece(id=index, piece=found.decode())
     except UnicodeDecodeError:
-        return TokenPiece(id=index, piece=list(found))
+        return schemas.TokenPiece(id=index, piece=list(found))
 
 
 def _array(ids: Sequence[int], value: Callable[[int], Any] | None = None) -> list[bytes]:
@@ -216,11 +209,11 @@ _TOKENIZE = Operation(
     tag=GENERATE.tag,
     body=(
         GenerateRequest,
-        TokenizePromptRequest,
-        TokenizeMessagesRequest,
-        TokenizeContentRequest,
+        schemas.TokenizePromptRequest,
+        schemas.TokenizeMessagesRequest,
+        schemas.TokenizeContentRequest,
     ),
-    answer=(list[SimpleToken], TokenizeAnswer, TokenizeContentAnswer),
+    answer=(list[SimpleToken], schemas.TokenizeAnswer, schemas.TokenizeContentAnswer),
     errors=(404,),
     example=GENERATE.example,
 )
@@ -232,8 +225,8 @@ _CHAT_TOKENIZE = Operation(
 )
 _DETOKENIZE = Operation(
     tag="OpenAI",
-    body=(DetokenizeRequest,),
-    answer=(DetokenizeAnswer,),
+    body=(schemas.DetokenizeRequest,),
+    answer=(schemas.DetokenizeAnswer,),
     errors=(404,),
     example={"tokens": [9, 10]},
 )

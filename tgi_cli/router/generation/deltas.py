@@ -1,4 +1,4 @@
-"""What comes out of a generation, before an API writes it down."""
+"""The output of generations, before an API formats it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_cli.engine.messages import FinishReason
 
 
 class Token(msgspec.Struct, gc=False):
-    """A generated token as TGI shows it; ``text`` is what it adds to the text."""
+    """A generated token as in TGI's API; ``text`` is what it adds to the text."""
 
     id: int
     text: str
@@ -21,7 +21,7 @@ class Token(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Finish:
-    """How a generation ended: the whole text, and why."""
+    """The end of a generation: its finish reason and its whole text."""
 
     reason: FinishReason
     text: str
@@ -30,9 +30,9 @@ class Finish:
 
 @dataclass(slots=True)
 class Delta:
-    """What became known of a generation: its new tokens, the text that may be shown, its end.
+    """New tokens of a generation, the text that they add, and its end.
 
-    ``top_tokens`` is parallel to ``tokens``, and empty when none were asked for.
+    ``top_tokens`` is parallel to ``tokens``, or empty if not requested.
     """
 
     index: int
@@ -43,12 +43,12 @@ class Delta:
 
 
 class DeltaSource(Protocol):
-    """Something that generates deltas and holds places while it does."""
+    """An iterator over deltas that holds resources until it is closed."""
 
     def __aiter__(self) -> DeltaSource: ...
 
     async def __anext__(self) -> Delta: ...
 
     def close(self) -> None:
-        """Stop, and free everything. Idempotent."""
+        """Cancel and release everything. Idempotent."""
         ...

@@ -87,6 +87,7 @@ class Generation:
         self.logprob_sum = 0.0
         self.timings = Timings(arrived, time.perf_counter())
         self._timeout_seconds = timeout_seconds
+        self._with_tops = spec.sampling.top_logprobs > 0
         self._hidden_ids = context.hidden_ids
         if spec.stop_token_ids:
             self._hidden_ids |= spec.stop_token_ids
@@ -209,7 +210,7 @@ class Generation:
         if reason is FinishReason.TIMEOUT:
             return self._timed_out()
         if reason is FinishReason.GRAMMAR and self.spec.grammar is not None:
-            return structured_output.not_valid(GrammarError(cause), self.spec.grammar.param)
+            return structured_output.invalid_grammar(GrammarError(cause), self.spec.grammar.param)
         if reason in (FinishReason.ERROR, FinishReason.GRAMMAR):
             return errors.generation_failed(cause or "the model server failed")
         return errors.incomplete()
@@ -220,13 +221,14 @@ class Generation:
 
     def _push_tokens(self, batch: TokenBatch, delta: Delta) -> None:
         """Append the batch's tokens to the delta, up to the one that completes a stop string."""
-        text, hidden = self._text, self._hidden_ids
+        text, hidden, tokens = self._text, self._hidden_ids, delta.tokens
+        with_tops = batch.top_ids and self._with_tops
         for index, token_id in enumerate(batch.token_ids):
             logprob = batch.logprobs[index]
             self.logprob_sum += logprob
             own_text = text.push(token_id)
-            delta.tokens.append(Token(token_id, own_text, shortest(logprob), token_id in hidden))
-            if batch.top_ids and self.spec.sampling.top_logprobs:
+            tokens.append(Token(token_id, own_text, shortest(logprob), token_id in hidden))
+            if with_tops:
                 surface = self._context.tokenizer.surface
                 delta.top_tokens.append(
                     [

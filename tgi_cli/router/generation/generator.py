@@ -81,7 +81,7 @@ class Generator:
         ``timeout_seconds`` counts from ``arrived``.
 
         Raises:
-            ApiError: 429, 503, 422, 424 or 504, counted already.
+            ApiError: 429, 503, 422, 424 or 504; already counted.
         """
         count = sum(spec.samples for spec in specs)
         self.metrics.requests.add(count)
@@ -131,14 +131,14 @@ class Generator:
         return opened
 
     def refuse(self, error: errors.ApiError) -> errors.ApiError:
-        """Count a request that was refused before it could be opened."""
+        """Count a request that was refused before it was opened. Returns its error."""
         self.metrics.requests.add()
         self.metrics.failures.add(1, error.failure_label)
         access_log.note(error)
         return error
 
     def fit(self, count: int) -> None:
-        """Refuse what no amount of waiting would let in. Raises ApiError."""
+        """Refuse more sequences than may ever run at once. Raises ApiError."""
         if count > self.admission.limit:
             raise errors.validation(
                 f"{count} sequences in one request (prompts x `n` or `best_of`) are more than "
@@ -147,14 +147,14 @@ class Generator:
             )
 
     async def _with_bad_words(self, specs: Sequence[GenerationSpec]) -> list[GenerationSpec]:
-        """The specs with the token ids of their bad words, which prompts of a request share."""
+        """The specs with the token ids of their bad words, each tokenized once."""
         found: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {(): ()}
         for words in {spec.bad_words for spec in specs} - found.keys():
             try:
                 ids = await self._workers.word_ids(words)
             except ModelError as error:
                 raise errors.tokenizer(error.cause, "bad_words") from error
-            # An id that the model does not have cannot be generated anyway.
+            # Ids beyond the vocabulary cannot be generated anyway.
             found[words] = tuple(word for word in ids if max(word) < self.info.vocab_size)
         return [
             replace(spec, sampling=replace(spec.sampling, bad_words=found[spec.bad_words]))
@@ -222,13 +222,13 @@ class Generator:
         return new_tokens
 
     async def _compile(self, grammar: Grammar) -> str:
-        """As the engine takes it."""
+        """A grammar in the engine's form. Raises ApiError."""
         if self.grammars is None or not self.info.grammar:
-            raise structured_output.not_supported(grammar.param)
+            raise structured_output.grammar_unsupported(grammar.param)
         try:
             return await self.grammars.compile(grammar)
         except GrammarError as error:
-            raise structured_output.not_valid(error, grammar.param) from error
+            raise structured_output.invalid_grammar(error, grammar.param) from error
         except WorkersBusy:
             raise self.admission.overloaded() from None
         except WorkerError as error:

@@ -1,4 +1,4 @@
-"""Several generations of one request, as one source of deltas in the order they happen."""
+"""Merges the deltas of several generations of one request in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tgi_cli.router.http.bodies import unless_disconnected
 
 
 class MergedSource:
-    """Deltas of all generations; ends when all have ended, fails when one fails."""
+    """Deltas of all generations; ends when all have ended, fails if one fails."""
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         self._generations = generations
@@ -42,7 +42,7 @@ class MergedSource:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Stop all of them. Idempotent."""
+        """Cancel all generations. Idempotent."""
         for task in self._tasks:
             task.cancel()
         for generation in self._generations:
@@ -52,20 +52,20 @@ class MergedSource:
         try:
             async for delta in generation:
                 self._arrived.put_nowait(delta)
-        except Exception as error:  # passed on whole to whoever iterates
+        except Exception as error:  # raised again by __anext__
             self._arrived.put_nowait(error)
         else:
             self._arrived.put_nowait(None)
 
 
 def merge(generations: Sequence[Generation]) -> DeltaSource:
-    """One source for any number of generations; a single one is its own, at no cost."""
+    """One source for any number of generations; a single one is returned as it is."""
     return generations[0] if len(generations) == 1 else MergedSource(generations)
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A generation that was read to its end. ``top_tokens`` is empty unless asked for."""
+    """A finished generation. ``top_tokens`` is empty unless requested."""
 
     generation: Generation
     tokens: list[Token]
@@ -74,11 +74,11 @@ class Whole:
 
 
 async def collect(request: Request, generations: Sequence[Generation]) -> list[Whole]:
-    """Read all generations of a request to their end, side by side.
+    """Read all generations of a request to their end, concurrently.
 
     Raises:
-        ApiError: one of them failed; the others are cancelled.
-        ClientDisconnected: so did the client; all are cancelled.
+        ApiError: A generation failed; the others are cancelled.
+        ClientDisconnected: The client disconnected; all are cancelled.
     """
     source = merge(generations)
     tokens: list[list[Token]] = [[] for _ in generations]
@@ -105,5 +105,5 @@ async def collect(request: Request, generations: Sequence[Generation]) -> list[W
 
 
 def best(wholes: Sequence[Whole], count: int) -> list[Whole]:
-    """The ``count`` of highest mean log-probability per token, best first."""
+    """The ``count`` generations with the highest mean log-probability, best first."""
     return sorted(wholes, key=lambda whole: -whole.generation.mean_logprob)[:count]

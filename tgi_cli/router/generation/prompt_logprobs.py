@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, and how they are written down."""
+"""Log-probabilities of a prompt and their encoding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 from tgi_cli.engine.messages import PromptLogprobs
 
 INLINE_SCORES = 2048
-"""Log-probabilities of a report that is written on the event loop itself, at 2 us each; longer
-ones must not hold up everybody's tokens."""
+"""Most log-probabilities that are encoded on the event loop, at 2 us each; longer reports would
+delay the tokens of other requests."""
 _SLICE = 128
-"""Rows that are encoded at once: the encoder keeps the interpreter lock."""
+"""Rows that are encoded in one call, which holds the interpreter lock."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,7 +25,7 @@ def shortest(value: float) -> float:
 
 
 def encoded_rows(rows: Iterable[Any]) -> bytes:
-    """A JSON array's items, without its brackets: never all of them as objects at once."""
+    """The items of a JSON array without its brackets, encoded in slices to save memory."""
     rows = iter(rows)
     parts: list[bytes] = []
     while taken := list(islice(rows, _SLICE)):
@@ -34,11 +34,11 @@ def encoded_rows(rows: Iterable[Any]) -> bytes:
 
 
 class PromptLogprobTable:
-    """What the engine reports of one prompt, run by run: parallel lists from token 1 on.
+    """The log-probabilities of one prompt, as parallel lists from token 1 on.
 
     Attributes:
-        logprobs: of each token after the first, which nothing precedes; as 32-bit floats came.
-        tops: ids of the likeliest in its place, and their log-probabilities.
+        logprobs: Log-probability of each token after the first, from 32-bit floats.
+        tops: Ids and log-probabilities of the likeliest alternatives.
     """
 
     __slots__ = ("logprobs", "tops")
@@ -48,9 +48,9 @@ class PromptLogprobTable:
         self.tops: list[tuple[Sequence[int], Sequence[float]]] = []
 
     def take(self, run: PromptLogprobs) -> None:
-        """Append a run; one that starts earlier (a prompt computed again) replaces the rest."""
-        place = run.start - 1
-        self.logprobs[place:] = run.logprobs
+        """Append a run; one that starts earlier (of a recomputed prompt) reindexs the rest."""
+        index = run.start - 1
+        self.logprobs[index:] = run.logprobs
         top_ids = run.top_ids or [[]] * len(run.logprobs)
         top_logprobs = run.top_logprobs or [[]] * len(run.logprobs)
-        self.tops[place:] = zip(top_ids, top_logprobs, strict=True)
+        self.tops[index:] = zip(top_ids, top_logprobs, strict=True)

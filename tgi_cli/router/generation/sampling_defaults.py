@@ -1,6 +1,6 @@
-"""How a model's makers want it sampled: generation_config.json, for requests that do not say.
+"""Default sampling parameters of a model: its generation_config.json.
 
-It concerns the OpenAI routes. On TGI's own, silence means what it meant there.
+They apply to the OpenAI routes. TGI's routes have TGI's defaults.
 https://huggingface.co/docs/transformers/main_classes/text_generation
 """
 
@@ -15,12 +15,12 @@ from tgi_cli.files import read_json
 logger = logging.getLogger(__name__)
 
 _LARGEST = float((1 << 31) - 1)
-"""Of any parameter: what requests may say, too."""
+"""Largest value of a parameter, as in requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What an absent parameter of a /v1 request means; OpenAI's meaning unless a model says."""
+    """Default parameters of /v1 requests: OpenAI's, unless the model has its own."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -31,43 +31,43 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, model_path: Path) -> SamplingDefaults:
-        """Those of a model's folder; a value that cannot be is passed over, with a warning.
+        """Read the defaults of a model folder; an invalid value is ignored with a warning.
 
-        ``do_sample`` is not read: its absence, which is usual, would make models greedy.
+        ``do_sample`` is ignored: most models omit it, which would make them greedy.
         """
         file = model_path / "generation_config.json"
         try:
-            stated = read_json(file)
+            config = read_json(file)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError) as error:
-            logger.warning("%s is not used: %s", file, error)
+            logger.warning("%s is ignored: %s", file, error)
             return cls()
-        if not isinstance(stated, dict):
+        if not isinstance(config, dict):
             return cls()
         found: dict[str, float] = {}
         for each in fields(cls):
-            value = stated.get(each.name)
+            value = config.get(each.name)
             if value is None:
                 continue
             kind = int if each.name == "top_k" else float
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or not abs(value) <= _LARGEST  # NaN is not, either
-                or not _sane(each.name, value)
+                or not abs(value) <= _LARGEST  # NaN fails, too
+                or not _in_range(each.name, value)
             ):
-                logger.warning("%s: %s is %.40r, which is not used", file, each.name, value)
+                logger.warning("%s: invalid %s %.40r is ignored", file, each.name, value)
                 continue
             found[each.name] = kind(value)
         defaults = cls(**found)  # type: ignore[arg-type]
         if defaults != cls():
-            told = ", ".join(f"{name} {value:g}" for name, value in found.items())
-            logger.info("sampling by default with the model's %s", told)
+            values = ", ".join(f"{name} {value:g}" for name, value in found.items())
+            logger.info("default sampling parameters of the model: %s", values)
         return defaults
 
 
-def _sane(name: str, value: float) -> bool:
+def _in_range(name: str, value: float) -> bool:
     if name in ("top_p", "typical_p"):
         return 0 < value <= 1
     if name == "repetition_penalty":

@@ -1,4 +1,4 @@
-"""What one prompt asks for, whatever API it came through."""
+"""One prompt and its parameters, independent of the API."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ class GenerationSpec:
     """A prompt and everything that shapes its continuation.
 
     Attributes:
-        prompt: text, or the token ids themselves.
-        prompt_param: what requests of its API call it, for errors.
-        add_special_tokens: encode the text with the model's own; a rendered chat has them.
-        sampling: all but the seed and the bad words.
-        bad_words: texts that are not generated, not yet as token ids.
-        seed: None draws one when sampling.
-        max_new_tokens: None fills the model's context.
-        truncate: keep the last n tokens of the prompt.
-        stops: end the text; ``keep_stop`` leaves the one that did in it (TGI), else it is cut.
-        keep_stop: see ``stops``.
-        length_first: a stop string in the last token that was allowed is told as the length (TGI).
-        ignore_eos: end tokens do not end it.
-        stop_token_ids: further ids that end it, themselves no part of the text.
-        shown_ids: special tokens that are part of the text, for whoever reads more than text in it.
-        samples: how many continuations; all but the first share its computed prompt. Sample i of
-            a seed is the same whatever the number of samples.
-        prompt_logprobs: report log-probabilities of the prompt's tokens, and so many of the
-            likeliest in place of each; None: do not.
-        prompt_only: nothing of the continuation is wanted.
-        grammar: what the continuation must be; None: anything.
-        priority: higher is served first.
-        cache_salt: only requests of the same salt share cached prefixes, so that nobody can find
-            out by timing what another tenant has sent.
-        adapter: name of the LoRA adapter; empty: the base model.
+        prompt: Text or token ids.
+        sampling: Sampling parameters, except the seed and the bad words.
+        bad_words: Texts that must not be generated; not yet tokenized.
+        prompt_param: Name of the prompt in its API, for errors.
+        add_special_tokens: Encode the text with special tokens; rendered chats have them already.
+        seed: Seed of the sampling. Default: random.
+        max_new_tokens: Most tokens to generate. Default: as many as the context allows.
+        truncate: Use the last n tokens of the prompt.
+        stops: Stop strings.
+        keep_stop: End the text behind the stop string, as in TGI, not before it.
+        length_first: A stop string in the last allowed token has the finish reason ``length``, as
+            in TGI.
+        ignore_eos: Continue behind end tokens.
+        stop_token_ids: Further ids that end the sequence; not part of the text.
+        shown_ids: Special tokens that are part of the text, because they mark its regions.
+        samples: Number of continuations; all but the first share its computed prompt. Sample i of
+            a seed does not depend on the number of samples.
+        prompt_logprobs: Return the log-probabilities of the prompt's tokens, and so many of the
+            likeliest alternatives. Default: none.
+        prompt_only: Return nothing of the continuation.
+        grammar: Grammar of the continuation, or None.
+        priority: Higher values are served first.
+        cache_salt: Requests share cached prefixes only if they have the same salt, so that timing
+            reveals nothing about other tenants' prompts.
+        adapter: Name of the LoRA adapter; empty for the base model.
     """
 
     prompt: str | tuple[int, ...]

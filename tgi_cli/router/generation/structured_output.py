@@ -1,4 +1,4 @@
-"""What a request asks its answer to be, by whatever parameter of whatever API."""
+"""Structured output: the grammar that a request asks for, in the parameters of any API."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ _GUIDED = {
     "regex": "guided_regex",
     "ebnf": "guided_grammar",
 }
-"""vLLM's parameters, llama.cpp's and SGLang's, and as which of vLLM's each is read."""
+"""Parameters of vLLM, llama.cpp and SGLang, and the parameter of vLLM with the same meaning."""
 
 
-def native_grammar(asked: Any) -> Grammar | None:
-    """Of TGI's parameter. Raises ApiError."""
-    return None if asked is None else _read(grammar.native, asked, "grammar")
+def tgi_grammar(parameter: Any) -> Grammar | None:
+    """The grammar of TGI's ``grammar`` parameter. Raises ApiError."""
+    return None if parameter is None else _parse(grammar.parse_tgi, parameter, "grammar")
 
 
 def openai_grammar(request: CompletionParameters) -> Grammar | None:
-    """Of ``response_format``, or of what other servers call it. Raises ApiError."""
+    """The grammar of ``response_format``, or of other servers' parameters. Raises ApiError."""
     found: list[Grammar] = []
     if request.response_format is not None:
-        _add(found, _read(grammar.response_format, request.response_format, "response_format"))
+        _add(
+            found, _parse(grammar.parse_response_format, request.response_format, "response_format")
+        )
     if request.structured_outputs is not None:
-        asked = request.structured_outputs
-        _add(found, _read(grammar.structured_outputs, asked, "structured_outputs"))
+        value = request.structured_outputs
+        _add(found, _parse(grammar.parse_structured_outputs, value, "structured_outputs"))
     for name, kind in _GUIDED.items():
         value = getattr(request, name)
         if value is not None and value != "":
@@ -48,20 +50,20 @@ def openai_grammar(request: CompletionParameters) -> Grammar | None:
         if request.grammar:
             _add(found, _guided("grammar", "guided_grammar", request.grammar, None))
     else:
-        _add(found, native_grammar(request.grammar))
+        _add(found, tgi_grammar(request.grammar))
     if len(found) > 1:
         names = " and ".join(f"`{each.param}`" for each in found)
         raise errors.validation(f"{names} exclude each other", found[1].param)
     return found[0] if found else None
 
 
-def not_supported(param: str) -> errors.ApiError:
-    """In TGI's words: the server has no grammars, or none for this model."""
+def grammar_unsupported(param: str) -> errors.ApiError:
+    """TGI's error if grammars are disabled, or unsupported for this model."""
     return errors.validation("grammar is not supported", param)
 
 
-def not_valid(error: GrammarError, param: str) -> errors.ApiError:
-    """In TGI's words where it is TGI's parameter."""
+def invalid_grammar(error: GrammarError, param: str) -> errors.ApiError:
+    """The error for an invalid grammar; TGI's for its own parameter."""
     name = param if param == "grammar" else f"`{param}`"
     return errors.validation(f"{name} is not valid: {error}", param)
 
@@ -72,15 +74,15 @@ def _add(found: list[Grammar], grammar: Grammar | None) -> None:
 
 
 def _guided(name: str, kind: str, value: Any, whitespace: str | None) -> Grammar:
-    read = _read(lambda asked: grammar.guided(kind, asked, whitespace), value, name)
+    read = _parse(lambda data: grammar.parse_guided(kind, data, whitespace), value, name)
     return replace(read, param=name)
 
 
-def _read(reader: Callable[[Any], T], asked: Any, param: str) -> T:
+def _parse(parser: Callable[[Any], T], value: Any, param: str) -> T:
     try:
-        return reader(asked)
+        return parser(value)
     except GrammarError as error:
-        raise not_valid(error, param) from error
+        raise invalid_grammar(error, param) from error
 
 
 def chat_grammar(
@@ -94,15 +96,20 @@ def chat_grammar(
     *,
     constrain: bool,
 ) -> Grammar | None:
-    """Of a whole answer: reasoning, then calls of tools, or else what ``content`` says.
+    """The grammar of a whole response: reasoning, then tool calls or ``content``.
 
     Args:
-        choice: of tools: ``auto``, ``required``, a name, or OpenAI's object around it.
-        strict: names of the tools whose schemas must hold; those of others, where they can.
-        reasoning: whether the answer begins within it.
-        constrain: whether calls that may be, but need not, are constrained.
+        content: Grammar of the content, or None if it is free.
+        tools: Tools that may be called.
+        choice: ``auto``, ``required``, a tool's name, or OpenAI's object with it.
+        parallel: Whether there may be several calls.
+        strict: Names of tools whose schemas must compile; those of others may be dropped.
+        form: How the responses of the model are parsed.
+        reasoning: Whether the response begins within reasoning.
+        constrain: Whether to constrain optional calls.
 
-    Raises ApiError for calls that cannot be made sure of.
+    Raises:
+        ApiError: The calls cannot be constrained as required.
     """
     if choice not in ("auto", "required") and not isinstance(choice, Mapping):
         choice = {"function": {"name": choice}}
@@ -113,20 +120,20 @@ def chat_grammar(
     if tools and tag is None and (forced or content is not None):
         raise errors.unsupported(
             "tool_choice" if forced else "response_format",
-            "a `tool_choice` other than `auto` and `none` (with this model's way to call)"
+            "a `tool_choice` other than `auto` and `none` (with this model's tool calls)"
             if forced
-            else "`response_format` together with `tools` (with this model's way to call)",
+            else "`response_format` together with `tools` (with this model's tool calls)",
         )
     if tag is None:
         return None if content is None else content.behind(form.markers.before(reasoning))
     if not forced and content is None and not constrain:
         return None
     structures = [{**each, "strict": each["name"] in strict} for each in tag["structures"]]
-    asked = {**tag, "structures": structures}
+    tag = {**tag, "structures": structures}
     if not forced and content is not None:
-        asked |= {"otherwise": content, "otherwise_begin": form.markers.then}
+        tag |= {"otherwise": content, "otherwise_begin": form.markers.then}
     param = "tool_choice" if forced else "tools"
-    found = _read(lambda tag: grammar.structural_tag(tag, param), asked, param)
+    found = _parse(lambda tag: grammar.parse_structural_tag(tag, param), tag, param)
     if not forced and content is None:
         return found
     return found.behind(replace(form.markers, then="").before(reasoning))

@@ -1,4 +1,4 @@
-"""When things happened to one request."""
+"""Times of one request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Timings:
-    """When things happened to one request: seconds, from ``time.perf_counter()``."""
+    """Times of one request, in seconds of ``time.perf_counter()``."""
 
     __slots__ = ("arrived", "finished", "first_token", "last_token", "queue", "submitted")
 
@@ -20,17 +20,17 @@ class Timings:
 
     @property
     def total(self) -> float:
-        """Arrival to the last token; to now while there may be more."""
+        """From arrival to the last token, or to now while it runs."""
         return (self.finished or time.perf_counter()) - self.arrived
 
     @property
     def validation(self) -> float:
-        """Arrival to the engine's queue."""
+        """From arrival to the engine's queue."""
         return self.submitted - self.arrived
 
     @property
     def inference(self) -> float:
-        """First step to the last token; nothing before the first step."""
+        """From the first step to the last token; 0 before the first step."""
         if not (self.queue or self.first_token):
             return 0.0
         return max(self.total - self.validation - self.queue, 0.0)

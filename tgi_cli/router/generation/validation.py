@@ -1,4 +1,4 @@
-"""What a request may ask for: TGI's rules in TGI's words, and what all APIs check alike."""
+"""Validation of requests: TGI's rules with TGI's messages, and checks that all APIs share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tgi_cli.engine.validation import LengthError, LengthFault, validate_length
 from tgi_cli.router.api.schemas.tgi import GenerateParameters, GenerateRequest
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.spec import GenerationSpec
-from tgi_cli.router.generation.structured_output import native_grammar
+from tgi_cli.router.generation.structured_output import tgi_grammar
 from tgi_cli.router.http import errors
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.stop import StopStrings
 
-PIECE = 1024
-"""TGI validates at most so many new tokens, and generates up to the context's end."""
+VALIDATED_NEW_TOKENS = 1024
+"""Most new tokens that TGI validates; it generates up to the end of the context."""
 
 UINT64 = (1 << 64) - 1
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -29,7 +29,7 @@ _MOST_SECONDS = 1_000_000.0
 
 
 def request_timeout(request: Request) -> float | None:
-    """Seconds that the client gives the whole request: its header. Raises ApiError."""
+    """The timeout in seconds of the request's header, or None. Raises ApiError."""
     given = request.headers.get("x-request-timeout")
     if given is None:
         return None
@@ -51,13 +51,13 @@ def fit_length(
 ) -> int:
     """How many tokens may follow a prompt of ``input_length`` tokens.
 
-    As TGI, a wish that goes beyond the context's end is fulfilled up to it when there is room
-    for 1024 tokens, and refused when there is not. Raises ApiError, which names ``param``.
+    As in TGI, more tokens than fit into the context are refused unless 1024 fit. Raises
+    ApiError, which names ``param``.
     """
-    room = max(info.max_total_tokens - input_length, 0)
-    asked = room if max_new_tokens is None else max_new_tokens
+    available = max(info.max_total_tokens - input_length, 0)
+    requested = available if max_new_tokens is None else max_new_tokens
     try:
-        validate_length(input_length, min(asked, PIECE), info)
+        validate_length(input_length, min(requested, VALIDATED_NEW_TOKENS), info)
     except LengthError as error:
         if error.fault is LengthFault.EMPTY_PROMPT:
             empty = f"`{param}` cannot be empty"
@@ -74,8 +74,8 @@ def fit_length(
         if error.fault is LengthFault.TOTAL_TOO_LONG:
             raise too_long(
                 f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
-                f"Given: {input_length} `inputs` tokens and {asked} `max_new_tokens`",
-                completion=asked if input_length <= info.max_input_tokens else None,
+                f"Given: {input_length} `inputs` tokens and {requested} `max_new_tokens`",
+                completion=requested if input_length <= info.max_input_tokens else None,
             ) from None
         if error.fault is LengthFault.PROMPT_TOO_LONG:
             raise too_long(
@@ -83,57 +83,57 @@ def fit_length(
                 f"Given: {input_length}",
                 completion=None,
             ) from None
-    return min(asked, room)
+    return min(requested, available)
 
 
-def native_spec(
+def generation_spec(
     request: GenerateRequest, config: RouterConfig, info: EngineInfo, stream: bool
 ) -> GenerationSpec:
-    """What a native request asks for. Raises ApiError."""
-    asked = request.parameters
-    best_of = _best_of(asked, config, stream)
-    penalty = asked.frequency_penalty or 0.0
+    """The spec of a request of TGI's API. Raises ApiError."""
+    params = request.parameters
+    best_of = _best_of(params, config, stream)
+    penalty = params.frequency_penalty or 0.0
     checks: tuple[tuple[bool, str], ...] = (
-        (asked.temperature is not None and asked.temperature <= 0,
+        (params.temperature is not None and params.temperature <= 0,
          "`temperature` must be strictly positive"),
-        (asked.repetition_penalty is not None and asked.repetition_penalty <= 0,
+        (params.repetition_penalty is not None and params.repetition_penalty <= 0,
          "`repetition_penalty` must be strictly positive"),
         (not -2.0 <= penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        (asked.top_p is not None and not 0 < asked.top_p < 1, "`top_p` must be > 0.0 and < 1.0"),
-        (asked.typical_p is not None and not 0 < asked.typical_p < 1,
+        (params.top_p is not None and not 0 < params.top_p < 1, "`top_p` must be > 0.0 and < 1.0"),
+        (params.typical_p is not None and not 0 < params.typical_p < 1,
          "`typical_p` must be > 0.0 and < 1.0"),
-        (asked.top_k is not None and asked.top_k <= 0, "`top_k` must be strictly positive"),
-        (asked.max_new_tokens == 0, "`max_new_tokens` must be strictly positive"),
-        (asked.seed is not None and asked.seed > UINT64,
+        (params.top_k is not None and params.top_k <= 0, "`top_k` must be strictly positive"),
+        (params.max_new_tokens == 0, "`max_new_tokens` must be strictly positive"),
+        (params.seed is not None and params.seed > UINT64,
          "`seed` must be an unsigned 64-bit number"),
     )  # fmt: skip
     for broken, message in checks:
         if broken:
             raise errors.validation(message)
-    stops = stop_strings(asked.stop, config)
-    top_n_tokens = _top_n(asked.top_n_tokens or 0, "top_n_tokens", config)
+    stops = stop_strings(params.stop, config)
+    top_n_tokens = _top_n(params.top_n_tokens or 0, "top_n_tokens", config)
     if not request.inputs:
         raise errors.validation("`inputs` cannot be empty")
-    if asked.truncate is not None and not 0 < asked.truncate <= info.max_input_tokens:
+    if params.truncate is not None and not 0 < params.truncate <= info.max_input_tokens:
         raise errors.validation(
             f"`truncate` must be strictly positive and less than {info.max_input_tokens}. "
-            f"Given: {asked.truncate}"
+            f"Given: {params.truncate}"
         )
     warped = (
-        asked.temperature not in (None, 1.0)
-        or asked.top_k is not None
-        or asked.top_p is not None
-        or asked.typical_p is not None
+        params.temperature not in (None, 1.0)
+        or params.top_k is not None
+        or params.top_p is not None
+        or params.typical_p is not None
     )
     sampling = sampling_params(
-        temperature=(asked.temperature or 1.0) if asked.do_sample or warped else 0.0,
-        top_k=asked.top_k or 0,
-        top_p=asked.top_p or 1.0,
-        typical_p=asked.typical_p or 1.0,
-        repetition_penalty=asked.repetition_penalty or 1.0,
-        # TGI divides the penalty by the length of the sequence; OpenAI's is another one.
+        temperature=(params.temperature or 1.0) if params.do_sample or warped else 0.0,
+        top_k=params.top_k or 0,
+        top_p=params.top_p or 1.0,
+        typical_p=params.typical_p or 1.0,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        # TGI divides the penalty by the length of the sequence, unlike OpenAI.
         relative_frequency_penalty=penalty,
-        watermark=asked.watermark,
+        watermark=params.watermark,
         watermark_gamma=config.watermark_gamma,
         watermark_delta=config.watermark_delta,
         top_logprobs=top_n_tokens,
@@ -141,33 +141,38 @@ def native_spec(
     return GenerationSpec(
         prompt=request.inputs,
         sampling=sampling,
-        seed=asked.seed,
-        max_new_tokens=asked.max_new_tokens,
-        truncate=asked.truncate,
+        seed=params.seed,
+        max_new_tokens=params.max_new_tokens,
+        truncate=params.truncate,
         stops=stops,
         keep_stop=True,
         length_first=True,
         samples=best_of,
-        prompt_logprobs=0 if asked.decoder_input_details else None,
-        grammar=native_grammar(asked.grammar),
+        prompt_logprobs=0 if params.decoder_input_details else None,
+        grammar=tgi_grammar(params.grammar),
     )
 
 
-def _best_of(asked: GenerateParameters, config: RouterConfig, stream: bool) -> int:
-    """How many samples, by TGI's rules; and refuse what is not available."""
-    best_of = 1 if asked.best_of is None else asked.best_of
-    sampling = asked.do_sample or any(
+def _best_of(params: GenerateParameters, config: RouterConfig, stream: bool) -> int:
+    """Number of samples, by TGI's rules. Raises ApiError."""
+    best_of = 1 if params.best_of is None else params.best_of
+    sampling = params.do_sample or any(
         value is not None
-        for value in (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
+        for value in (
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.typical_p,
+        )
     )
     checks = (
         (stream and best_of != 1, "`best_of` != 1 is not supported when streaming tokens"),
-        (stream and asked.decoder_input_details,
+        (stream and params.decoder_input_details,
          "`decoder_input_details` == true is not supported when streaming tokens"),
         (not 0 < best_of <= config.max_best_of,
          f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {best_of}"),
         (best_of > 1 and not sampling, "you must use sampling when `best_of` is > 1"),
-        (best_of > 1 and asked.seed is not None, "`seed` must not be set when `best_of` > 1"),
+        (best_of > 1 and params.seed is not None, "`seed` must not be set when `best_of` > 1"),
     )  # fmt: skip
     for broken, message in checks:
         if broken:
@@ -176,7 +181,7 @@ def _best_of(asked: GenerateParameters, config: RouterConfig, stream: bool) -> i
 
 
 def sampling_params(names: Mapping[str, str] = NO_NAMES, **fields: Any) -> SamplingParams:
-    """Its fields checked; ``names`` are those by which the client calls some. Raises ApiError."""
+    """Check sampling parameters. Raises ApiError."""
     try:
         return SamplingParams(**fields)
     except ValueError as error:
@@ -186,7 +191,7 @@ def sampling_params(names: Mapping[str, str] = NO_NAMES, **fields: Any) -> Sampl
 
 
 def check_ids(items: Sequence[int], name: str, info: EngineInfo) -> Sequence[int]:
-    """Token ids that the model has. Raises ApiError."""
+    """Check that the model has the token ids. Raises ApiError."""
     if items and not 0 <= min(items) <= max(items) < info.vocab_size:
         raise errors.validation(f"token ids must be >= 0 and < {info.vocab_size}", name)
     return items

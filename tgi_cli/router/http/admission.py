@@ -1,4 +1,4 @@
-"""Who may come in: a bound on requests in flight, and none at all while draining."""
+"""A limit of sequences in flight, and draining."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MAX_RETRY_SECONDS = 60
 
 
 class ConcurrencyLimiter:
-    """Counts sequences in flight. Used from the event loop alone.
+    """Limits the sequences in flight. Use from the event loop only.
 
     Attributes:
         limit: TGI's ``--max-concurrent-requests``.
-        in_flight: sequences that hold a place.
-        draining: no new ones are let in.
+        in_flight: sequences in flight.
+        draining: new sequences are refused.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,7 +29,7 @@ class ConcurrencyLimiter:
         self._mean_seconds = 0.0
 
     def enter(self, count: int = 1) -> None:
-        """Take places, or raise ApiError: 503 while draining, 429 when there are not enough."""
+        """Admit sequences, or raise ApiError: 503 while draining, 429 beyond the limit."""
         if self.draining:
             raise errors.draining(_DRAIN_RETRY_SECONDS)
         if self.in_flight + count > self.limit:
@@ -38,7 +38,7 @@ class ConcurrencyLimiter:
         self._idle.clear()
 
     def leave(self, seconds: float | None = None) -> None:
-        """Give a place back, after ``seconds`` of work that ran to its end."""
+        """Release a sequence, after ``seconds`` of work if it was completed."""
         self.in_flight -= 1
         if seconds is not None:
             self._mean_seconds += (seconds - self._mean_seconds) / 16
@@ -46,7 +46,7 @@ class ConcurrencyLimiter:
             self._idle.set()
 
     def drain(self) -> None:
-        """Let nobody in any more."""
+        """Refuse new sequences from now on."""
         self.draining = True
 
     async def idle(self) -> None:
@@ -54,6 +54,6 @@ class ConcurrencyLimiter:
         await self._idle.wait()
 
     def overloaded(self) -> errors.ApiError:
-        """A 429 that says when a place comes free on average (Little's law), within bounds."""
+        """A 429 with the mean time until a sequence ends (Little's law), within bounds."""
         estimate = math.ceil(self._mean_seconds / max(self.limit, 1))
         return errors.overloaded(min(max(estimate, 1), _MAX_RETRY_SECONDS))

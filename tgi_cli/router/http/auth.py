@@ -48,7 +48,7 @@ class ApiKeyMiddleware:
         scheme, _, key = given[0].partition(b" ")
         digest = sha256(key.strip()).digest()
         found = False
-        for known in self._keys:  # all, so that the time does not tell which one matches
+        for known in self._keys:  # all, so that the time does not depend on the match
             found |= hmac.compare_digest(digest, known)
         return found and scheme.lower() == b"bearer"
 

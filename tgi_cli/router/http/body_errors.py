@@ -1,7 +1,7 @@
 """Errors of bodies that are not valid JSON or have the wrong types.
 
-msgspec's messages end with a path, such as ``$.messages[0].content``, where ``[...]`` stands for
-any key of an object; OpenAI's errors name the parameter apart from the message.
+msgspec's messages end with a path, such as ``$.messages[0].content``, where ``[...]`` is any key
+of an object; OpenAI's errors name the parameter separately.
 """
 
 from __future__ import annotations

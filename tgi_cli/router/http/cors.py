@@ -1,6 +1,6 @@
-"""Pages of other origins that may use the server: https://fetch.spec.whatwg.org/#http-cors-protocol.
+"""Cross-origin requests of browsers: https://fetch.spec.whatwg.org/#http-cors-protocol.
 
-TGI let every page in, but no page send an API key; here pages may send what clients send.
+Unlike TGI's, they may have an API key, and all headers that other clients send.
 """
 
 from __future__ import annotations
@@ -10,50 +10,27 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-_SENT = (
-    "authorization",
-    "content-type",
-    "traceparent",
-    "tracestate",
-    "x-request-id",
+_REQUEST_HEADERS = (
+    "authorization", "content-type", "traceparent", "tracestate", "x-request-id",
     "x-request-timeout",
-)
-_READ = (
-    "retry-after",
-    "x-compute-characters",
-    "x-compute-time",
-    "x-compute-type",
-    "x-generated-tokens",
-    "x-inference-time",
-    "x-prompt-tokens",
-    "x-queue-time",
-    "x-request-id",
-    "x-time-per-token",
-    "x-total-time",
-    "x-validation-time",
-)
-_SDK = (
-    "user-agent",
-    "x-stainless-arch",
-    "x-stainless-lang",
-    "x-stainless-os",
-    "x-stainless-package-version",
-    "x-stainless-retry-count",
-    "x-stainless-runtime",
-    "x-stainless-runtime-version",
-    "x-stainless-timeout",
-    "openai-organization",
-    "openai-project",
-)
-"""What OpenAI's client for browsers sends along."""
+    # those of OpenAI's client for browsers
+    "user-agent", "openai-organization", "openai-project", "x-stainless-arch", "x-stainless-lang",
+    "x-stainless-os", "x-stainless-package-version", "x-stainless-retry-count",
+    "x-stainless-runtime", "x-stainless-runtime-version", "x-stainless-timeout",
+)  # fmt: skip
+_RESPONSE_HEADERS = (
+    "retry-after", "x-compute-characters", "x-compute-time", "x-compute-type",
+    "x-generated-tokens", "x-inference-time", "x-prompt-tokens", "x-queue-time", "x-request-id",
+    "x-time-per-token", "x-total-time", "x-validation-time",
+)  # fmt: skip
 
 
 def cors(origins: Sequence[str]) -> Middleware:
-    """The middleware that answers browsers; no origins: all may."""
+    """The middleware that allows these origins. Default: all."""
     return Middleware(
         CORSMiddleware,
         allow_origins=list(origins) or ["*"],
         allow_methods=["GET", "POST"],
-        allow_headers=[*_SENT, *_SDK],
-        expose_headers=list(_READ),
+        allow_headers=list(_REQUEST_HEADERS),
+        expose_headers=list(_RESPONSE_HEADERS),
     )

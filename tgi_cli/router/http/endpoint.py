@@ -1,4 +1,4 @@
-"""Endpoints: routes that decode their body, with what the API's document says about them."""
+"""Endpoints: routes that decode their body and describe themselves for the API's document."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ Handler = Callable[[RequestContext[Any]], Awaitable[Any]]
 class Endpoint(Route):
     """A route whose handler gets a RequestContext.
 
-    ``decode`` reads the body; by default as the only type in ``operation.body``.
+    Args:
+        decode: decodes the body. Default: as the only type of ``operation.body``.
+        require: raises ApiError before the body is read if the server does not allow the request.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Endpoint(Route):
         method: str = "POST",
         name: str | None = None,
         decode: Callable[[bytes], Any] | None = None,
+        require: Callable[[RouterState], None] | None = None,
     ) -> None:
         self.operation = operation
         if decode is None and operation.body:
@@ -138,6 +141,8 @@ class Endpoint(Route):
         async def endpoint(request: Request) -> Any:
             arrived = time.perf_counter()
             state = state_of(request)
+            if require is not None:
+                require(state)
             body = None
             if decode is not None:
                 body = decode(await read_body(request, state.config.payload_limit))

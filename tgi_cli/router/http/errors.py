@@ -1,16 +1,15 @@
-"""Every error of the HTTP face: its statuses, its words, and its two bodies.
+"""Errors of the HTTP API, in TGI's and in OpenAI's form.
 
-Native routes answer as TGI: ``{"error": TEXT, "error_type": TYPE}``, and plain text where TGI's
-web framework answered by itself. OpenAI's routes answer as OpenAI
-(https://platform.openai.com/docs/guides/error-codes), with ``error_type`` on top: 400 where TGI
-says 422, so that clients raise ``BadRequestError``, and 500 where TGI says 424, which OpenAI's
-clients take for a failure of the server and try again. Which of the two an error becomes is
-decided by the path when it is written; what raises it need not know.
+TGI's routes answer ``{"error": TEXT, "error_type": TYPE}``, and plain text where TGI's web
+framework did. OpenAI's routes answer as OpenAI
+(https://platform.openai.com/docs/guides/error-codes), with ``error_type`` added: 400 where TGI
+has 422, so that clients raise ``BadRequestError``, and 500 where TGI has 424, which OpenAI's
+clients take for a server error and retry. The path decides on the form when the error is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import msgspec
 from starlette.responses import Response
@@ -25,7 +24,7 @@ _OPENAI_PATHS = frozenset(
 )  # fmt: skip
 _OPENAI_PREFIXES = ("/v1/", "/models/")
 _VERTEX_ROUTES = ("vertex_predict", "vertex_health")
-"""Names of routes whose paths Vertex AI chooses: it calls /v1/endpoints/..., in TGI's form."""
+"""Names of routes whose paths Vertex AI chooses, such as /v1/endpoints/..., in TGI's form."""
 _RESPONSES = ("/v1/responses", "/responses")
 _RESPONSES_NAMES = {
     "messages": "input",
@@ -34,7 +33,7 @@ _RESPONSES_NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""What a request for a response calls the parameters of the chat that it is read as."""
+"""Names of a chat's parameters in a request for a response, which is translated into a chat."""
 
 _FAILURE_LABELS = {
     "overloaded": "overloaded",
@@ -46,61 +45,52 @@ _FAILURE_LABELS = {
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """An answer that is not the one asked for.
+    """An error that the client gets as the answer.
 
     Attributes:
-        status: of the HTTP response, in TGI's form.
-        message: the whole text, prefix included, in TGI's form.
-        error_type: TGI's word for the kind of error.
-        param, code: OpenAI's: the parameter at fault; a word for programs.
-        openai_message: the text in OpenAI's form.
-        names_kept: its names are the request's own, also where a response is read as a chat.
-        headers: of the response, such as Retry-After.
-        plain: the native body is the bare message.
+        status: HTTP status in TGI's form.
+        message: full text in TGI's form, prefix included.
+        error_type: TGI's type of error.
+        param: OpenAI's name of the invalid parameter.
+        code: OpenAI's error code.
+        openai_message: text in OpenAI's form. Default: ``message``.
+        keep_names: the error names parameters as the client did, also on /v1/responses.
+        headers: headers of the answer, such as Retry-After.
+        plain: the body in TGI's form is the plain message.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        error_type: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        openai_message: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        plain: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.error_type = error_type
-        self.param = param
-        self.code = code
-        self.names_kept = False
-        self.openai_message = message if openai_message is None else openai_message
-        self.headers = dict(headers or {})
-        self.plain = plain
+    status: int
+    message: str
+    error_type: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    openai_message: str = ""
+    keep_names: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
+    plain: bool = False
 
-    @property
-    def openai_status(self) -> int:
-        """Of the HTTP response, in OpenAI's form."""
-        return _OPENAI_STATUSES.get(self.status, self.status)
+    def __post_init__(self) -> None:
+        self.openai_message = self.openai_message or self.message
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def openai_type(self) -> str:
-        """OpenAI's kind of error; 429 is of the kind whose limit was reached."""
+        """OpenAI's type of error; for 429 the type whose limit was reached."""
         if self.status == 429:
             return "requests"
-        return "invalid_request_error" if self.openai_status < 500 else "server_error"
+        return "invalid_request_error" if openai_status(self.status) < 500 else "server_error"
 
     @property
     def response_code(self) -> str:
-        """``error.code`` of a response that failed, one of those that OpenAI lists."""
+        """``error.code`` of a failed response, one of those that OpenAI lists."""
         if self.code in ("rate_limit_exceeded", "context_length_exceeded"):
             return self.code
-        return "invalid_prompt" if self.openai_status < 500 else "server_error"
+        return "invalid_prompt" if openai_status(self.status) < 500 else "server_error"
 
     @property
     def failure_label(self) -> str:
@@ -109,32 +99,29 @@ class ApiError(Exception):
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection; nobody reads an answer."""
+    """The client closed the connection before the answer."""
 
 
 def validation(
-    message: str,
-    param: str | None = None,
-    code: str = "invalid_value",
-    openai_message: str | None = None,
+    message: str, param: str | None = None, code: str = "invalid_value", openai_message: str = ""
 ) -> ApiError:
-    """A parameter that cannot be. OpenAI's form has no prefix, and perhaps words of its own."""
+    """An invalid parameter; OpenAI's message has no prefix, and may differ."""
     return ApiError(
         422,
         f"Input validation error: {message}",
         "validation",
         param=param,
         code=code,
-        openai_message=message if openai_message is None else openai_message,
+        openai_message=openai_message or message,
     )
 
 
 def unsupported(
     param: str, what: str | None = None, code: str = "unsupported_parameter"
 ) -> ApiError:
-    """A known parameter that this server cannot act on: refused, never ignored.
+    """A known parameter that this server cannot honour, and therefore does not ignore.
 
-    ``what`` says which values of it, with ``code`` ``unsupported_value``; None: all of them.
+    With the code ``unsupported_value``, ``what`` names the values. Default: the parameter.
     """
     return validation(f"{what or f'`{param}`'} is not supported by this server", param, code)
 
@@ -144,13 +131,15 @@ def context_length(
 ) -> ApiError:
     """More tokens than the context holds.
 
-    Agents read OpenAI's code and words, and shorten the conversation.
+    Agents recognise OpenAI's code and text, and shorten the conversation.
 
     Args:
-        message: in TGI's form.
-        param: what the prompt was made of.
-        context, most: tokens of prompt and completion together, and of a prompt.
-        prompt, completion: tokens of the request; completion None: the prompt alone is too long.
+        message: text in TGI's form.
+        param: parameter that the prompt comes from.
+        context: limit of prompt and completion together.
+        most: limit of a prompt.
+        prompt: tokens of the prompt.
+        completion: requested tokens, or None if the prompt alone is too long.
     """
     words = f"This model's maximum context length is {context} tokens"
     if completion is not None:
@@ -169,17 +158,17 @@ def context_length(
 
 
 def bad_request(message: str) -> ApiError:
-    """A body that cannot be, where vLLM says 400."""
+    """An invalid body, on routes of vLLM."""
     return ApiError(400, message, "validation")
 
 
 def no_model(message: str) -> ApiError:
-    """A model that this server does not have."""
+    """An unknown model."""
     return ApiError(404, message, "not_found", param="model", code="model_not_found")
 
 
 def unauthorized() -> ApiError:
-    """No API key, or another one."""
+    """A missing or wrong API key."""
     return ApiError(
         401,
         "the request needs the server's API key: Authorization: Bearer KEY",
@@ -190,45 +179,35 @@ def unauthorized() -> ApiError:
 
 
 def late_body() -> ApiError:
-    """The body did not come in time; the connection cannot be used again."""
-    headers = {"connection": "close"}
-    return ApiError(
-        408, "The request's body did not arrive in time", "timeout", headers=headers, plain=True
-    )
+    """A body that is too slow; closes the connection."""
+    message, headers = "The request's body did not arrive in time", {"connection": "close"}
+    return ApiError(408, message, "timeout", headers=headers, plain=True)
 
 
 def forbidden(message: str) -> ApiError:
-    """What this server does for nobody."""
+    """A request that this server does not allow."""
     return ApiError(403, message, "forbidden", code="forbidden")
 
 
 def engine_gone(cause: str) -> ApiError:
-    """No engine to ask, at this moment: it may be starting again."""
-    return ApiError(
-        503, cause, "generation", code="service_unavailable", headers={"retry-after": "5"}
-    )
+    """The engine is unavailable, and may be restarting."""
+    return _unavailable(cause, "generation", 5)
 
 
 def tokenizer(message: str, param: str | None = None) -> ApiError:
-    """The model's tokenizer fails on a text."""
-    return ApiError(
-        422, f"Tokenizer error: {message}", "tokenizer_error", param=param, code="invalid_value"
-    )
+    """The model's tokenizer failed on a text."""
+    text = f"Tokenizer error: {message}"
+    return ApiError(422, text, "tokenizer_error", param=param, code="invalid_value")
 
 
 def template(message: str) -> ApiError:
-    """The chat template refused the conversation, or there is none."""
-    return ApiError(
-        422,
-        f"Template error: {message}",
-        "template_error",
-        param="messages",
-        code="invalid_value",
-    )
+    """The chat template is missing, or rejects the conversation."""
+    text = f"Template error: {message}"
+    return ApiError(422, text, "template_error", param="messages", code="invalid_value")
 
 
 def overloaded(retry_after: int) -> ApiError:
-    """More requests in flight than allowed; ``retry_after`` in seconds."""
+    """Too many requests in flight; ``retry_after`` in seconds."""
     return ApiError(
         429,
         "Model is overloaded",
@@ -240,14 +219,15 @@ def overloaded(retry_after: int) -> ApiError:
 
 
 def draining(retry_after: int) -> ApiError:
-    """The server is about to stop and takes no new requests."""
-    return ApiError(
-        503,
-        "Model is overloaded: the server is shutting down",
-        "overloaded",
-        code="service_unavailable",
-        headers={"retry-after": str(retry_after)},
+    """The server is shutting down; ``retry_after`` in seconds."""
+    return _unavailable(
+        "Model is overloaded: the server is shutting down", "overloaded", retry_after
     )
+
+
+def _unavailable(message: str, error_type: str, retry_after: int) -> ApiError:
+    headers = {"retry-after": str(retry_after)}
+    return ApiError(503, message, error_type, code="service_unavailable", headers=headers)
 
 
 def generation_failed(cause: str) -> ApiError:
@@ -256,71 +236,66 @@ def generation_failed(cause: str) -> ApiError:
 
 
 def timed_out(cause: str) -> ApiError:
-    """The time that the client gave is up."""
+    """The client's timeout has expired."""
     return ApiError(504, f"Request timed out: {cause}", "timeout", code="timeout")
 
 
 def incomplete() -> ApiError:
-    """The tokens ended without a reason."""
+    """The stream of tokens ended without a reason."""
     return ApiError(500, "Incomplete generation", "incomplete_generation")
 
 
 def internal() -> ApiError:
-    """A defect; its traceback is in the log."""
+    """An unexpected exception, whose traceback is in the log."""
     return ApiError(500, "Internal server error", "internal")
 
 
 def tgi_body(error: ApiError) -> bytes:
-    """The JSON object of native routes and their streams."""
+    """The JSON object of TGI's routes and their streams."""
     return msgspec.json.encode({"error": error.message, "error_type": error.error_type})
 
 
 def openai_body(error: ApiError) -> bytes:
     """The JSON object of OpenAI's routes and their streams."""
-    return _openai_body(error, error.openai_message, error.param)
-
-
-def _openai_body(error: ApiError, message: str, param: str | None) -> bytes:
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": message,
-                "type": error.openai_type,
-                "param": param,
-                "code": error.code,
-            },
-            "error_type": error.error_type,
-        }
-    )
+    details = {
+        "message": error.openai_message,
+        "type": error.openai_type,
+        "param": error.param,
+        "code": error.code,
+    }
+    return msgspec.json.encode({"error": details, "error_type": error.error_type})
 
 
 def openai_status(status: int) -> int:
-    """What OpenAI's routes answer where TGI's answer ``status``."""
+    """Translate a status of TGI's routes for OpenAI's."""
     return _OPENAI_STATUSES.get(status, status)
 
 
 def is_openai(path: str, route: str = "") -> bool:
-    """Whether errors of the path have OpenAI's form; ``route`` is the name of the route there."""
+    """Whether errors of the path, or of the route with this name, have OpenAI's form."""
     if route in _VERTEX_ROUTES:
         return False
     return path in _OPENAI_PATHS or path.startswith(_OPENAI_PREFIXES)
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """The error in the form of the API that the path of the request belongs to."""
+    """The error in the form of the API that the request's path belongs to."""
     path = scope["path"]
+    status, media_type = error.status, "application/json"
     if is_openai(path, getattr(scope.get("route"), "name", "")):
-        message, param = error.openai_message, error.param
-        if path in _RESPONSES and not error.names_kept:
-            for name, own in _RESPONSES_NAMES.items():
-                message = message.replace(f"`{name}`", f"`{own}`")
-            param = _RESPONSES_NAMES.get(param, param) if param else param
-        body = _openai_body(error, message, param)
-        return Response(
-            body, error.openai_status, headers=error.headers, media_type="application/json"
-        )
-    if error.plain:
+        if path in _RESPONSES and not error.keep_names:
+            error = _with_names_of_responses(error)
+        body, status = openai_body(error), openai_status(status)
+    elif error.plain:
         body, media_type = error.message.encode(), "text/plain"
     else:
-        body, media_type = tgi_body(error), "application/json"
-    return Response(body, error.status, headers=error.headers, media_type=media_type)
+        body = tgi_body(error)
+    return Response(body, status, headers=error.headers, media_type=media_type)
+
+
+def _with_names_of_responses(error: ApiError) -> ApiError:
+    message = error.openai_message
+    for name, own in _RESPONSES_NAMES.items():
+        message = message.replace(f"`{name}`", f"`{own}`")
+    param = _RESPONSES_NAMES.get(error.param or "", error.param)
+    return replace(error, openai_message=message, param=param)

@@ -1,9 +1,9 @@
-"""HTTP/1.1 with bounds on what a client may make the server wait for, remember or work through.
+"""HTTP/1.1 with limits on the time, memory and work that a client can cost.
 
-httptools itself bounds neither the head of a request nor the time that it takes, and uvicorn
-neither the requests of a pipeline nor the framing of a chunked body; slow or endless heads would
-hold memory and connections (CVE-2025-48956, Slowloris), small pieces the event loop. RFC 9110,
-9112 and 6585 have the statuses.
+httptools limits neither the size nor the duration of a request's head, and uvicorn neither the
+requests of a pipeline nor the framing of a chunked body; slow or endless heads would occupy memory
+and connections (CVE-2025-48956, Slowloris), and small chunks the event loop. The statuses are those
+of RFC 9110, 9112 and 6585.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 32 * 1024
-"""Of the request line, and of all headers together."""
+"""Size limit of the request line, and of all headers together."""
 HEADERS = 100
 HEAD_SECONDS = 20.0
 FRAMING_BYTES = 64 * 1024
-"""Sizes, extensions and trailers of a chunked body, beyond as much as the body itself has."""
+"""Size limit of a chunked body's framing beyond the size of the body itself."""
 _BODY_SECONDS = 30.0
 _BODY_BYTES_PER_SECOND = 64 * 1024
 _MARGIN_SECONDS = 5.0
 _LINGER_SECONDS = 1.0
 _PIECE = 1024
-"""Bytes parsed at once: heads and chunks come out one after the other, and a pipeline waits."""
+"""Bytes parsed at once, so that a pipeline can be held back between requests."""
 _TURN_BYTES = 64 * 1024
-"""Parsed in one turn of the event loop: 10,000 chunks, in 30 ms."""
+"""Bytes parsed in one iteration of the event loop: 10,000 chunks in 30 ms."""
 _WAITING_BYTES = 64 * 1024
-"""Of a pipeline, read ahead of the requests before it."""
+"""Size limit of what is read ahead of the running request."""
 
 
 def body_seconds(size: int) -> float:
-    """What a body of at most ``size`` bytes may take: slow lines are fine, standstill is not."""
+    """Timeout of a body of at most ``size`` bytes, generous to slow connections."""
     return _BODY_SECONDS + size / _BODY_BYTES_PER_SECOND
 
 
-class _Refused(Exception):
-    """Ends the parsing; httptools passes it on as one of its own errors."""
+class _InvalidRequest(Exception):
+    """Ends the parsing; httptools wraps it in one of its own errors."""
 
 
-class _Flow(FlowControl):
-    """Reading that a pipeline can hold, and that leaves closed connections alone."""
+class _PipelineFlowControl(FlowControl):
+    """Flow control that a pipeline can pause, and that ignores closed connections."""
 
     held = False
 
@@ -58,19 +58,19 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Answers 400, 408, 414, 431, 501 and 505 by itself, before any application is asked.
+    """Answers 400, 408, 414, 431, 501 and 505 itself, without calling the application.
 
-    What follows a request is not parsed before that request is answered. Trailers are dropped,
-    as no route uses any; a request to upgrade is served as if it did not ask for that.
+    A request is not parsed before the previous one is answered. Trailers are dropped, as no route
+    uses any; upgrades are ignored.
 
     Args:
-        limit: bytes of a request's line, and of its headers.
-        head_seconds: for a head, from its first byte (of a connection's first: from the start).
-        body_seconds: for a body. Whoever reads it enforces that; a connection whose body nobody
-            reads is closed a little later.
+        limit: size limit of the request line, and of the headers.
+        head_seconds: timeout of a head, from its first byte, or from the start of the connection.
+        body_seconds: timeout of a body, which its reader enforces; the connection of a body
+            without reader is closed a little later.
     """
 
-    flow: _Flow
+    flow: _PipelineFlowControl
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_seconds = body_seconds + _MARGIN_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = memoryview(b"")
-        """Read, and not yet parsed."""
+        """Bytes that are not parsed yet."""
         self._running: RequestResponseCycle | None = None
-        """What is being answered, or was last; ``cycle`` is what was parsed last."""
+        """The request that is or was answered last; ``cycle`` is the one parsed last."""
         self._parsing: RequestResponseCycle | None = None
         """The request whose body is being parsed."""
         self._in_head = False
@@ -96,9 +96,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_size = 0
         self._trailers = 0
         self._unparsed = 0
-        """Bytes since anything came out of the parser: of a header that does not end."""
+        """Bytes since the parser's last callback, such as those of an endless header."""
         self._body_left = 0
-        """As declared; 0 where nothing is."""
+        """Rest of the declared length, or 0 if none is declared."""
         self._body_size = 0
         self._framing = 0
         self._upgrading = False
@@ -110,14 +110,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow = _PipelineFlowControl(transport)
         self._set_timer(self._head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_timer()
         self._waiting = memoryview(b"")
         self.pipeline.clear()
-        if self._running is not None:  # which need not be the last one parsed
+        if self._running is not None:  # perhaps not the last one parsed
             self._running.disconnected = not self._running.response_complete
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -136,14 +136,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused and not self._answering():
             self._send_refusal()
         if self._waiting and not self.pipeline:
-            self.loop.call_soon(self._parse)  # others have their turns between two requests
+            self.loop.call_soon(self._parse)  # so that others run between two requests
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
     def _parse(self) -> None:
-        """Parse what was read, but a pipeline no faster than it is answered."""
+        """Parse what was read, but do not start a request before the last is answered."""
         waiting, self._waiting = self._waiting, memoryview(b"")
         turn = len(waiting) - _TURN_BYTES
         while waiting and not self._refused and not self.transport.is_closing():
@@ -187,9 +187,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._give_up()
 
     def _go_on_without_upgrade(self) -> None:
-        """Have a new parser read the body of a request that the old one took for its last.
+        """Read the body with a new parser, as the old one ends at an upgrade.
 
-        Java's client asks for HTTP/2 in this way with each request that it sends without TLS.
+        Java's client requests an upgrade to HTTP/2 with each request that it sends without TLS.
         """
         assert self.cycle is not None
         head = b"POST / HTTP/1.1\r\n"
@@ -229,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed = 0
         self._head_size += len(name) + len(value)
         if self._in_body:
-            # A trailer. Taken for a header it would go past whatever has read the head.
+            # A trailer, which as a header would bypass the checks of the head.
             self._trailers += 1
         else:
             super().on_header(name, value)
@@ -256,7 +256,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._upgrading:  # its body, if any, is still to come
+        if self._upgrading:  # a body may follow
             return
         self._unparsed = self._body_left = 0
         self._in_body = False
@@ -265,7 +265,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _check_head(self) -> None:
-        """Refuse what proxies and servers read in different ways (RFC 9112, 6.1 and 11.2)."""
+        """Refuse heads that proxies and servers interpret differently (RFC 9112, 6.1 and 11.2)."""
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
@@ -292,10 +292,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._refusal = status
-        raise _Refused(status.phrase)
+        raise _InvalidRequest(status.phrase)
 
     def _give_up(self) -> None:
-        """Parse no more; answer with the refusal behind the answers that are due, and close."""
+        """Stop parsing; send the refusal after the answers that are due, and close."""
         self._refused = True
         self._drop_timer()
         at_fault, self._parsing = self._parsing, None
@@ -305,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if not self._answering():
                 self._send_refusal()
             return
-        at_fault.disconnected = True  # for its application, which waits for the body
+        at_fault.disconnected = True  # for the application that awaits the body
         at_fault.message_event.set()
         if at_fault.response_started:
             self.transport.close()
@@ -322,7 +322,7 @@ class BoundedProtocol(HttpToolsProtocol):
             f"content-length: {len(text)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + text)
-        # A connection closed with bytes unread is reset, and its client may lose the answer.
+        # Closing with unread bytes resets the connection, and the client may lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.loop.call_later(_LINGER_SECONDS, self.transport.close)
@@ -347,9 +347,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self.pipeline or (not self._in_body and self._answering()):  # what is next may wait
+        if self.pipeline or (not self._in_body and self._answering()):  # the next request may wait
             self._set_timer(self._head_seconds)
-        elif not self._in_head:  # a body that nobody reads, or a connection without a request
+        elif not self._in_head:  # a body without reader, or a connection without request
             self.transport.close()
         else:
             self._refusal = HTTPStatus.REQUEST_TIMEOUT

@@ -1,8 +1,8 @@
-"""Server-sent events, written straight to the ASGI channel.
+"""Server-sent events, sent directly to the ASGI channel.
 
-Framing is TGI's: ``data: JSON`` and an empty line, no event names, a comment after 15 seconds of
-silence (https://html.spec.whatwg.org/multipage/server-sent-events.html). A response class that
-wraps an iterator of events costs twice to four times as much per event as sending bytes.
+Framing is TGI's: ``data: JSON`` and an empty line, no event names, a comment after 15 seconds
+without events (https://html.spec.whatwg.org/multipage/server-sent-events.html). A response class
+that wraps an iterator of events costs two to four times as much per event as sending bytes.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b":\n\n"
 DIRECT_SEND = "tgi.send"
-"""In the scope: the server's own ``send``. The layers around the routes look at the head of an
-answer alone; what follows goes past them, which saves a tenth of what an event costs."""
+"""Key of the server's own ``send`` in the scope. Middleware only handles the head of an answer;
+events bypass it, which saves a tenth of the cost of an event."""
 
 
 class EventEncoder(Protocol):
-    """How one API writes its stream."""
+    """Encodes the stream of one API."""
 
     def encode(self, delta: Delta) -> bytes:
-        """All events of one delta, framed; empty when there is nothing to show."""
+        """The framed events of one delta; may be empty."""
         ...
 
     def fail(self, error: errors.ApiError) -> bytes:
-        """The events that end a stream that failed."""
+        """The events that end a failed stream."""
         ...
 
     def end(self) -> bytes:
-        """The events behind the last delta."""
+        """The events after the last delta."""
         ...
 
 
 class EventStream:
-    """An ASGI response that sends what a source generates, until it ends or the client goes.
+    """An ASGI response that streams a source until it ends or the client disconnects.
 
-    Whatever ends the stream, the source is closed, which frees its sequences.
+    It always closes the source, which frees its sequences.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class EventStream:
             last = self._encoder.end()
         except errors.ApiError as error:
             last = self._encoder.fail(error)
-        except Exception:  # a defect: the client gets an event instead of a torn stream
+        except Exception:  # a bug: the client gets an event instead of a broken stream
             logger.exception("stream failed")
             last = self._encoder.fail(errors.internal())
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Return when the client has gone; keep a silent connection alive until then."""
+        """Send keep-alive comments until the client disconnects."""
         clock = asyncio.get_running_loop().time
         while True:
             rest = self._written + KEEP_ALIVE_SECONDS - clock()
@@ -118,7 +118,7 @@ class EventStream:
 
 
 class FailedSource:
-    """A source that has failed before its first delta: TGI's streams tell even that inside."""
+    """A source that fails at once, as TGI's streams report even early errors as events."""
 
     def __init__(self, error: errors.ApiError) -> None:
         self._error = error

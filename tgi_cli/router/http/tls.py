@@ -1,4 +1,4 @@
-"""TLS of the HTTP port."""
+"""TLS on the HTTP port."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tgi_cli.files import TEXT_BYTES, FileRefusedError, require_file
 
 
 def server_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
-    """A server's context of PEM files, TLS 1.2 and newer (RFC 8996).
+    """A server's context for PEM files, with TLS 1.2 or newer (RFC 8996).
 
-    Raises ConfigError when a file cannot be read, is encrypted, or does not fit the other.
+    Raises ConfigError if a file is unreadable or encrypted, or the key does not match.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -21,7 +21,7 @@ def server_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
         for path in (certfile, keyfile):
             if path is not None:
                 require_file(path, TEXT_BYTES)
-        # A password, though an empty one: without it an encrypted key would ask on the terminal.
+        # With an empty password, OpenSSL does not prompt for that of an encrypted key.
         context.load_cert_chain(certfile, keyfile, password="")
     except ssl.SSLError as error:
         raise ConfigError(

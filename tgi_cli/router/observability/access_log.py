@@ -1,8 +1,7 @@
-"""One log line for each request: what it asked of the server and what it got, never its text.
+"""One log line for each request, without its texts.
 
-A request has a record from its first byte to its last; whoever serves it finds the record
-through :func:`record` and adds to it. Errors are logged by their kind: their words may repeat
-what the client has sent.
+The code that serves a request adds to its record, :func:`record`. Errors are logged by their type,
+as their messages may repeat what the client has sent.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tgi_cli.engine.messages import FinishReason
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 _PATH_CHARACTERS = 128
 _QUIET = ("/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready")
-"""Asked every few seconds by probes; told at the level of debugging as long as all is well."""
+"""Routes of probes, whose successes are logged at level DEBUG."""
 _OURS = ("generation", "incomplete_generation", "internal")
-"""Kinds of errors whose words are this server's own."""
+"""Types of errors whose messages never repeat what clients sent."""
 
 
 class LoggedGeneration(Protocol):
@@ -47,105 +47,100 @@ class LoggedGeneration(Protocol):
     def finish_reason(self) -> FinishReason | None: ...
 
 
+@dataclass(slots=True)
 class AccessRecord:
-    """What became of one HTTP request.
+    """One HTTP request, from its head to the end of its answer.
 
     Attributes:
-        request_id: the client's ``x-request-id``, or one of ours.
-        method, path: as they came; without the query.
-        route: the pattern that the path matched; empty: none.
-        status: of the answer; 0 before there is one.
-        generations: the sequences that it was served with, in order.
+        request_id: the client's ``x-request-id``, or a generated one.
+        path: without the query.
+        route: pattern that the path matched, or empty.
+        status: status of the answer, or 0 before it starts.
+        generations: its sequences, in order.
         error: why it failed, perhaps within a stream whose status is 200.
-        dropped: the client went before the end.
+        dropped: the client disconnected before the end.
     """
 
-    __slots__ = (
-        "began", "began_ns", "dropped", "error", "generations", "method", "path", "request_id",
-        "route", "status", "trace_id",
-    )  # fmt: skip
-
-    def __init__(self, request_id: str, method: str, path: str) -> None:
-        self.request_id = request_id
-        self.method = method
-        self.path = path
-        self.route = ""
-        self.status = 0
-        self.generations: list[LoggedGeneration] = []
-        self.error: ApiError | None = None
-        self.dropped = False
-        self.trace_id = ""
-        self.began = time.perf_counter()
-        self.began_ns = time.time_ns()
+    request_id: str
+    method: str
+    path: str
+    route: str = ""
+    status: int = 0
+    generations: list[LoggedGeneration] = field(default_factory=list)
+    error: ApiError | None = None
+    dropped: bool = False
+    trace_id: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    began_ns: int = field(default_factory=time.time_ns)
 
 
 _current: ContextVar[AccessRecord | None] = ContextVar("request", default=None)
 
 
 def begin(record: AccessRecord) -> None:
-    """Make it the record of the task that serves the request."""
+    """Set the record of the current task."""
     _current.set(record)
 
 
 def record() -> AccessRecord | None:
-    """The record of the request that this task serves; None outside of any."""
+    """The record of the request that the current task serves, or None."""
     return _current.get()
 
 
 def note(error: ApiError) -> None:
-    """Remember why the request failed; the first cause counts."""
+    """Record why the request failed, unless an error is recorded already."""
     now = _current.get()
     if now is not None and now.error is None:
         now.error = error
 
 
 def times(request: AccessRecord) -> dict[str, float]:
-    """TGI's times of a request, in seconds, and when its first token came.
+    """TGI's times of a request and the time to its first token, in seconds.
 
-    Of several sequences, each time is that of the slowest.
+    Each is that of the slowest of its sequences, but the first token that of the fastest.
     """
     found = [generation.timings for generation in request.generations]
     if not found:
         return {"total_time": time.perf_counter() - request.began}
-    told = {
-        "total_time": max(timing.total for timing in found),
-        "validation_time": max(timing.validation for timing in found),
-        "queue_time": max(timing.queue for timing in found),
-        "inference_time": max(timing.inference for timing in found),
+    seconds = {
+        f"{name}_time": max(getattr(timing, name) for timing in found)
+        for name in ("total", "validation", "queue", "inference")
     }
     tokens = max(generation.generated_tokens for generation in request.generations)
     if tokens:
-        told["time_per_token"] = told["inference_time"] / tokens
+        seconds["time_per_token"] = seconds["inference_time"] / tokens
     first = [timing.first_token - timing.arrived for timing in found if timing.first_token]
     if first:
-        told["time_to_first_token"] = min(first)
-    return told
+        seconds["time_to_first_token"] = min(first)
+    return seconds
 
 
 def usage(request: AccessRecord) -> dict[str, Any]:
-    """Tokens, adapter, end and seed of a request that generated."""
+    """Tokens, finish reasons, seed and adapter of a request that generated."""
     generations = request.generations
     if not generations:
         return {}
     prompts = {id(g.lead): g.lead.prompt_tokens for g in generations}
-    ends = {g.finish_reason.name.lower(): None for g in generations if g.finish_reason is not None}
-    told: dict[str, Any] = {
+    ended = [g.finish_reason for g in generations if g.finish_reason is not None]
+    reasons = dict.fromkeys(reason.name.lower() for reason in ended)
+    seed, adapter = generations[0].seed, generations[0].spec.adapter
+    fields: dict[str, Any] = {
         "prompt_tokens": sum(prompts.values()),
         "generated_tokens": sum(g.generated_tokens for g in generations),
     }
-    if ends:
-        told["finish_reason"] = ",".join(ends)
+    if reasons:
+        fields["finish_reason"] = ",".join(reasons)
     if len(generations) > 1:
-        told["sequences"] = len(generations)
-    elif generations[0].seed is not None:
-        told["seed"] = generations[0].seed
-    if generations[0].spec.adapter:
-        told["adapter"] = generations[0].spec.adapter
-    return told
+        fields["sequences"] = len(generations)
+    elif seed is not None:
+        fields["seed"] = seed
+    if adapter:
+        fields["adapter"] = adapter
+    return fields
 
 
 def write(request: AccessRecord) -> None:
-    """The line."""
+    """Log the request."""
     error = request.error
     failed = request.status >= 500 or (error is not None and error.status in (424, 500, 504))
     quiet = request.route in _QUIET and request.method != "POST" and request.status == 200
@@ -172,6 +167,6 @@ def write(request: AccessRecord) -> None:
 
 
 def _printable(path: str) -> str:
-    """A path that no route has, as one word of bounded length."""
-    kept = path[:_PATH_CHARACTERS]
-    return "".join(c if c.isascii() and c.isprintable() and c != " " else "?" for c in kept)
+    """A path that matched no route, as one word of bounded length."""
+    path = path[:_PATH_CHARACTERS]
+    return "".join(c if c.isascii() and c.isprintable() and c != " " else "?" for c in path)

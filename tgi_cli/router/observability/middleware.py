@@ -1,4 +1,4 @@
-"""The outermost layer: gives every request its id, its record, its trace, and its last resort."""
+"""The outermost middleware: request ids, access records, traces and unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
-"""What a client may call its request: nothing that could break a log line or a header."""
+"""Valid request ids of clients, which cannot break a log line or a header."""
 
 
 class ObservabilityMiddleware:
-    """ASGI middleware. Every answer carries ``x-request-id``, a refusal or a failure too."""
+    """ASGI middleware that sets ``x-request-id`` on every answer, errors included."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing | None = None) -> None:
         self._app = app
@@ -48,11 +48,11 @@ class ObservabilityMiddleware:
 
         try:
             await self._app(scope, receive, send_named)
-        except Exception:  # a defect: its client gets an answer, its traceback goes to the log
+        except Exception:  # a bug: the client gets an answer, the log the traceback
             failure = errors.internal()
             access_log.note(failure)
             if record.status:
-                raise  # the server logs it and tears the connection
+                raise  # uvicorn logs it and closes the connection
             logger.exception("a request failed", extra={"request_id": record.request_id})
             await errors.error_response(scope, failure)(scope, receive, send_named)
         finally:

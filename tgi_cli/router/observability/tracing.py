@@ -1,9 +1,9 @@
-"""Traces to an OpenTelemetry collector: a span for each request, and one for each of its stages.
+"""Traces for an OpenTelemetry collector: a span for each request and each of its stages.
 
-The SDK is an extra (``otlp``) and is loaded only when there is a collector. A ``traceparent``
-header (https://www.w3.org/TR/trace-context/) makes the span a child of the client's and decides
-whether it is sampled; else OTEL_TRACES_SAMPLER does, and by default all are. Attributes are TGI's
-(times as text, ``1.5s``), those of OpenTelemetry for HTTP, and its tokens of generative models.
+The SDK is an extra (``otlp``), loaded only if a collector is configured. A ``traceparent`` header
+(https://www.w3.org/TR/trace-context/) makes the span a child of the client's and decides whether
+it is sampled; otherwise OTEL_TRACES_SAMPLER does, by default for all. Attributes are TGI's
+(times as text, ``1.5s``) and OpenTelemetry's for HTTP and generative models.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import tgi_cli
 from tgi_cli.errors import ConfigError
+from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.access_log import AccessRecord
 
@@ -24,7 +25,7 @@ _HEADERS = (b"traceparent", b"tracestate")
 
 
 def check(endpoint: str) -> None:
-    """Raise ConfigError when traces cannot be sent there: no URL, or no SDK to send them with."""
+    """Raise ConfigError if the endpoint is not a URL or the SDK is not installed."""
     if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("//")[2]:
         raise ConfigError(
             f"--otlp-endpoint {endpoint!r} is not a URL", "give the collector as http://HOST:4317"
@@ -41,7 +42,7 @@ def check(endpoint: str) -> None:
 
 
 class Tracing:
-    """Makes the spans of requests and sends them in batches, from a thread of its own."""
+    """Creates the spans of requests, which a thread of the SDK sends in batches."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
         """Raises ConfigError as :func:`check`."""
@@ -62,7 +63,7 @@ class Tracing:
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 
     def begin(self, record: AccessRecord, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
-        """The span of a request that has just come; its trace's id goes into the record."""
+        """Start the span of a request, and set the record's trace id."""
         from opentelemetry.trace import SpanKind
 
         carrier = {
@@ -80,15 +81,15 @@ class Tracing:
         return RequestSpan(self._tracer, span, record)
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most."""
-        # The SDK's own bounds are longer than a server may take to end.
+        """Send the last spans, for two seconds at most."""
+        # The SDK's own timeouts are longer than the shutdown of a server may take.
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
 
 
 class RequestSpan:
-    """One request's span, until it ends."""
+    """The span of one request until it ends."""
 
     def __init__(self, tracer: Any, span: Any, record: AccessRecord) -> None:
         self._tracer = tracer
@@ -96,7 +97,7 @@ class RequestSpan:
         self._record = record
 
     def end(self) -> None:
-        """Say what became of the request, and of each of its sequences."""
+        """Set the attributes of the request, and add a span for each stage of its sequences."""
         from opentelemetry.trace import StatusCode
 
         span, record = self._span, self._record
@@ -109,19 +110,18 @@ class RequestSpan:
         if record.status >= 500 or (record.error is not None and record.error.status >= 424):
             span.set_status(StatusCode.ERROR)
         for generation in record.generations:
-            self._stages(generation.index, generation.timings)
-        span.end(self._at(time.perf_counter()))
+            self._add_stages(generation.index, generation.timings)
+        span.end(self._clock_time(time.perf_counter()))
 
-    def _at(self, moment: float) -> int:
-        """The time of day, in nanoseconds, of a moment of ``time.perf_counter()``."""
+    def _clock_time(self, moment: float) -> int:
+        """A moment of ``time.perf_counter()`` as nanoseconds since the epoch."""
         return self._record.began_ns + int((moment - self._record.began) * 1e9)
 
-    def _stages(self, index: int, timings: Any) -> None:
-        """What a sequence's time went into, as children beside each other."""
+    def _add_stages(self, index: int, timings: Timings) -> None:
         from opentelemetry.trace import set_span_in_context
 
         parent = set_span_in_context(self._span)
-        begin = self._at(timings.arrived)
+        begin = self._clock_time(timings.arrived)
         for name, seconds in (
             ("validate", timings.validation),
             ("queue", timings.queue),
@@ -131,40 +131,38 @@ class RequestSpan:
                 name, context=parent, start_time=begin, attributes={"sequence": index}
             )
             if name == "infer" and timings.first_token:
-                child.add_event("first token", timestamp=self._at(timings.first_token))
+                child.add_event("first token", timestamp=self._clock_time(timings.first_token))
             begin += int(seconds * 1e9)
             child.end(begin)
 
 
 def _attributes(record: AccessRecord) -> dict[str, Any]:
-    """TGI's, and where OpenTelemetry has a name for it, that.
+    """TGI's attributes, by OpenTelemetry's names where it has them.
 
     https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
     """
-    told = access_log.usage(record)
+    usage = access_log.usage(record)
     found: dict[str, Any] = {
         "http.request.method": record.method,
         "http.response.status_code": record.status,
         "request_id": record.request_id,
-        **{name: text_of(seconds) for name, seconds in access_log.times(record).items()},
+        **{name: tgi_duration(seconds) for name, seconds in access_log.times(record).items()},
+        "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
+        "gen_ai.usage.output_tokens": usage.get("generated_tokens"),
+        "adapter": usage.get("adapter"),
     }
-    if told:
-        found["gen_ai.usage.input_tokens"] = told["prompt_tokens"]
-        found["gen_ai.usage.output_tokens"] = told["generated_tokens"]
-    if "finish_reason" in told:
-        found["gen_ai.response.finish_reasons"] = told["finish_reason"].split(",")
-    if "seed" in told:
-        found["seed"] = str(told["seed"])  # 64 bits without a sign, which attributes lack
-    if "adapter" in told:
-        found["adapter"] = told["adapter"]
+    if "finish_reason" in usage:
+        found["gen_ai.response.finish_reasons"] = usage["finish_reason"].split(",")
+    if "seed" in usage:
+        found["seed"] = str(usage["seed"])  # unsigned 64 bits, which attributes cannot hold
     if record.error is not None:
         found["error.type"] = record.error.error_type
     elif record.dropped:
         found["error.type"] = "dropped"
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def text_of(seconds: float) -> str:
+def tgi_duration(seconds: float) -> str:
     """A duration as TGI writes it: ``1.5s``, ``20.25ms``, ``7µs``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:

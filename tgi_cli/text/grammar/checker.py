@@ -1,8 +1,8 @@
-"""Compiles what requests ask their answers to be, in processes that may be killed.
+"""Compiles the grammars of requests in processes that may be killed.
 
-A schema of a few hundred bytes can cost hours or all memory. So each is compiled, and its first
-mask computed, away from the event loop, within a time and a memory that are small enough for the
-engine to do the same again; what came of it is kept.
+A schema of a few hundred bytes can take hours or all memory. So each grammar is compiled, and its
+first mask computed, off the event loop, within limits that are small enough for the engine to do
+the same again. The result is cached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tgi_cli.text.tokenizer import Tokenizer
 
 _CACHE_BYTES = 16 << 20
 _KEEP_SECONDS = 60.0
-"""What was too slow once may have been so because of everything else: it may come again then."""
+"""Time to cache a failure by slowness: the load of the machine may have been the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class _Verdict:
 
 
 class GrammarChecker:
-    """Compiles grammars for one model; the same one only once.
+    """Compiles grammars for one model, each once.
 
     Args:
-        tokenizer: its added tokens may be named in a grammar.
-        ends: ids that end a text.
-        limits: of each grammar, and of all.
+        tokenizer: Grammars may name its added tokens.
+        ends: Ids that end a text.
+        limits: Limits of each grammar and of all of them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GrammarChecker:
             token_setup(tokenizer, ends),
             limits or Limits(),
             what="grammar compiler",
-            remedy="see its own words above; without grammars: --disable-grammar-support",
+            remedy="see its output above, or use --disable-grammar-support",
             environment={"RAYON_NUM_THREADS": "1"},
         )
         self._cache: OrderedDict[bytes, _Verdict] = OrderedDict()
@@ -60,12 +60,12 @@ class GrammarChecker:
         self._pending: dict[bytes, asyncio.Task[_Verdict]] = {}
 
     async def compile(self, grammar: Grammar) -> str:
-        """The grammar as the engine takes it.
+        """Compile a grammar into the engine's form.
 
         Raises:
-            GrammarError: it cannot be, or costs too much.
-            WorkersBusy: no process was free in time.
-            WorkerError: no process can be started, or processes are killed from outside.
+            GrammarError: It is invalid, or costs too much.
+            WorkersBusy: No process was free in time.
+            WorkerError: No process can be started, or processes are killed from outside.
         """
         key = hashlib.sha256(grammar.form).digest()
         verdict = self._known(key)
@@ -73,13 +73,13 @@ class GrammarChecker:
             pending = self._pending.get(key)
             if pending is None:
                 pending = self._begin(key, grammar.form)
-            verdict = await asyncio.shield(pending)  # others may wait for the same
+            verdict = await asyncio.shield(pending)  # other requests may wait for it
         if verdict.error:
             raise GrammarError(verdict.error)
         return verdict.grammar
 
     def close(self) -> None:
-        """End the processes; what is being compiled is given up."""
+        """End the processes, and with them what they compile."""
         self._pool.close()
 
     def _known(self, key: bytes) -> _Verdict | None:

@@ -1,7 +1,7 @@
-"""From what a request asks its answer to be to a grammar of llguidance, or to what is wrong.
+"""Compiles the grammar of a request for llguidance, or finds what is wrong with it.
 
-Compiling may take any time and any memory, so it happens in a process of its own:
-:mod:`tgi_cli.text.grammar.compile_process`. https://github.com/guidance-ai/llguidance
+That may take any time and memory, so :mod:`tgi_cli.text.grammar.compile_process` does it in a
+process of its own. https://github.com/guidance-ai/llguidance
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
 from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
 MOST_LEVELS = 64
-"""Of objects and lists in a schema; llguidance reads twice as many."""
+"""Most levels of objects and lists in a schema; llguidance supports twice as many."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""One space may follow a comma or a colon. More white space is only more tokens, and without a
-bound there are models that write nothing else any more."""
+"""One space may follow a comma or a colon. More white space costs tokens, and without a limit
+some models generate nothing else."""
 
 _NOTHING = (
     "no text can match it: it contradicts itself, or a rule or `$ref` leads back to itself before "
@@ -45,7 +45,7 @@ _POINTER = re.compile(r"Pointer '(?P<pointer>.*)' does not exist")
 
 
 class Compiler:
-    """Compiles for one model."""
+    """Compiles grammars for one model."""
 
     def __init__(self, tokens: SpecialTokens) -> None:
         self._tokens = tokens
@@ -54,37 +54,37 @@ class Compiler:
         self._limits = dry_run.matcher_limits()
 
     def compile(self, form: bytes) -> str:
-        """The grammar of :attr:`tgi_cli.text.grammar.grammar.Grammar.form`, as llguidance's JSON.
+        """Compile :attr:`tgi_cli.text.grammar.grammar.Grammar.form` to llguidance's JSON form.
 
-        It has been followed for a while, too. Raises GrammarError.
+        Includes a dry run. Raises GrammarError.
         """
         try:
-            asked = json.loads(form)
-            grammars = self._grammars(asked)
+            request = json.loads(form)
+            grammars = self._grammars(request)
             found = json.dumps({"grammars": grammars}, ensure_ascii=False)
         except RecursionError:
             raise GrammarError("it is nested too deeply") from None
         if error := self._error(found):
-            raise GrammarError(_told(error))
+            raise GrammarError(_explain(error))
         matcher = LLMatcher(self._tokenizer, found, log_level=0, limits=self._limits)
         error = matcher.get_error()
         error = error or dry_run.find_error(matcher, form.decode(), self._letter_ids)
         if error:
-            raise GrammarError(_told(error))
+            raise GrammarError(_explain(error))
         return found
 
-    def _grammars(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The first is where a text begins; the others have names."""
-        found = self._whole(asked)
-        if "before" not in asked:
+    def _grammars(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The grammar of the start, and the named grammars that it refers to."""
+        found = self._whole(request)
+        if "before" not in request:
             return found
         body = {**found[0], "name": "behind"}
-        return [{"lark_grammar": self._before(asked["before"])}, body, *found[1:]]
+        return [{"lark_grammar": self._before(request["before"])}, body, *found[1:]]
 
-    def _before(self, asked: Mapping[str, Any]) -> str:
+    def _before(self, request: Mapping[str, Any]) -> str:
         """See :meth:`tgi_cli.text.grammar.grammar.Grammar.behind`."""
-        opening, close, then = asked["open"], asked["close"], asked["then"]
-        first = "rest" if asked["inside"] else ""
+        opening, close, then = request["open"], request["close"], request["then"]
+        first = "rest" if request["inside"] else ""
         rules = []
         if opening:
             rules = [
@@ -101,7 +101,7 @@ class Compiler:
         return "\n".join([f"start: {start} @behind", *rules])
 
     def _until(self, name: str, text: str) -> list[str]:
-        """Rules for free text up to and including a text."""
+        """Rules for free text that ends with ``text``."""
         lazy = f"{name}_end[lazy]: /(.|\\n)*{regex_to_lark(re.escape(text))}/"
         token, rest = self._tokens.first(text)
         if token is None:
@@ -109,52 +109,54 @@ class Compiler:
         by_token = f"TEXT? {token} {self._tokens.literal(rest)}"
         return [f"{name}: {by_token} | {name}_end", lazy]
 
-    def _whole(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if "json" in asked:
-            return [{"json_schema": self._schema(asked["json"], asked.get("whitespace"))}]
-        if "regex" in asked:
-            return [{"lark_grammar": self._regex(asked["regex"])}]
-        if "choice" in asked:
-            # One terminal, hence one lexeme: as many rules could not be followed side by side.
-            choices = " | ".join(map(quoted, dict.fromkeys(asked["choice"])))
+    def _whole(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if "json" in request:
+            return [{"json_schema": self._schema(request["json"], request.get("whitespace"))}]
+        if "regex" in request:
+            return [{"lark_grammar": self._regex(request["regex"])}]
+        if "choice" in request:
+            # One terminal, hence one lexeme: the parser could not follow as many rules at once.
+            choices = " | ".join(map(quoted, dict.fromkeys(request["choice"])))
             return [{"lark_grammar": f"start: CHOICE\nCHOICE: {choices}"}]
-        if "lark" in asked:
+        if "lark" in request:
             try:
-                return [{"lark_grammar": any_to_lark(asked["lark"])}]
-            except Exception as error:  # whatever the conversion of a wrong GBNF stumbles over
+                return [{"lark_grammar": any_to_lark(request["lark"])}]
+            except Exception as error:  # the conversion of invalid GBNF may raise anything
                 raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
-        return self._tags(asked["tags"])
+        return self._tags(request["tags"])
 
     def _error(self, grammar: str) -> str:
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         return messages[0] if failed else ""
 
     def _regex(self, pattern: str) -> str:
-        """As in TGI, ``\\d``, ``\\w`` and ``\\s`` are ASCII."""
+        """A regular expression in Lark; ``\\d``, ``\\w`` and ``\\s`` are ASCII, as in TGI."""
         lark = f"start: /{regex_to_lark(pattern, 'dws')}/"
         error = self._error(json.dumps({"grammars": [{"lark_grammar": lark}]}))
         if not error:
             return lark
         if (found := _CARET.search(error)) and "\n" not in pattern:
-            place = _unescaped(pattern, len(found["before"]))
-            raise GrammarError(f"invalid regex at position {place}: {found['why']}")
-        raise GrammarError(f"invalid regex: {_told(error)}")
+            position = _unescaped(pattern, len(found["before"]))
+            raise GrammarError(f"invalid regex at position {position}: {found['why']}")
+        raise GrammarError(f"invalid regex: {_explain(error)}")
 
-    def _schema(self, asked: Any, whitespace: str | None = None, name: str = "") -> dict[str, Any]:
-        """A schema that llguidance takes, with its options. Raises GrammarError."""
+    def _schema(
+        self, request: Any, whitespace: str | None = None, name: str = ""
+    ) -> dict[str, Any]:
+        """A schema with llguidance's options. Raises GrammarError."""
         where = f"schema of `{name}`: " if name else ""
-        if isinstance(asked, str):
+        if isinstance(request, str):
             try:
-                asked = json.loads(asked)
+                request = json.loads(request)
             except ValueError as error:
-                raise GrammarError(f"{where}it is no JSON: {error}") from None
-        if asked is True:
-            asked = {}
-        if not isinstance(asked, dict):
+                raise GrammarError(f"{where}it is not valid JSON: {error}") from None
+        if request is True:
+            request = {}
+        if not isinstance(request, dict):
             raise GrammarError(f"{where}a JSON schema must be an object")
-        if json_schema.depth(asked) > MOST_LEVELS:
+        if json_schema.depth(request) > MOST_LEVELS:
             raise GrammarError(f"{where}it is nested more than {MOST_LEVELS} levels deep")
-        schema = json_schema.refine(asked)
+        schema = json_schema.refine(request)
         own = schema.get("x-guidance")
         options = {**_COMPACT, **(own if isinstance(own, dict) else {})}
         if whitespace is not None:
@@ -173,7 +175,7 @@ class Compiler:
         return self._error(json.dumps({"grammars": [{"json_schema": schema}]}))
 
     def _located(self, schema: dict[str, Any], cause: str) -> str:
-        """Say where in a schema the error is: in the innermost part that has one by itself."""
+        """Add to an error the innermost part of the schema that has it."""
         document = {"x": json_schema.moved(schema, "x")}
         until = time.monotonic() + _LOCATE_SECONDS
         path: Path = ()
@@ -182,45 +184,45 @@ class Compiler:
             here = json_schema.part(schema, path)
             if any(key in here for key in _unknown_keys(cause)):
                 break
-            for place in json_schema.within(schema, path):
-                if place in seen:
+            for child in json_schema.within(schema, path):
+                if child in seen:
                     continue
-                seen.add(place)
-                document["$ref"] = json_schema.pointer(("x", *place))
+                seen.add(child)
+                document["$ref"] = json_schema.pointer(("x", *child))
                 if found := self._schema_error(document):
-                    path, cause = place, found.replace("Pointer '/x/", "Pointer '/")
+                    path, cause = child, found.replace("Pointer '/x/", "Pointer '/")
                     break
             else:
                 break
-        return f"{_told(cause, json_schema.part(schema, path))} (at {json_schema.pointer(path)})"
+        return f"{_explain(cause, json_schema.part(schema, path))} (at {json_schema.pointer(path)})"
 
-    def _tags(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """See :func:`tgi_cli.text.grammar.grammar.structural_tag`."""
-        triggers, structures = asked["triggers"], asked["structures"]
-        first, between, last = (asked[name] for name in ("first", "between", "last"))
+    def _tags(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """See :func:`tgi_cli.text.grammar.grammar.parse_structural_tag`."""
+        triggers, structures = request["triggers"], request["structures"]
+        first, between, last = (request[name] for name in ("first", "between", "last"))
         literal = self._tokens.literal
         others = [
-            {"name": f"s{place}", "json_schema": self._arguments(each)}
-            for place, each in enumerate(structures)
+            {"name": f"s{index}", "json_schema": self._arguments(each)}
+            for index, each in enumerate(structures)
         ]
         otherwise = ""
-        if asked["otherwise"] is not None:
-            (body,) = self._whole(asked["otherwise"])
+        if request["otherwise"] is not None:
+            (body,) = self._whole(request["otherwise"])
             others.append({**body, "name": "otherwise"})
-            begin = asked["otherwise_begin"]
+            begin = request["otherwise_begin"]
             otherwise = f"| {literal(begin) if begin else ''} @otherwise"
 
         def alternatives(cut: int = 0, trigger: str = "") -> str:
-            """All structures that begin with the trigger, the first ``cut`` letters left out."""
+            """The structures that begin with the trigger, without ``cut`` characters."""
             return " | ".join(
-                f"{literal(each['begin'][cut:])} @s{place} {literal(each['end'])}"
-                for place, each in enumerate(structures)
+                f"{literal(each['begin'][cut:])} @s{index} {literal(each['end'])}"
+                for index, each in enumerate(structures)
                 if each["begin"].startswith(trigger)
             )
 
-        once = asked["at_most"] == 1
+        once = request["at_most"] == 1
         further = "" if once else f"({literal(between)} call)*"
-        if asked["at_least"] or otherwise:
+        if request["at_least"] or otherwise:
             rules = [
                 f"start: {literal(first)} call {further} {literal(last)} {otherwise}",
                 f"call: {alternatives()}",
@@ -263,7 +265,7 @@ class Compiler:
 
 
 def _unescaped(pattern: str, column: int) -> int:
-    """The place in a pattern of a column of what :func:`regex_to_lark` made of it."""
+    """The position in a pattern for a column in the result of :func:`regex_to_lark`."""
     low, high = 0, len(pattern)
     while low < high:
         middle = (low + high) // 2
@@ -280,8 +282,8 @@ def _unknown_keys(error: str) -> list[str]:
     return keys
 
 
-def _told(error: str, schema: Any = None) -> str:
-    """llguidance's words in ours, in one line of bounded length."""
+def _explain(error: str, schema: Any = None) -> str:
+    """An error of llguidance in one line of bounded length, for API clients."""
     if error.startswith(NOTHING_FITS):
         return _NOTHING
     if limit := limit_passed(error):

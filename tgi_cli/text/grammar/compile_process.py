@@ -13,8 +13,8 @@ from tgi_cli.text.grammar.grammar import GrammarError
 from tgi_cli.text.grammar.tokens import SpecialTokens
 
 _MOST_MEGABYTES = 32
-"""Of one grammar here; it takes the engine, whose vocabulary is larger, up to twice as much. 20,000
-short choices take 24."""
+"""Most memory of one grammar. The engine, whose vocabulary is larger, takes up to twice as much.
+20,000 short choices take 24 MB."""
 
 
 def _begin(setup: Any) -> Work:

@@ -1,8 +1,8 @@
-"""Follows a compiled grammar for a while, as the engine will.
+"""Follows a compiled grammar for a few texts, as the engine will.
 
-llguidance makes its lexer's states, and the rows of its parser, only as a text needs them. So a
-grammar that compiles may still pass a limit at the first token, or at the tenth. Here a few texts
-that it allows are written, letter by letter, within the limits that the engine has.
+llguidance creates the states of its lexer and the rows of its parser lazily. So a grammar that
+compiles may still exceed a limit at the first token, or at the tenth. A dry run generates a few
+texts that the grammar allows, byte by byte, within the engine's limits.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from llguidance import LLMatcher, LLParserLimits
 from tgi_cli.worker.grammar_errors import limit_passed
 
 _LETTERS = 48
-"""Of each text, beside what a grammar leaves no choice about."""
+"""Length of each text, apart from forced bytes."""
 _TEXTS = 3
 _SECONDS = 0.5
-"""For all texts; most grammars take 2 ms."""
+"""Time for all texts; most grammars take 2 ms."""
 _FORCED = 256
 _REPEATED = 256
-"""Letters of a text that repeats itself: what can be read in several ways takes ever longer."""
+"""Length of a repetitive text: an ambiguous grammar takes ever longer to parse it."""
 _PIECE = 32
 _PERIODS = (1, 2, 3, 5)
 _REPEATED_SECONDS = 0.25
-"""Of processor time for each such text, which takes most grammars 1 ms."""
-_SLOW = "it takes too long to follow: the same text can be read in too many ways"
+"""CPU time for each repetitive text; most grammars take 1 ms."""
+_SLOW = "it takes too long to follow: the same text can be parsed in too many ways"
 
 Choice = Callable[[], int]
 
 
 def matcher_limits() -> LLParserLimits:
-    """Those of the engine, halved where the size of its vocabulary counts as well."""
+    """The engine's limits, halved where they also depend on the size of the vocabulary."""
     engine = LLParserLimits()
     return LLParserLimits(
         step_lexer_fuel=engine.step_lexer_fuel // 2,
@@ -43,12 +43,12 @@ def matcher_limits() -> LLParserLimits:
 
 
 def find_error(matcher: LLMatcher, source: str, letter_ids: Sequence[int]) -> str:
-    """What is wrong with a grammar that was compiled; empty: nothing that was found.
+    """An error in a compiled grammar; empty if none is found.
 
     Args:
-        matcher: at its beginning.
-        source: of the grammar; its letters are tried first.
-        letter_ids: token of each byte.
+        matcher: A matcher at its start.
+        source: Source of the grammar; its letters are tried first.
+        letter_ids: Token of each byte.
     """
     until = time.monotonic() + _SECONDS
     matcher.compute_bitmask()
@@ -67,7 +67,7 @@ def find_error(matcher: LLMatcher, source: str, letter_ids: Sequence[int]) -> st
         walked = matcher.deep_copy()
         text = _walk(walked, choice, letter_ids, until)
         error = walked.get_error() or _repeated(matcher, text)
-        # Not that a text has no way on: another one may be written in its place.
+        # A dead end is not an error: the model may choose another text.
         if error == _SLOW or limit_passed(error):
             return error
     return ""
@@ -93,7 +93,7 @@ def _walk(matcher: LLMatcher, choice: Choice, letter_ids: Sequence[int], until: 
 
 
 def _repeated(matcher: LLMatcher, text: list[int]) -> str:
-    """What is wrong with going on as the text began; empty: nothing."""
+    """An error when the beginning of the text repeats; empty if none."""
     for period in _PERIODS:
         for begin in {1, len(text) - period}:
             if begin < 1 or begin + period > len(text):

@@ -1,7 +1,7 @@
-"""JSON schemas as they are meant: what lists properties is an object of just these.
+"""Completes JSON schemas as their authors mean them, and finds their parts.
 
-Every change only narrows a schema, so that what follows the changed one follows the original.
-Keywords are those of https://json-schema.org/draft/2020-12 and of its forerunners.
+Every change narrows a schema, so that values of the changed one are valid for the original.
+Keywords are those of https://json-schema.org/draft/2020-12 and earlier drafts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ONES = (
     "then",
     "else",
 )
-_ABOUT_OTHERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
-_SAYING_NOTHING: dict[str, tuple[Any, ...]] = {
+_OTHER_PROPERTIES = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_TRIVIAL: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
@@ -33,7 +33,7 @@ _SAYING_NOTHING: dict[str, tuple[Any, ...]] = {
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
 }
-"""What libraries write that spell everything out; not every keyword needs to be supported so."""
+"""Values that allow everything. Some libraries write them, also of unsupported keywords."""
 _DEFINITIONS = ("$defs", "definitions")
 _COMBINING = ("anyOf", "oneOf", "allOf", "$ref", "$dynamicRef")
 
@@ -41,7 +41,7 @@ Path = tuple[str | int, ...]
 
 
 def children(schema: Any) -> Iterator[tuple[Path, Any]]:
-    """The schemas within a schema, and where in it they stand."""
+    """The direct subschemas of a schema, with their paths."""
     if not isinstance(schema, Mapping):
         return
     for keyword, value in schema.items():
@@ -49,14 +49,14 @@ def children(schema: Any) -> Iterator[tuple[Path, Any]]:
             for name, each in value.items():
                 yield (keyword, name), each
         elif isinstance(value, list) and keyword in _LISTS:
-            for place, each in enumerate(value):
-                yield (keyword, place), each
+            for index, each in enumerate(value):
+                yield (keyword, index), each
         elif keyword in _ONES and isinstance(value, Mapping | bool):
             yield (keyword,), value
 
 
 def everywhere(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """A schema and all within it, booleans left out."""
+    """A schema and all its subschemas, except booleans."""
     waiting = [schema]
     while waiting:
         schema = waiting.pop()
@@ -79,13 +79,13 @@ def depth(value: Any) -> int:
 
 
 def refine(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as most who write one mean it.
+    """Complete a schema as most authors mean it.
 
-    ``properties`` without a ``type`` means an object, ``items`` a list; JSON Schema itself would
-    let any other type pass. An object that lists its properties has no others, unless it says
-    ``additionalProperties``; where schemas are combined (``allOf``, or ``properties`` beside
-    ``anyOf``, ``oneOf`` or ``$ref``) that cannot be told of the parts, and they stay open. Keywords
-    that allow everything are left out.
+    ``properties`` without a ``type`` means an object, ``items`` a list; by JSON Schema, any other
+    type would be valid, too. An object with ``properties`` has no others, unless it has
+    ``additionalProperties``. Where schemas are combined (``allOf``, or ``properties`` beside
+    ``anyOf``, ``oneOf`` or ``$ref``) the parts stay open. Keywords that allow everything are
+    dropped.
     """
     close = not any(
         "allOf" in each or ("properties" in each and any(word in each for word in _COMBINING))
@@ -98,36 +98,36 @@ def refine(schema: dict[str, Any]) -> dict[str, Any]:
 def _refined(schema: Any, close: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
-    told = {
+    result = {
         keyword: value
         for keyword, value in schema.items()
-        if value not in _SAYING_NOTHING.get(keyword, ())
+        if value not in _TRIVIAL.get(keyword, ())
     }
-    for keyword, value in list(told.items()):
+    for keyword, value in list(result.items()):
         if keyword in _MAPS and isinstance(value, dict):
-            told[keyword] = {name: _refined(each, close) for name, each in value.items()}
+            result[keyword] = {name: _refined(each, close) for name, each in value.items()}
         elif keyword in _LISTS and isinstance(value, list):
-            told[keyword] = [_refined(each, close) for each in value]
+            result[keyword] = [_refined(each, close) for each in value]
         elif keyword in _ONES:
-            told[keyword] = _refined(value, close)
-    if "enum" in told or "const" in told:
-        return told
-    if isinstance(told.get("properties"), dict):
-        told.setdefault("type", "object")
-        if close and not any(word in told for word in _ABOUT_OTHERS):
-            told["additionalProperties"] = False
-    elif "items" in told or "prefixItems" in told:
-        told.setdefault("type", "array")
-    return told
+            result[keyword] = _refined(value, close)
+    if "enum" in result or "const" in result:
+        return result
+    if isinstance(result.get("properties"), dict):
+        result.setdefault("type", "object")
+        if close and not any(word in result for word in _OTHER_PROPERTIES):
+            result["additionalProperties"] = False
+    elif "items" in result or "prefixItems" in result:
+        result.setdefault("type", "array")
+    return result
 
 
 def pointer(path: Path) -> str:
-    """A place as a JSON pointer in a fragment (RFC 6901); ``#`` is the whole."""
+    """A path as a JSON pointer in a URI fragment (RFC 6901)."""
     return "#" + "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in path)
 
 
 def at(schema: Any, reference: str) -> Path | None:
-    """Where a ``$ref`` within the same schema leads; None if nowhere, or by an anchor's name."""
+    """The path of a ``$ref`` in the same schema, or None if it is invalid, or an anchor."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     path: list[str | int] = []
@@ -144,34 +144,34 @@ def at(schema: Any, reference: str) -> Path | None:
 
 
 def part(schema: Any, path: Path) -> Any:
-    """What stands at a place."""
+    """The part of a schema at a path."""
     for key in path:
         schema = schema[key]
     return schema
 
 
 def within(schema: Any, path: Path) -> Iterator[Path]:
-    """The places of the schemas that the one at ``path`` is made of, references followed.
+    """The paths of the subschemas of the schema at ``path``, with references followed.
 
-    Definitions are not, unless they are referred to.
+    Definitions are included only if they are referenced.
     """
     here = part(schema, path)
     if not isinstance(here, Mapping):
         return
-    places = [
+    paths = [
         path + step
         for step, child in children(here)
         if step[0] not in _DEFINITIONS and isinstance(child, Mapping)
     ]
     target = at(schema, str(here.get("$ref", "")))
     if target is not None:
-        places.append(target)
-    for place in places:
-        yield _at_the_end(schema, place)
+        paths.append(target)
+    for each in paths:
+        yield _follow(schema, each)
 
 
-def _at_the_end(schema: Any, path: Path) -> Path:
-    """Where a chain of references ends that begins at ``path``: most often there."""
+def _follow(schema: Any, path: Path) -> Path:
+    """The end of the chain of references that begins at ``path``."""
     passed = {path}
     while True:
         here = part(schema, path)
@@ -185,17 +185,17 @@ def _at_the_end(schema: Any, path: Path) -> Path:
 
 
 def moved(schema: Any, to: str) -> Any:
-    """A schema whose references still hold when it stands under the key ``to`` of a document."""
+    """A schema whose references hold under the key ``to`` of a document."""
     if not isinstance(schema, dict):
         return schema
-    told = dict(schema)
+    result = dict(schema)
     for keyword, value in schema.items():
         if keyword == "$ref" and isinstance(value, str) and (value == "#" or value[:2] == "#/"):
-            told[keyword] = f"#/{to}{value[1:]}"
+            result[keyword] = f"#/{to}{value[1:]}"
         elif keyword in _MAPS and isinstance(value, dict):
-            told[keyword] = {name: moved(each, to) for name, each in value.items()}
+            result[keyword] = {name: moved(each, to) for name, each in value.items()}
         elif keyword in _LISTS and isinstance(value, list):
-            told[keyword] = [moved(each, to) for each in value]
+            result[keyword] = [moved(each, to) for each in value]
         elif keyword in _ONES:
-            told[keyword] = moved(value, to)
-    return told
+            result[keyword] = moved(value, to)
+    return result

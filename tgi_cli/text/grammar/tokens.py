@@ -1,4 +1,4 @@
-"""A model's special tokens, as grammars of llguidance name them."""
+"""A model's special tokens in grammars of llguidance."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from llguidance import LLTokenizer
 
 
 class SpecialTokens:
-    """The tokens of a model that are no text of their own.
+    """The added tokens of a model.
 
     Args:
-        added: id of each added token, special or not.
-        special: those of them that are.
-        ends: ids that end a text.
+        added: Id of each added token.
+        special: The special ones.
+        ends: Ids that end a text.
     """
 
     def __init__(
@@ -28,28 +28,28 @@ class SpecialTokens:
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     def literal(self, text: str) -> str:
-        """Lark for a text. What is one token in it may be that token."""
+        """Lark for a text; added tokens in it may be single tokens."""
         parts = self._split.split(text) if self._split is not None else [text]
-        told = [self._token(part) if part in self.ids else quoted(part) for part in parts if part]
-        return " ".join(told) or '""'
+        terms = [self._token(part) if part in self.ids else quoted(part) for part in parts if part]
+        return " ".join(terms) or '""'
 
     def _token(self, name: str) -> str:
         token = f"<[{self.ids[name]}]>"
-        # Whether the letters of one that is not special are the token is the tokenizer's affair.
+        # The tokenizer may or may not encode the text of a normal added token as that token.
         return token if name in self._special else f"({token} | {quoted(name)})"
 
     def first(self, text: str) -> tuple[str | None, str]:
-        """Lark for the token that a text begins with, and the rest of the text."""
+        """Lark for the token at the beginning of a text, or None, and the rest of the text."""
         name = next(filter(None, self._split.split(text, maxsplit=1)), "") if self._split else ""
         return (f"<[{self.ids[name]}]>", text[len(name) :]) if name in self.ids else (None, text)
 
     def others(self, texts: Sequence[str]) -> str:
-        """Lark for any of them but those of ``texts`` and the ends; empty: there is none."""
+        """Lark for any added token except ``texts`` and the ends; empty if there is none."""
         ids = {i for name, i in self.ids.items() if name not in texts} - self._ends
         return f"<[{','.join(map(str, sorted(ids)))}]>" if ids else ""
 
     def tokenizer(self) -> LLTokenizer:
-        """A vocabulary of all bytes, and these tokens with their own ids."""
+        """A vocabulary of all bytes and the added tokens with their own ids."""
         return LLTokenizer(self._bytes(), slices=[])  # type: ignore[arg-type]
 
     def letter_ids(self) -> list[int]:
@@ -61,7 +61,7 @@ class SpecialTokens:
 
 
 class _Bytes:
-    """What llguidance takes for a tokenizer; see its ``TokenizerWrapper``."""
+    """A tokenizer for llguidance; see its ``TokenizerWrapper``."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -85,5 +85,5 @@ class _Bytes:
 
 
 def quoted(text: str) -> str:
-    """A text as Lark writes it."""
+    """A string literal of Lark."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What a step takes of the device's memory, and what happens when there is not enough."""
+"""Measures the memory that steps take, and translates out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_cli.device import peak_memory
 from tgi_cli.errors import OutOfMemoryError
 
 _CPU_REFUSALS = ("can't allocate memory", "not enough memory")
-"""torch's CPU allocator has no exception of its own; these are its words."""
+"""Messages of torch's CPU allocator, which has no exception of its own."""
 
 
 STEP_REMEDY = "lower --max-batch-prefill-tokens, --max-batch-size or --max-batch-total-tokens"
@@ -23,7 +23,7 @@ LOAD_REMEDY = "free memory, use --dtype bfloat16, or a smaller model"
 
 @contextmanager
 def out_of_memory_as_error(remedy: str = STEP_REMEDY) -> Iterator[None]:
-    """Turn any allocator's refusal into OutOfMemoryError."""
+    """Raise OutOfMemoryError for the error of any allocator."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -35,10 +35,10 @@ def out_of_memory_as_error(remedy: str = STEP_REMEDY) -> Iterator[None]:
 
 
 def release_unused_memory(device: torch.device) -> None:
-    """Return memory that is held and not used to the system or the driver.
+    """Return unused memory to the system or the driver.
 
-    glibc keeps what was freed for the next allocation, which after loading and warm-up does not
-    come: malloc_trim (https://man7.org/linux/man-pages/man3/malloc_trim.3.html) returns it.
+    glibc holds freed memory for the next allocation, which does not come after loading and
+    warm-up; malloc_trim (https://man7.org/linux/man-pages/man3/malloc_trim.3.html) returns it.
     """
     gc.collect()
     if device.type == "cuda":
@@ -49,10 +49,10 @@ def release_unused_memory(device: torch.device) -> None:
 
 
 class PeakMeter:
-    """Upper bound of the bytes that were taken on top of what was held at its creation.
+    """Measures an upper bound of the bytes taken since its creation.
 
-    On a CUDA device what torch's allocator reserved, fragmentation included. On a CPU the
-    process's peak, which is never reset (others want to know it): if loading the weights went
+    On a CUDA device these are torch's reservations, fragmentation included. On a CPU it is the
+    process's peak, which is never reset (other code reads it): if loading the weights peaked
     higher than the steps, the bound is generous.
     """
 
@@ -80,7 +80,7 @@ def _held(device: torch.device) -> int:
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return peak_memory(device)  # no /proc: growth of the peak is all that can be seen
+        return peak_memory(device)  # no /proc: only growth of the peak is visible
     for line in lines.splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -1,8 +1,8 @@
-"""The worst steps that the limits allow, to be run once before the first request.
+"""The worst steps that the limits allow, run once before the first request.
 
-They make the library initialise whatever it makes at first use, and show how much memory a step
-takes. The cache they run in is small: the block tables of all rows name the same blocks over and
-over, which changes the values that attention reads and nothing about its cost.
+They trigger all initialisation at first use, and show how much memory a step takes. Their cache is
+small: the block tables of all rows repeat the same blocks, which changes the values that attention
+reads and not its cost.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tgi_cli.worker.cuda_graphs import DecodeGraphs
 from tgi_cli.worker.runner import ModelRunner
 
 WARMUP_BLOCKS = 64
-"""Of the small cache."""
+"""Size of the small cache."""
 
 CPU_CONTEXT = 128
-"""On a CPU the contexts of decodes, and what a prefill chunk follows, are cut to this, and one
-step with both is all: a server shall be up in seconds even on a busy machine, where each of the
-hundreds of barriers in a step may cost a time slice. The share of memory that is left over (see
-:mod:`tgi_cli.worker.sizing.capacity`) covers the difference many times."""
+"""Limit of contexts on a CPU, of decodes and before a prefill chunk; there is one step with both. A
+server should start within seconds even on a busy machine, where each of the hundreds of barriers in
+a step may cost a time slice. The share of memory that is left over (see
+:mod:`tgi_cli.worker.sizing.kv_cache`) covers the difference many times."""
 
 CPU_PART = 4
-"""For the same reason a CPU runs a quarter of the rows and of the prefill. What a step takes
-grows no faster than these: four times what the part takes is enough."""
+"""A CPU runs this part of the rows and of the prefill, for the same reason. A step's memory and
+time grow no faster than these, so the whole takes at most as many times the part's."""
 
 ONE_THREAD_BYTES = 512 << 20
-"""Of weights: one thread computes such a model's step on a CPU in a second at most. Several are
-little faster when they are alone (0.25 s against 0.3, 135 million parameters, two cores), and
-took 1 to 9 s where other programs kept the cores busy."""
+"""Size of weights up to which one thread runs the steps on a CPU, in a second at most. Several are
+little faster on a quiet machine (0.25 s against 0.3, 135 million parameters, two cores), and took
+1 to 9 s on a busy one."""
 
 _EVERYTHING = SamplingParams(
     temperature=0.7,
@@ -48,21 +48,21 @@ _EVERYTHING = SamplingParams(
     watermark=True,
     top_logprobs=5,
 )
-"""Every stage of the sampler that takes memory, so that its temporaries are counted."""
+"""Turns on every stage of the sampler that takes memory, so that its temporaries are counted."""
 
 _PROMPT = OptionalOutputs(prompt_logprobs=5)
 
 
 CHECKED_LENGTHS = (5, 18, 33)
-"""Of the contexts on which graphs are compared with launches: of different numbers of blocks."""
+"""Contexts on which graphs are compared with eager steps, with different numbers of blocks."""
 
 MAX_DEVIATION = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
-"""How far the two may be apart, as a share of the logits' root mean square: sums may be split in
-other ways. What a graph remembers of its capture is farther off."""
+"""Tolerance of that comparison, as a share of the logits' root mean square: sums may be split in
+other ways. A value that a graph recorded at its capture causes larger deviations."""
 
 
 def part_of_worst(config: EngineConfig) -> int:
-    """What the memory taken by :func:`worst_steps` is to be multiplied by."""
+    """The factor from the memory taken by :func:`worst_steps` to that of whole steps."""
     return CPU_PART if config.device == "cpu" else 1
 
 
@@ -107,7 +107,7 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
 
 
 def first_steps(config: EngineConfig) -> Iterator[Step]:
-    """A short prompt and a decode: what is made at first use is made, and little computed."""
+    """A short prompt and a decode: they trigger initialisation, and compute little."""
     length = min(config.block_size, config.max_total_tokens - 1)
     yield _step(config.block_size, length, config.max_loras, prefill=length)
     yield _step(config.block_size, length, config.max_loras, decodes=1, context=length)
@@ -116,10 +116,10 @@ def first_steps(config: EngineConfig) -> Iterator[Step]:
 def replays_agree(
     runner: ModelRunner, graphs: DecodeGraphs, config: EngineConfig, num_blocks: int
 ) -> bool:
-    """Whether graphs compute what launches do, on contexts that none was captured with.
+    """Whether graphs compute what the model does, on contexts other than those of the capture.
 
-    A number that varies and was recorded as it stood at the capture (a length, an address) makes
-    wrong tokens and no error: a model's own code may have one.
+    A varying value that was recorded as a constant (a length, an address) produces wrong tokens
+    and no error; a model's own code may contain one.
     """
     prefill, decode = _checked_steps(config, num_blocks)
     runner.graphs = None
@@ -135,7 +135,7 @@ def replays_agree(
 
 
 def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
-    """A few rows' prompts, and a decode of them; in blocks of their own, as far as these go."""
+    """A few rows' prompts, and a decode of them, in blocks of their own if there are enough."""
     prefill, decode = Step(0), Step(1)
     taken = 0
     for row, wanted in enumerate(CHECKED_LENGTHS[: config.max_batch_size]):
@@ -147,10 +147,7 @@ def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
         blocks = list(range(taken, end))
         prefill.new.append(NewRow(row, row, tokens, length, blocks, SamplingParams(temperature=0)))
         for step, start, count in ((prefill, 0, length), (decode, length, 1)):
-            step.rows.append(row)
-            step.starts.append(start)
-            step.counts.append(count)
-            step.samples.append(True)
+            add_row(step, row, start, count)
         taken = end
     decode.num_decodes = len(decode.rows)
     return prefill, decode
@@ -188,7 +185,12 @@ def _add(step: Step, row: int, start: int, count: int, block_size: int, loras: i
     # The last slot for a single row: the products are of the columns up to the last in use.
     slot = (loras - 1 - row) % loras if loras else -1
     step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras, slot))
+    add_row(step, row, start, count)
+
+
+def add_row(step: Step, row: int, start: int, count: int, samples: bool = True) -> None:
+    """Schedule ``count`` tokens of a row from position ``start`` on."""
     step.rows.append(row)
     step.starts.append(start)
     step.counts.append(count)
-    step.samples.append(True)
+    step.samples.append(samples)

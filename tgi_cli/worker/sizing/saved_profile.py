@@ -1,9 +1,9 @@
-"""What warm-up measured, kept for later starts of the same model on the same machine.
+"""Profiles that ``tgi warmup`` saves for later starts of the same model on the same machine.
 
-A file for each key in ``$XDG_CACHE_HOME/tgi/limits``; ``tgi warmup`` writes it. The key is all that
-the figures depend on: the model's files, the device, the versions, the settings. What has changed
-has another key, so that nothing that stands there is ever wrong, only unused; a file that cannot
-be read counts as none.
+There is a file for each key in ``$XDG_CACHE_HOME/tgi/limits``. A key is all that the figures
+depend on: the model's files, the device, the versions, the settings. A change of any of these
+makes another key, so that a saved profile is never wrong, only unused; a file that cannot be read
+is ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tgi_cli.config import EngineConfig
 from tgi_cli.device import default_threads, describe
 from tgi_cli.files import read_json
 from tgi_cli.kernels import build
-from tgi_cli.worker.sizing.capacity import Capacity
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ _NOT_IN_KEY = frozenset(
 )
 """Fields of a configuration that the figures do not depend on."""
 _FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
-"""Of a model's folder."""
+"""Files of a model's folder that the figures depend on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class SavedProfile:
         activation_bytes: upper bound of what a step takes beside weights and cache, of the shard
             where it is most; CUDA graphs included.
         graphs: whether decode steps can be recorded as graphs.
-        step_seconds: what the worst step may take on a CPU, estimated; 0: not known.
+        step_seconds: estimate for the worst step on a CPU; 0 if unknown.
         max_total_tokens: that the memory allowed.
         when: seconds since the epoch.
     """
@@ -78,7 +77,7 @@ class SavedProfile:
 
 
 def key_of(config: EngineConfig) -> dict[str, Any]:
-    """All that the figures depend on, as JSON has it.
+    """All that the figures depend on, as JSON values.
 
     Args:
         config: as resolved, before warm-up lowers its limits.
@@ -107,67 +106,51 @@ def key_of(config: EngineConfig) -> dict[str, Any]:
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # native models run without it
+    except metadata.PackageNotFoundError:  # built-in families run without it
         return ""
 
 
 def path_of(key: dict[str, Any]) -> Path:
-    """Where its figures are kept, if they are."""
+    """The file of a key, whether there is one or not."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.blake2b(_encode(key), digest_size=12).hexdigest()
     return Path(base) / "tgi" / "limits" / f"{digest}.json"
 
 
 def load(key: dict[str, Any]) -> SavedProfile | None:
-    """The figures of a key; None where there are none."""
+    """The saved profile of a key, or None if there is none."""
     path = path_of(key)
     try:
         record = read_json(path)
-        measured = SavedProfile(**record["measured"])
+        profile = SavedProfile(**record["measured"])
         same = _encode(record["key"]) == _encode(key)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("what was measured before cannot be read: %s: %s", path, error)
+        log.warning("saved profile cannot be read: %s: %s", path, error)
         return None
-    return measured if same else None
+    return profile if same else None
 
 
-def save(key: dict[str, Any], measured: SavedProfile) -> Path:
-    """Keep figures, in place of those that were there. Raises OSError."""
+def save(key: dict[str, Any], profile: SavedProfile) -> Path:
+    """Save a profile in place of an earlier one; returns the file. Raises OSError."""
     path = path_of(key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = dataclasses.asdict(dataclasses.replace(measured, when=time.time()))
+    now = dataclasses.replace(profile, when=time.time())
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        record = {"key": key, "measured": kept}
+        record = {"key": key, "measured": dataclasses.asdict(now)}
         file.write(json.dumps(record, indent=1, default=str).encode())
     Path(file.name).replace(path)
     return path
 
 
-def keep(config: EngineConfig, capacity: Capacity) -> Path:
-    """Keep what a warm-up found for later starts; returns the file. Raises OSError.
-
-    Args:
-        config: as resolved, before that warm-up.
-        capacity: what it found.
-    """
-    found = SavedProfile(
-        activation_bytes=capacity.activation_bytes,
-        graphs=capacity.graphs,
-        step_seconds=capacity.step_seconds,
-        max_total_tokens=capacity.config.max_total_tokens,
-    )
-    return save(key_of(config), found)
-
-
 def _encode(key: dict[str, Any]) -> bytes:
-    """As it stands in a file: there tuples are lists."""
+    """As JSON, in which tuples are lists."""
     return json.dumps(key, sort_keys=True, default=str).encode()
 
 
 def _files(folder: Path) -> list[list[Any]]:
-    """Name, size and time of the model's files, whose content reading would take seconds."""
+    """Name, size and time of the model's files; to read their content would take seconds."""
     found = {path for pattern in _FILES for path in folder.glob(pattern)}
     statuses = [(path.name, path.stat()) for path in sorted(found)]
     return [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]

@@ -1,48 +1,54 @@
-"""How long steps take on this device: prompts by length, decodes by the number of sequences.
+"""`tgi warmup` of a model: save its profile, and time prompts and decodes on this device.
 
-Steps are those that the engine would make, on a worker that is warmed up and serves nobody. The
-yardstick of a decode is memory: every weight and every cached token that it needs is read once,
+Steps are those that the engine would make, on a worker that is warmed up and idle. Decodes are
+compared with the memory's bandwidth: each reads every weight and cached token that it needs once,
 and few of them come from a processor's caches.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tgi_cli import kernels
-from tgi_cli.config import EngineConfig
+from tgi_cli.config import EngineConfig, ServeConfig
+from tgi_cli.device import describe
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, PendingResult, Step
 from tgi_cli.kernels.memory import allocate
-from tgi_cli.layers.base import Loadable
-from tgi_cli.layers.embedding import Embedding, PositionEmbedding
-from tgi_cli.layers.moe import Expert, MoE
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.sizing.capacity import Capacity
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.sizing import saved_profile
+from tgi_cli.worker.sizing.kv_cache import Capacity
+from tgi_cli.worker.sizing.profile_steps import add_row
+
+log = logging.getLogger(__name__)
 
 CONTEXT = 128
-"""Tokens that decoding sequences have, where the limits allow."""
+"""Context of decoding sequences, if the limits allow it."""
 LENGTHS = (128, 512, 1024, 2048, 4096)
-"""Of prompts."""
+"""Lengths of prompts."""
 MOST_SECONDS = 10.0
-"""For a prompt, or for the contexts of one number of sequences; larger ones are left out."""
+"""Time limit of a prompt, or of the contexts of one batch size; larger ones are left out."""
 
 _ROUNDS = 3
 _LONG_SECONDS = 3.0
-"""What takes longer is timed once."""
+"""Time above which a prompt is timed only once."""
 _SECONDS = 0.5
-"""That the decodes of a round are to take, within these numbers of steps:"""
+"""Target duration of a round of decodes."""
 _STEPS = (2, 24)
+"""Minimum and maximum number of steps in a round."""
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 class StepRunner(Protocol):
-    """What is needed of a worker."""
+    """What a timer needs of a worker."""
 
     def launch(self, step: Step) -> object: ...
 
@@ -79,10 +85,10 @@ class StepTimer:
 
     Args:
         worker: warmed up.
-        capacity: what its warm-up found.
+        capacity: the result of its warm-up.
 
     Attributes:
-        left_out: what was not timed, and why.
+        left_out: steps that were not timed, each with the reason.
     """
 
     def __init__(self, worker: StepRunner, capacity: Capacity) -> None:
@@ -93,7 +99,7 @@ class StepTimer:
         self.left_out: list[str] = []
 
     def prefills(self, lengths: Sequence[int] = LENGTHS) -> Iterator[Prefill]:
-        """Of each length that the limits allow, or of the longest prompt that they do."""
+        """Time prompts of each length that the limits allow, or else the longest allowed one."""
         most = min(self._config.max_input_tokens, self._tokens)
         fitting = [length for length in sorted(lengths) if length <= most]
         rate = 0.0
@@ -111,9 +117,9 @@ class StepTimer:
             yield Prefill(length, seconds)
 
     def decodes(self, sizes: Sequence[int] | None = None) -> Iterator[Decode]:
-        """Of each number of sequences; None: powers of two.
+        """Time decodes of each batch size. Default: powers of two.
 
-        Numbers that the limits do not allow are left out, and those whose contexts would take
+        Sizes that the limits do not allow are left out, and those whose contexts would take
         longer than :data:`MOST_SECONDS` to compute.
         """
         rows, context = 0, min(CONTEXT, self._config.max_total_tokens - 1 - _STEPS[1])
@@ -145,7 +151,7 @@ class StepTimer:
         return median(self._run(steps) / count for _ in range(_ROUNDS))
 
     def _run(self, steps: Sequence[Step]) -> float:
-        """Seconds that they take, with results read as the engine reads them."""
+        """Seconds that the steps take, with results read as the engine reads them."""
         pending: list[PendingResult] = []
         began = time.perf_counter()
         for step in steps:
@@ -157,7 +163,7 @@ class StepTimer:
         return time.perf_counter() - began
 
     def _prompts(self, count: int, length: int, first: int = 0) -> list[Step]:
-        """Rows from ``first`` on get prompts, in steps of the largest budget."""
+        """Steps of the largest budget that prefill ``count`` rows from ``first`` on."""
         budget, steps = self._config.max_batch_prefill_tokens, [Step(0)]
         left = budget
         for row in range(first, first + count):
@@ -170,24 +176,17 @@ class StepTimer:
                 step = steps[-1]
                 if not done:
                     step.new.append(self._row(row, length))
-                step.rows.append(row)
-                step.starts.append(done)
-                step.counts.append(taken)
+                add_row(step, row, done, taken, samples=done + taken == length)
                 done += taken
                 left -= taken
-                step.samples.append(done == length)
         return steps
 
     def _decodings(self, rows: int, context: int, count: int) -> list[Step]:
-        """``count`` steps behind the contexts, which are there; from the beginning each time."""
-        steps = []
-        for number in range(count):
-            step = Step(number, num_decodes=rows)
-            step.rows.extend(range(rows))
-            step.starts.extend([context + number] * rows)
-            step.counts.extend([1] * rows)
-            step.samples.extend([True] * rows)
-            steps.append(step)
+        """``count`` decode steps after the contexts, which are cached."""
+        steps = [Step(number, num_decodes=rows) for number in range(count)]
+        for number, step in enumerate(steps):
+            for row in range(rows):
+                add_row(step, row, context + number, 1)
         return steps
 
     def _row(self, row: int, length: int) -> NewRow:
@@ -199,37 +198,8 @@ class StepTimer:
         return NewRow(row, row, ids, length, blocks, _GREEDY, NO_EXTRAS, -1)
 
 
-def read_bytes(model: torch.nn.Module, rows: int) -> int:
-    """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.
-
-    Tables of embeddings are read at a few places alone. Of experts it is as many as so many
-    tokens choose, if they choose evenly.
-    """
-    sizes: dict[int, float] = {}
-
-    def add(module: torch.nn.Module, share: float) -> None:
-        if isinstance(module, Embedding | PositionEmbedding):
-            return
-        for parameter in module.parameters(recurse=False):
-            sizes[parameter.data_ptr()] = parameter.nbytes * share
-        packed = module.packed if isinstance(module, Loadable) else None
-        if packed is not None:
-            sizes[id(packed)] = packed.nbytes * share
-
-    for module in model.modules():
-        add(module, 1.0)
-    for mixture in model.modules():
-        if isinstance(mixture, MoE):
-            experts = [each for each in mixture.experts.modules() if isinstance(each, Expert)]
-            share = 1 - (1 - mixture.top_k / len(experts)) ** rows
-            for expert in experts:
-                for module in expert.modules():
-                    add(module, share)
-    return int(sum(sizes.values()))
-
-
 def read_rate(device: torch.device) -> float:
-    """Bytes per second that the device reads from its memory: the best of several attempts."""
+    """Bytes per second that the device reads from its memory, the best of several attempts."""
     before = torch.get_num_threads()
     size = (256 << 20) if device.type == "cpu" else (1 << 30)
     if device.type == "cpu":
@@ -248,3 +218,89 @@ def read_rate(device: torch.device) -> float:
     finally:
         torch.set_num_threads(before)
     return best
+
+
+def measure(
+    serve: ServeConfig,
+    model_path: Path,
+    batch_sizes: Sequence[int] | None = None,
+    on_stage: Callable[[str], object] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Load a model, warm it up, save its profile and time its steps.
+
+    Args:
+        serve: the settings, as for a server.
+        model_path: folder of the checkpoint.
+        batch_sizes: numbers of sequences to time decodes of. Default: powers of two.
+        on_stage: called with a description of each stage as it begins.
+        progress: called while loading; see :func:`tgi_cli.models.load_model`.
+
+    Returns:
+        JSON values; sizes in bytes, times in seconds. ``left_out`` lists what would have taken
+        too long to time, ``kept`` is the saved profile's file (None if it cannot be written).
+
+    Raises:
+        TgiError: as :func:`tgi_cli.worker.factory.load_worker` and ``warmup``.
+    """
+    on_stage("loading the model")
+    worker, config = load_worker(replace(serve, measured_limits=False), model_path, progress)
+    try:
+        on_stage("running the worst steps")
+        capacity = worker.warmup()
+        info = worker.info()
+        saved: Path | None = None
+        try:
+            saved = saved_profile.save(saved_profile.key_of(config), capacity.profile)
+        except OSError as error:
+            log.warning("the profile cannot be saved: %s", error)
+        timer = StepTimer(worker, capacity)
+        prefills, decodes = [], []
+        for prefill in timer.prefills():
+            prefills.append(asdict(prefill) | {"tokens_per_second": prefill.tokens_per_second})
+            on_stage(f"timing prompts: {prefill.tokens} tokens")
+        on_stage("measuring the memory")
+        device = torch.device(config.device)
+        # Each of several GPUs reads its own memory.
+        rate = read_rate(device) * (config.num_shard if config.device == "cuda" else 1)
+        per_token = capacity.cache_bytes / max(1, capacity.max_batch_total_tokens)
+        for decode in timer.decodes(batch_sizes):
+            rows = decode.batch_size
+            read = worker.read_bytes(rows) + per_token * decode.context * rows
+            decodes.append(
+                asdict(decode)
+                | {
+                    "tokens_per_second": decode.tokens_per_second,
+                    "bytes_read": int(read),
+                    "memory_share": read / decode.seconds / rate,
+                }
+            )
+            on_stage(f"timing decodes: {rows} sequences")
+    finally:
+        worker.close()
+    return {
+        "model": info.model_id,
+        "device": info.device,
+        "device_name": describe(config.device).name,
+        "dtype": info.dtype,
+        "quantize": info.quantize,
+        "num_shard": info.num_shard,
+        "weight_bytes": capacity.weight_bytes,
+        "kv_blocks": capacity.num_blocks,
+        "block_size": info.block_size,
+        "kv_bytes": capacity.cache_bytes,
+        "activation_bytes": capacity.activation_bytes,
+        "max_batch_total_tokens": info.max_batch_total_tokens,
+        "max_total_tokens": info.max_total_tokens,
+        "max_input_tokens": info.max_input_tokens,
+        "max_batch_prefill_tokens": info.max_batch_prefill_tokens,
+        "max_batch_size": info.max_batch_size,
+        "cuda_graphs": capacity.graphs,
+        "load_seconds": capacity.load_seconds,
+        "warmup_seconds": capacity.warmup_seconds,
+        "memory_bytes_per_second": rate,
+        "prefill": prefills,
+        "decode": decodes,
+        "left_out": timer.left_out,
+        "kept": None if saved is None else str(saved),
+    }

@@ -1,8 +1,8 @@
-"""The process of shards 1, 2, ...: runs what shard 0 commands, until shard 0 is gone.
+"""The process of shards 1, 2, ...: executes commands of shard 0 until shard 0 is gone.
 
 Started by :mod:`tgi_cli.worker.tensor_parallel.group` with two inherited sockets. The main thread
-executes commands; another answers pings from the first moment on. Signals that end a service are
-shard 0's to handle: this process ends when its sockets close, for whatever reason they do.
+executes commands; another answers pings from the start. Signals that end a service are shard 0's
+to handle: this process ends when its sockets close, for whatever reason.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LET_OTHERS_SPEAK = 1.0
-"""Seconds before an operation's failure is told: most fail because another shard has ended, and
+_FAILURE_DELAY = 1.0
+"""Seconds before a failed operation is reported: most fail because another shard has ended, and
 then shard 0 ends this one first."""
 
-_SILENCE = 5.0
-"""Seconds without a ping after which to see whether shard 0 is still there."""
+_PING_TIMEOUT = 5.0
+"""Seconds without a ping after which the parent process is checked."""
 
 
 def main() -> NoReturn:
@@ -57,8 +57,8 @@ def main() -> NoReturn:
             _execute(messages.decode_command(command), worker, events)
     except TgiError as error:
         _fail(events, messages.Failed(type(error).__name__, error.cause, error.remedy))
-    except Exception as error:  # a defect, or the end of another shard: shard 0 knows which
-        time.sleep(_LET_OTHERS_SPEAK)
+    except Exception as error:  # a defect, or the end of another shard
+        time.sleep(_FAILURE_DELAY)
         log.exception("a step failed")
         cause = f"{type(error).__name__}: {error}".partition("\n")[0]
         _fail(events, messages.Failed("", cause, ""))
@@ -67,17 +67,17 @@ def main() -> NoReturn:
 
 
 def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -> ModelWorker:
-    """As shard 0 does: load, meet, warm up."""
+    """Load, connect and warm up, as shard 0 does."""
     from tgi_cli.device.distributed import Shard, device_of
-    from tgi_cli.worker.tensor_parallel.group import MEETING_SECONDS, START_SECONDS
-    from tgi_cli.worker.worker import make_worker
+    from tgi_cli.worker.factory import make_worker
+    from tgi_cli.worker.tensor_parallel.group import CONNECT_SECONDS, START_SECONDS
 
     config = assignment.config
     device = device_of(config.device, assignment.rank)
     shard = Shard(assignment.rank, config.num_shard, device)
     worker = make_worker(config, shard)
     events.send(messages.encode(messages.Loaded()))
-    shard.connect(folder, MEETING_SECONDS)
+    shard.connect(folder, CONNECT_SECONDS)
     shard.set_timeout(START_SECONDS)
     worker.warmup()
     return worker
@@ -89,16 +89,16 @@ def _execute(command: messages.Command, worker: ModelWorker, events: Channel) ->
     elif isinstance(command, messages.PrepareAdapter):
         adapter_id = command.adapter_id
 
-        def tell(done: Future[None]) -> None:
+        def answer(done: Future[None]) -> None:
             error = done.exception()
-            answer = messages.AdapterPrepared(adapter_id)
+            event = messages.AdapterPrepared(adapter_id)
             if isinstance(error, TgiError):
-                answer = messages.AdapterPrepared(adapter_id, error.cause, error.remedy)
+                event = messages.AdapterPrepared(adapter_id, error.cause, error.remedy)
             elif error is not None:
-                answer = messages.AdapterPrepared(adapter_id, f"{type(error).__name__}: {error}")
-            events.send(messages.encode(answer))
+                event = messages.AdapterPrepared(adapter_id, f"{type(error).__name__}: {error}")
+            events.send(messages.encode(event))
 
-        worker.prepare_adapter(adapter_id, command.name, command.path).add_done_callback(tell)
+        worker.prepare_adapter(adapter_id, command.name, command.path).add_done_callback(answer)
     else:
         worker.forget_adapter(command.adapter_id)
 
@@ -111,7 +111,7 @@ def _answer(events: Channel, folder: Path) -> None:
     parent = os.getppid()
     try:
         while True:
-            while not select.select([events], [], [], _SILENCE)[0]:
+            while not select.select([events], [], [], _PING_TIMEOUT)[0]:
                 if os.getppid() != parent:
                     raise ConnectionError
             ping = events.receive()
@@ -120,7 +120,7 @@ def _answer(events: Channel, folder: Path) -> None:
             events.send(ping)
     except OSError:
         log.debug("shard 0 is gone")
-    shutil.rmtree(folder, ignore_errors=True)  # its own to remove, if it still can
+    shutil.rmtree(folder, ignore_errors=True)  # shard 0 removes it otherwise
     os._exit(ExitCode.OK)
 
 

@@ -1,7 +1,7 @@
-"""What shard 0 tells the other shards of a model, and what they answer: msgpack, never pickle.
+"""Messages between shard 0 and the other shards of a model: msgpack, never pickle.
 
-There are two channels to each: commands, which all shards execute in order,
-and events, which go both ways at any time. https://jcristharif.com/msgspec/
+Each shard has two channels: commands, which all shards execute in the same order, and events,
+which go both ways at any time. https://jcristharif.com/msgspec/
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
 class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """The first command: what to load, as which shard.
+    """The first message: what to load, as which shard.
 
-    ``folder`` is where the shards meet (:meth:`tgi_cli.device.distributed.Shard.connect`).
+    Shards connect in ``folder`` (:meth:`tgi_cli.device.distributed.Shard.connect`).
     """
 
     rank: int
@@ -55,11 +55,11 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The weights are in place; the shard goes to meet the others."""
+    """The shard has loaded its weights, and is about to connect."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The shard ends. ``kind`` is a class of :mod:`tgi_cli.errors`, empty: a defect."""
+    """The shard ends. ``kind`` is a class of :mod:`tgi_cli.errors`; empty for a defect."""
 
     kind: str
     cause: str
@@ -67,7 +67,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class AdapterPrepared(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The shard holds an adapter, or cannot, for the reason in ``cause``."""
+    """The shard has read an adapter, or could not, for the reason in ``cause``."""
 
     adapter_id: int
     cause: str = ""
@@ -77,48 +77,34 @@ class AdapterPrepared(msgspec.Struct, frozen=True, array_like=True, tag=3):
 Event = Ping | Loaded | Failed | AdapterPrepared
 
 
-def _to_text(value: Any) -> str:
-    return str(value)
-
-
-def _from_text(kind: type, value: Any) -> Any:
+def _convert(kind: type, value: Any) -> Any:
     return kind(value)
 
 
 # Paths are the only fields that msgpack has no form for.
-_encoder = msgspec.msgpack.Encoder(enc_hook=_to_text)
-_assignments = msgspec.msgpack.Decoder(ShardAssignment, dec_hook=_from_text)
-_command_decoder = msgspec.msgpack.Decoder(Command)
-_event_decoder = msgspec.msgpack.Decoder(Event)
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_assignment_decoder = msgspec.msgpack.Decoder(ShardAssignment, dec_hook=_convert)
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+# They raise msgspec.DecodeError for invalid messages.
+decode_assignment = _assignment_decoder.decode
+decode_command = _command_decoder.decode
+decode_event = _event_decoder.decode
 
 
 def encode(message: ShardAssignment | Command | Event) -> bytes:
-    """One message. A step is sent without what concerns sampling alone."""
+    """Encode a message. A step is sent without fields that only sampling needs."""
     if isinstance(message, RunStep) and message.step.new:
         message = RunStep(replace(message.step, new=[_plain(new) for new in message.step.new]))
     return _encoder.encode(message)
 
 
-def decode_assignment(data: bytes) -> ShardAssignment:
-    return _assignments.decode(data)
-
-
-def decode_command(data: bytes) -> Command:
-    """Raises msgspec.ValidationError, as the others do, if it is none."""
-    command: Command = _command_decoder.decode(data)
-    return command
-
-
-def decode_event(data: bytes) -> Event:
-    event: Event = _event_decoder.decode(data)
-    return event
-
-
 def _plain(new: NewRow) -> NewRow:
-    """Without callables and what only shard 0 reports.
+    """A new row without callables and without what only shard 0 reports.
 
-    Shard 0 alone chooses tokens: the others are told which, and need of these wishes just those
-    that want more logits to be computed.
+    Shard 0 alone samples, and sends the tokens to the others. These need only the options for
+    which more logits are computed.
     """
     extras = new.extras
     if extras is NO_EXTRAS:

@@ -1,37 +1,39 @@
-"""The process of another shard, as shard 0 sees it: its start, its channels, its end."""
+"""The process of another shard, as shard 0 controls it: its start, its channels, its end."""
 
 from __future__ import annotations
 
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 
 from tgi_cli.errors import ShardError
 from tgi_cli.process.framing import Channel
 from tgi_cli.process.spawn import child_environment, module_command
 from tgi_cli.worker.tensor_parallel import messages
 
-PROGRAM = module_command("tgi_cli.worker.tensor_parallel.main")
+COMMAND = module_command("tgi_cli.worker.tensor_parallel.main")
 
 _PING = messages.encode(messages.Ping())
 _EVENT_SECONDS = 5.0
-"""That a message of a few bytes may take once it has begun."""
+"""Time limit for the rest of an event, which has a few bytes."""
 _REAP_SECONDS = 2.0
-"""Between the end of a process's sockets and its own."""
+"""Time limit between the end of a process's sockets and its own."""
 
 _WHY: dict[int, str] = {
-    signal.SIGKILL: "if nobody did that, the system was out of memory: see its log, and try a "
-    "smaller model or cache (--max-batch-total-tokens)",
+    signal.SIGKILL: "unless a user did that, the system was out of memory: see its log, and try "
+    "a smaller model or cache (--max-batch-total-tokens)",
 }
 
 
 class ShardProcess:
-    """Shard ``rank``, started.
+    """Starts the process of shard ``rank``.
 
     Attributes:
-        commands: what all shards execute, in order.
-        events: pings, and what the shard reports.
-        loaded: whether it said that its weights are in place.
+        popen: the process.
+        commands: the channel of commands, which all shards execute in order.
+        events: the channel of pings, and of what the shard reports.
+        loaded: whether the shard has loaded its weights.
         unanswered: pings since its last answer.
     """
 
@@ -44,46 +46,42 @@ class ShardProcess:
         ours[1].settimeout(_EVENT_SECONDS)
         with theirs[0], theirs[1]:
             fds = [connection.fileno() for connection in theirs]
-            self._process = subprocess.Popen(
-                [*PROGRAM, *map(str, fds)],
+            self.popen = subprocess.Popen(
+                [*COMMAND, *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env=child_environment(),
             )
 
     def ping(self) -> None:
-        """Ask whether it runs; ``unanswered`` is for who asks to keep."""
-        try:
+        """Send a ping and count it."""
+        self.unanswered += 1
+        with suppress(OSError):  # it is gone: the end of its events channel shows it
             self.events.send(_PING)
-        except OSError:
-            return  # it is gone: the end of its events channel shows it
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    def dismiss(self) -> None:
-        """Tell it to end."""
+    def stop(self) -> None:
+        """Make it end: shut its channels."""
         self.commands.shut()
         self.events.shut()
 
-    def collect(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait for its end, and kill it when the time is up."""
         try:
-            self._process.wait(max(0.0, seconds))
+            self.popen.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.popen.kill()
+            self.popen.wait()
 
     def close(self) -> None:
-        """After its end: close what is left of it here."""
+        """Close its channels, after its end."""
         self.commands.close()
         self.events.close()
 
-    def ended(self) -> ShardError:
-        """Why its sockets have closed."""
+    def end_error(self) -> ShardError:
+        """The error that explains why its sockets have closed."""
         see = "see its log above"
         try:
-            status = self._process.wait(_REAP_SECONDS)
+            status = self.popen.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
             return ShardError(f"shard {self.rank} has closed its connection", see)
         if status >= 0:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tests.unit.bench.load.fake_server import (
     Call,
     Died,
@@ -490,7 +490,7 @@ async def test_a_failed_batch_is_told_and_the_next_one_runs() -> None:
 async def test_certificates_are_checked(
     tmp_path: Path, trusting: RequestSettings | str, error: str | None
 ) -> None:
-    files = Files.make(tmp_path)
+    files = CertificateFiles.make(tmp_path)
     settings = (
         RequestSettings(ca_file=str(files.authority)) if isinstance(trusting, str) else trusting
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import time
@@ -53,22 +52,31 @@ async def test_flags_that_cannot_be_are_its_errors() -> None:
             pass
 
 
-def test_a_kept_command_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
-    marker = tmp_path / "pid"
-    program = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    keeper = subprocess.Popen(
-        [sys.executable, "-m", "tgi_cli.process.parent_death", sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-    )
-    try:
-        end = time.monotonic() + 20
-        while not (marker.exists() and marker.read_text()) and time.monotonic() < end:
-            time.sleep(0.02)
-        pid = int(marker.read_text())
-        assert keeper.stdin is not None
-        keeper.stdin.close()  # as if this process had gone
-        assert keeper.wait(20) == 128 + 15
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    finally:
-        keeper.kill()
+BENCH = """
+import asyncio, sys
+from tgi_cli.bench.managed_server import start_server
+async def main():
+    async with start_server("", say=lambda line: print(line, flush=True)) as server:
+        print(server.url, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.system
+def test_it_ends_with_a_run_that_is_killed() -> None:
+    run = subprocess.Popen([sys.executable, "-c", BENCH], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    with run, run.stdout as lines:
+        url = next(line.strip() for line in lines if line.startswith("http"))
+        run.kill()
+    end = time.monotonic() + 30
+    with httpx.Client(trust_env=False) as client:
+        while time.monotonic() < end:
+            try:
+                client.get(f"{url}/health")
+            except httpx.HTTPError:
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError("the server outlived the run")

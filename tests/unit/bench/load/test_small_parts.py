@@ -121,7 +121,7 @@ def test_metrics_are_summed_by_tgis_names() -> None:
     }
     assert reading.gauges == {"tgi_queue_size"}
     theirs = parse_metrics(VLLM)
-    assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens": 9}
+    assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens_total": 9}
     assert parse_metrics(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
 
 

@@ -35,17 +35,17 @@ from tgi_cli.router.bounds import (
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """``include_usage``: a last chunk without choices tells the token counts; with vLLM's
-    ``continuous_usage_stats`` every chunk does."""
+    """``include_usage`` adds a last chunk with the usage, vLLM's ``continuous_usage_stats`` adds it
+    to every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class SharedParameters(RefusedParameters, kw_only=True):
-    """What shapes a text, in whatever API: OpenAI's, then by the names that others gave it.
+    """Parameters of all of OpenAI's APIs, with those of other servers.
 
-    ``repeat_penalty`` (llama.cpp), ``min_new_tokens`` (SGLang) and ``truncate`` (TGI) are second
+    ``repeat_penalty`` (llama.cpp), ``min_new_tokens`` (SGLang) and ``truncate`` (TGI) are other
     names. ``grammar`` is TGI's object or llama.cpp's text; ``json_schema``, ``regex`` and ``ebnf``
     are llama.cpp's and SGLang's.
     """
@@ -93,7 +93,7 @@ class SharedParameters(RefusedParameters, kw_only=True):
 
 
 class CompletionParameters(SharedParameters, kw_only=True):
-    """What chats and text completions have in common.
+    """Parameters of chats and text completions.
 
     ``max_new_tokens`` (TGI) and ``n_predict`` (llama.cpp; below 0: up to the context's end) are
     other names of ``max_tokens``.
@@ -113,7 +113,7 @@ class CompletionParameters(SharedParameters, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A piece of a message; text is the only kind that these models take."""
+    """A part of a message; text is the only type that these models support."""
 
     type: Name
     text: Text | None = None
@@ -126,7 +126,7 @@ ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]
 class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One message of a conversation.
 
-    ``tool_calls`` are as answers have them; TGI's, whose arguments are objects, are taken too.
+    ``tool_calls`` are those of answers, or TGI's, whose arguments are objects.
     """
 
     role: Name
@@ -139,7 +139,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """What a tool does, and the JSON schema of its arguments; ``arguments`` is TGI's old name."""
+    """A function; ``arguments`` is TGI's old name of ``parameters``."""
 
     name: Name
     description: Text | None = None
@@ -149,7 +149,7 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """Something the model may call; functions are the only kind."""
+    """A tool; functions are the only type."""
 
     type: Name = "function"
     function: Function | None = None
@@ -163,7 +163,7 @@ class ChatRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
     ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
-    ``echo`` puts the last message in front of an answer that goes on from it.
+    ``echo`` prepends the last message to an answer that continues it.
     """
 
     messages: Messages

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
-    """A token that could have been, and the bytes that it stands for."""
+    """A likely token and its bytes."""
 
     token: str
     logprob: float
@@ -21,7 +21,7 @@ class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
 
 
 class TokenLogprob(msgspec.Struct, kw_only=True, gc=False):
-    """A token that was, and what else could have been."""
+    """A generated token, its bytes and the likeliest ones."""
 
     token: str
     logprob: float
@@ -49,7 +49,7 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
 
 
 class PromptDetails(msgspec.Struct, kw_only=True):
-    """What the prefix cache spared."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
@@ -64,14 +64,14 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """The function's name, and its arguments as JSON text: what the model wrote."""
+    """The function's name, and its arguments as the JSON text that the model wrote."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that the model wants made."""
+    """A call that the model requests."""
 
     id: str
     type: str = "function"
@@ -90,7 +90,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer, and why it ended."""
+    """One answer and its finish reason."""
 
     index: int
     message: AssistantMessage
@@ -100,7 +100,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of ``/v1/chat/completions``."""
+    """The complete answer of ``/v1/chat/completions``."""
 
     id: str
     object: str = "chat.completion"
@@ -113,7 +113,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One continuation; ``finish_reason`` is null while it goes on."""
+    """One continuation; ``finish_reason`` is null until it ends."""
 
     index: int
     text: str
@@ -124,7 +124,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of ``/v1/completions``."""
+    """The complete answer of ``/v1/completions``."""
 
     id: str
     object: str = "text_completion"
@@ -136,7 +136,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class OpenAIError(msgspec.Struct, kw_only=True):
-    """What went wrong, in OpenAI's words."""
+    """OpenAI's description of an error."""
 
     message: str
     type: str
@@ -145,14 +145,14 @@ class OpenAIError(msgspec.Struct, kw_only=True):
 
 
 class OpenAIErrorResponse(msgspec.Struct, kw_only=True):
-    """OpenAI's errors, with TGI's ``error_type`` on top."""
+    """OpenAI's errors, with TGI's ``error_type``."""
 
     error: OpenAIError
     error_type: str
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A name that requests may say; an adapter has its files and its base beside it."""
+    """A model or an adapter; the latter has its folder and its base."""
 
     id: str
     object: Literal["model"] = "model"
@@ -170,14 +170,14 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a call; the name comes with the call's first alone."""
+    """The change of a call; only the first has the name."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a call; its id and type come with the call's first alone."""
+    """The change of a call; only the first has the id and the type."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -186,7 +186,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a message; the role comes with the first alone."""
+    """The change of a message; only the first has the role."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -196,7 +196,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """One answer's part in a chunk; ``finish_reason`` is null while it goes on."""
+    """One answer's part of a chunk; ``finish_reason`` is null until it ends."""
 
     index: int
     delta: ChatDelta
@@ -217,7 +217,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class CompletionChunk(msgspec.Struct, kw_only=True):
-    """An event of ``/v1/completions``; the last of a choice counts its tokens."""
+    """An event of ``/v1/completions``; the last of a choice has its usage."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

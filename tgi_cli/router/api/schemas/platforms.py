@@ -1,7 +1,7 @@
 """Bodies of hosting platforms: Vertex AI, and KServe's Open Inference Protocol (v2).
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements,
-https://github.com/kserve/open-inference-protocol. Where TGI differs, its forms are taken too.
+https://github.com/kserve/open-inference-protocol. Where TGI differs, its forms are supported too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DATA = {
     "items": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 255}, {"type": "string"}]},
 }
 Data = Annotated[msgspec.Raw, Meta(extra_json_schema=_DATA)]
-"""Texts, or bytes as numbers: of these a body holds so many that they are read in pieces."""
+"""Texts, or bytes as numbers, which are decoded in slices as a body may have many."""
 
 _INSTANCE = {
     "anyOf": [
@@ -32,7 +32,7 @@ _INSTANCE = {
 
 
 class VertexParameters(GenerateParameters, kw_only=True):
-    """As those of ``/generate``, but TGI samples on Vertex unless told otherwise."""
+    """Those of ``/generate``, but TGI samples on Vertex by default."""
 
     do_sample: bool = True
 
@@ -45,7 +45,7 @@ class VertexInstance(msgspec.Struct, kw_only=True):
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
-    """The body of ``/vertex``: prompts or conversations; each is read by its own keys."""
+    """The body of ``/vertex``: prompts or conversations, each with its own keys."""
 
     instances: Annotated[
         list[Annotated[msgspec.Raw, Meta(extra_json_schema=_INSTANCE)]], Meta(max_length=BATCH)
@@ -53,13 +53,13 @@ class VertexRequest(msgspec.Struct, kw_only=True):
 
 
 class VertexResponse(msgspec.Struct, kw_only=True):
-    """The text of each instance, in their order."""
+    """The text for each instance, in order."""
 
     predictions: list[str]
 
 
 class InferInput(msgspec.Struct, kw_only=True):
-    """A tensor of prompts: texts, or the UTF-8 bytes of a single one as numbers."""
+    """A tensor of prompts: texts, or the UTF-8 bytes of a single text as numbers."""
 
     name: Name
     shape: Dimensions
@@ -68,13 +68,13 @@ class InferInput(msgspec.Struct, kw_only=True):
 
 
 class RequestedOutput(msgspec.Struct, kw_only=True):
-    """The name that an output shall have."""
+    """The name of an output."""
 
     name: Name
 
 
 class InferRequest(msgspec.Struct, kw_only=True):
-    """The body of an inference: one output for each input, where outputs are named at all."""
+    """The body of an inference; outputs, if named, are as many as inputs."""
 
     id: Name | None = None
     parameters: GenerateParameters = msgspec.field(
@@ -84,12 +84,12 @@ class InferRequest(msgspec.Struct, kw_only=True):
     outputs: Annotated[list[RequestedOutput], Meta(max_length=BATCH)] | None = None
 
     def requests(self, prompts: list[str]) -> list[GenerateRequest]:
-        """One for each of the prompts."""
+        """One request for each prompt."""
         return [GenerateRequest(inputs=prompt, parameters=self.parameters) for prompt in prompts]
 
 
 class InferOutput(msgspec.Struct, kw_only=True):
-    """The texts that follow one input's prompts, in the form that the prompts had."""
+    """The texts that follow one input's prompts, in the same form."""
 
     name: str
     shape: list[int]
@@ -107,14 +107,14 @@ class InferResponse(msgspec.Struct, kw_only=True):
 
 
 class Liveness(msgspec.Struct, kw_only=True):
-    """The answer of health routes; TGI says ``live`` also where it means ready."""
+    """The answer of health routes; like TGI's it has ``live`` where ready is meant."""
 
     live: bool
     ready: bool | UnsetType = UNSET
 
 
 class ServerMetadata(msgspec.Struct, kw_only=True):
-    """What serves."""
+    """The server."""
 
     name: str
     version: str
@@ -122,7 +122,7 @@ class ServerMetadata(msgspec.Struct, kw_only=True):
 
 
 class TensorMetadata(msgspec.Struct, kw_only=True):
-    """What a tensor is made of; -1 is any number of them."""
+    """A tensor; a dimension of -1 is variable."""
 
     name: str
     datatype: str
@@ -130,7 +130,7 @@ class TensorMetadata(msgspec.Struct, kw_only=True):
 
 
 class ModelMetadata(msgspec.Struct, kw_only=True):
-    """What is served: TGI's fields and the protocol's."""
+    """The model, with TGI's fields and the protocol's."""
 
     name: str
     version: str

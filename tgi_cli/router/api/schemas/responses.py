@@ -1,7 +1,7 @@
-"""OpenAI's Responses, as far as a server without a memory answers them.
+"""OpenAI's Responses, as far as a stateless server supports them.
 
 https://platform.openai.com/docs/api-reference/responses. Every optional field may be null;
-unknown keys are ignored, but for those that :mod:`tgi_cli.router.api.schemas.refused` knows.
+unknown keys are ignored, except those in :mod:`tgi_cli.router.api.schemas.refused`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
-    """A tool: a function, described flat and not within ``function`` as in chats."""
+    """A function, whose fields are not nested in ``function`` as in chats."""
 
     type: Name
     name: Name | None = None
@@ -30,7 +30,7 @@ class FunctionTool(msgspec.Struct, kw_only=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """How much to reason; summaries are not made."""
+    """The reasoning effort; summaries are not generated."""
 
     effort: Name | None = None
     summary: Name | None = None
@@ -49,8 +49,7 @@ FunctionTools = Annotated[list[FunctionTool], Meta(max_length=bounds.TOOLS)]
 class ResponsesRequest(SharedParameters, kw_only=True):
     """The body of ``/v1/responses``.
 
-    ``input`` is text, or messages, function calls, their outputs and reasoning, as answers have
-    them.
+    ``input`` is text, or messages, function calls, their outputs and reasoning, as in answers.
     """
 
     input: Text | Items
@@ -78,7 +77,7 @@ class ResponsesRequest(SharedParameters, kw_only=True):
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text of an answer."""
+    """The text of an answer."""
 
     text: str
     annotations: list[Any] = []
@@ -86,13 +85,13 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """Text of a reasoning."""
+    """The text of reasoning."""
 
     text: str
 
 
 class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the assistant says."""
+    """A message of the assistant."""
 
     id: str
     status: Status
@@ -101,7 +100,7 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model wants made; ``call_id`` is what its output refers to."""
+    """A call that the model requests; its output refers to ``call_id``."""
 
     id: str
     status: Status
@@ -111,7 +110,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought before."""
+    """The model's reasoning."""
 
     id: str
     status: Status
@@ -123,14 +122,14 @@ OutputItem = OutputMessage | FunctionCall | ReasoningItem
 
 
 class InputDetails(msgspec.Struct, kw_only=True):
-    """What the prefix cache spared; nothing is ever charged for writing it."""
+    """Details of the input's tokens; writing the prefix cache is free."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, kw_only=True):
-    """How much of the output was reasoning."""
+    """Details of the output's tokens."""
 
     reasoning_tokens: int
 
@@ -146,20 +145,20 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, kw_only=True):
-    """Why an answer is not whole."""
+    """Why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseError(msgspec.Struct, kw_only=True):
-    """Why there is none."""
+    """Why a response failed."""
 
     code: str
     message: str
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The answer of ``/v1/responses``; nothing of it is kept on the server."""
+    """The answer of ``/v1/responses``; the server does not store it."""
 
     id: str
     object: Literal["response"] = "response"
@@ -189,10 +188,10 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):
-    """An event of a stream, with what its type brings besides.
+    """An event of a stream, with further fields that depend on its type.
 
     ``response.created``, ``response.in_progress``, ``response.completed``,
-    ``response.incomplete`` and ``response.failed`` bring the response so far.
+    ``response.incomplete`` and ``response.failed`` have the response so far.
     """
 
     type: str

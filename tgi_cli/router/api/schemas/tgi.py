@@ -2,7 +2,7 @@
 
 Unknown keys are ignored and null is accepted where TGI accepts it: for optional numbers and
 objects, not for the booleans, ``stop`` or ``parameters`` itself. Ranges for which TGI has
-an error message of its own are only declared here (``extra_json_schema``);
+an error message of its own are declared here for the API's document only;
 :mod:`tgi_cli.router.generation.validation` checks them.
 """
 
@@ -18,95 +18,61 @@ from tgi_cli.router.generation.deltas import Token
 
 Reason = Literal["length", "eos_token", "stop_sequence"]
 
-_POSITIVE = {"exclusiveMinimum": 0}
+
+def _doc(description: str, **schema: float) -> Meta:
+    """A field's description, and its range if validation checks that in TGI's words."""
+    return Meta(description=description, extra_json_schema=schema)
+
+
 _SHARE = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
 class GenerateParameters(msgspec.Struct, kw_only=True):
-    """How to generate. The defaults are those of an object that is present but says nothing."""
+    """Parameters of generation, with the defaults of an empty object."""
 
     best_of: Annotated[
-        Unsigned | None,
-        Meta(
-            description="Generate so many and answer the likeliest; needs sampling and no seed.",
-            extra_json_schema={"minimum": 1},
-        ),
+        Unsigned | None, _doc("Samples to choose the likeliest of; without seed.", minimum=1)
     ] = None
-    temperature: Annotated[
-        float | None, Meta(description="Divides the logits.", extra_json_schema=_POSITIVE)
-    ] = None
+    temperature: Annotated[float | None, _doc("Divides the logits.", exclusiveMinimum=0)] = None
     repetition_penalty: Annotated[
-        float | None,
-        Meta(
-            description="Divides logits of tokens of the prompt and the text; 1 is off.",
-            extra_json_schema=_POSITIVE,
-        ),
+        float | None, _doc("Divides the logits of known tokens; 1 is off.", exclusiveMinimum=0)
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        Meta(
-            description="Taken off a token's logit, times its share of all tokens so far.",
-            extra_json_schema={"minimum": -2, "maximum": 2},
-        ),
+        _doc("Subtracted from logits, times the token's share so far.", minimum=-2, maximum=2),
     ] = None
-    top_k: Annotated[
-        Signed32 | None,
-        Meta(description="Sample among the k likeliest.", extra_json_schema={"minimum": 1}),
-    ] = None
+    top_k: Annotated[Signed32 | None, _doc("Sample among the k likeliest.", minimum=1)] = None
     top_p: Annotated[
-        float | None,
-        Meta(
-            description="Sample among the likeliest that together have this probability.",
-            extra_json_schema=_SHARE,
-        ),
+        float | None, _doc("Sample among the likeliest of this total probability.", **_SHARE)
     ] = None
     typical_p: Annotated[
-        float | None,
-        Meta(
-            description="Sample among the most typical that together have this probability.",
-            extra_json_schema=_SHARE,
-        ),
+        float | None, _doc("Sample among the most typical of this total probability.", **_SHARE)
     ] = None
-    do_sample: Annotated[bool, Meta(description="Sample; else take the likeliest.")] = False
+    do_sample: Annotated[bool, _doc("Sample; otherwise greedy.")] = False
     max_new_tokens: Annotated[
-        Unsigned32 | None,
-        Meta(
-            description="At most so many; none: up to the context's end.",
-            extra_json_schema={"minimum": 1},
-        ),
+        Unsigned32 | None, _doc("Limit of tokens. Default: up to the context's end.", minimum=1)
     ] = None
-    return_full_text: Annotated[
-        bool | None, Meta(description="Put the prompt in front of the text.")
-    ] = None
-    stop: Annotated[
-        Stops, Meta(description="Texts that end the text; the one that did is left in it.")
-    ] = []
-    truncate: Annotated[
-        Unsigned | None,
-        Meta(
-            description="Keep the last so many tokens of the prompt.",
-            extra_json_schema={"minimum": 1},
-        ),
-    ] = None
-    watermark: Annotated[bool, Meta(description="Mark the text (arXiv:2301.10226).")] = False
-    details: Annotated[bool, Meta(description="Answer with ``details``.")] = False
+    return_full_text: Annotated[bool | None, _doc("Prepend the prompt to the text.")] = None
+    stop: Annotated[Stops, _doc("Strings that end the text, and are part of it.")] = []
+    truncate: Annotated[Unsigned | None, _doc("Last prompt tokens to use.", minimum=1)] = None
+    watermark: Annotated[bool, _doc("Watermark the text (arXiv:2301.10226).")] = False
+    details: Annotated[bool, _doc("Answer with ``details``.")] = False
     decoder_input_details: Annotated[
-        bool, Meta(description="The prompt's tokens and log-probabilities in ``details.prefill``.")
+        bool, _doc("Report the prompt's tokens and log-probabilities in ``details.prefill``.")
     ] = False
-    seed: Annotated[Unsigned | None, Meta(description="What the randomness follows from.")] = None
+    seed: Annotated[Unsigned | None, _doc("Seed of the random numbers.")] = None
     top_n_tokens: Annotated[
-        Unsigned32 | None, Meta(description="The n likeliest tokens in place of each.")
+        Unsigned32 | None, _doc("Report the n likeliest tokens at each position.")
     ] = None
     grammar: Json = None
-    adapter_id: Annotated[Name | None, Meta(description="Name of a LoRA adapter.")] = None
+    adapter_id: Annotated[Name | None, _doc("Name of a LoRA adapter.")] = None
     full_text: Annotated[
-        bool,
-        Meta(description="In a stream, each event's ``token.text`` is the whole text so far."),
+        bool, _doc("In a stream, each event's ``token.text`` is the whole text so far.")
     ] = False
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """Without ``parameters`` TGI samples; with them, even empty, it is greedy."""
+    """The body of ``/generate``: samples without ``parameters``, is greedy with empty ones."""
 
     inputs: Text
     parameters: GenerateParameters = msgspec.field(
@@ -186,9 +152,9 @@ class StreamResponse(msgspec.Struct, kw_only=True, gc=False):
 
 
 class SimpleToken(msgspec.Struct, gc=False):
-    """A token of ``/tokenize``: the characters of the text, from and up to, that it stands for.
+    """A token of ``/tokenize`` and the span of characters that it encodes.
 
-    Tokens that stand for none, which the tokenizer adds, have an empty text.
+    Tokens that the tokenizer adds have an empty text.
     """
 
     id: int
@@ -222,4 +188,4 @@ class Info(msgspec.Struct, kw_only=True):
     sha: str | None
     docker_label: str | None
     lora_adapters: list[str] | UnsetType = UNSET
-    """Where adapters are on; TGI has no such field."""
+    """Set if adapters are enabled; TGI has no such field."""

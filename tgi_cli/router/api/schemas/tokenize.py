@@ -1,4 +1,4 @@
-"""Bodies of ``/tokenize`` and ``/detokenize`` as vLLM and llama.cpp have them.
+"""Bodies of ``/tokenize`` and ``/detokenize`` of vLLM and llama.cpp.
 
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html, and the server's README of
 https://github.com/ggml-org/llama.cpp. TGI's form of ``/tokenize`` is in
@@ -14,7 +14,7 @@ from tgi_cli.router.bounds import DetokenizedIds, JsonObject, Name, Text
 
 
 class TokenizePromptRequest(msgspec.Struct, kw_only=True):
-    """vLLM's form for a text; special tokens are added unless it says otherwise."""
+    """vLLM's form for a text; adds special tokens by default."""
 
     model: Name | None = None
     prompt: Text
@@ -23,7 +23,7 @@ class TokenizePromptRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeMessagesRequest(msgspec.Struct, kw_only=True):
-    """vLLM's form for a conversation, which the chat template makes a text of."""
+    """vLLM's form for a conversation, which the chat template renders."""
 
     model: Name | None = None
     messages: Messages
@@ -37,7 +37,7 @@ class TokenizeMessagesRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeContentRequest(msgspec.Struct, kw_only=True):
-    """llama.cpp's form; special tokens are added if it says so."""
+    """llama.cpp's form; adds no special tokens by default."""
 
     content: Text
     add_special: bool | None = None
@@ -46,7 +46,7 @@ class TokenizeContentRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
-    """vLLM's answer; ``token_strs`` are the entries of the vocabulary, if asked for."""
+    """vLLM's answer; ``token_strs`` are the entries of the vocabulary, if requested."""
 
     count: int
     max_model_len: int
@@ -55,7 +55,7 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 class TokenPiece(msgspec.Struct, kw_only=True):
-    """A token and its text, or its bytes if they are no text by themselves."""
+    """A token and its text, or its bytes if they are not valid text."""
 
     id: int
     piece: str | list[int]
@@ -75,7 +75,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeAnswer(msgspec.Struct, kw_only=True):
-    """The text, by vLLM's name and by llama.cpp's."""
+    """The text, under vLLM's name and llama.cpp's."""
 
     prompt: str
     content: str
