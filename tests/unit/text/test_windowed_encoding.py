@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tests.unit.text import tiny
 from tgi_cli import demo
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windowed_encoding import WINDOW_CHARACTERS, encode_in_windows
+from tgi_cli.text.windowed_encoding import WINDOW_CHARACTERS, Span, encode_in_windows
 from tgi_cli.text.workers import TextWorkers
 
 _RANDOM = random.Random(0)
@@ -113,18 +113,14 @@ class TestWorkers:
     @pytest.fixture
     def encoded(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """How many characters the tokenizer was given in each call."""
-        from tgi_cli.text import windowed_encoding
-
         seen: list[int] = []
-        encode = windowed_encoding._encode
+        spans = Tokenizer.spans
 
-        def watched(
-            tokenizer: Tokenizer, text: str, start: int, stop: int
-        ) -> list[windowed_encoding.Span]:
-            seen.append(min(stop, len(text)) - start)
-            return encode(tokenizer, text, start, stop)
+        def watched(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[Span]:
+            seen.append(len(text))
+            return spans(self, text, add_special_tokens)
 
-        monkeypatch.setattr(windowed_encoding, "_encode", watched)
+        monkeypatch.setattr(Tokenizer, "spans", watched)
         return seen
 
     @pytest.fixture
