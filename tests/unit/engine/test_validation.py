@@ -8,7 +8,7 @@ from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.validation import LengthError, LengthFault, validate_length
 
 
-@pytest.mark.parametrize("prompt, new", [(1, 1), (20, 12), (1, 31)])
+@pytest.mark.parametrize(("prompt", "new"), [(1, 1), (20, 12), (1, 31)])
 def test_a_request_within_the_limits_is_valid(prompt: int, new: int) -> None:
     validate_length(prompt, new, INFO)
 
