@@ -134,7 +134,7 @@ def test_awq(name: str, tmp_path: Path) -> None:
     assert any(not torch.equal(before.tensor(norm), after.tensor(norm)) for norm in norms)
 
 
-def test_awq_says_where_it_has_nothing_to_fold_into(tmp_path: Path) -> None:
+def test_awq_reports_layers_without_a_layer_to_scale(tmp_path: Path) -> None:
     plain = make_miniature(CASES["OLMo 2"], tmp_path / "plain")
     with pytest.raises(UnsupportedModelError, match=r"nothing to fold scales into before .*q_proj"):
         quantize(job(plain, tmp_path / "out", AWQ))
@@ -240,7 +240,9 @@ def test_calibration_pays_on_the_bundled_model(demo_outcomes: dict[str, Quantize
         assert outcome.evaluation.top1 > 0.8
 
 
-def test_an_evaluation_is_what_the_models_say(demo_outcomes: dict[str, QuantizeResult]) -> None:
+def test_an_evaluation_equals_the_models_perplexities(
+    demo_outcomes: dict[str, QuantizeResult],
+) -> None:
     """Against transformers' model, with no streaming at all."""
     from transformers import LlamaForCausalLM
 

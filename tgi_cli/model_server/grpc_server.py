@@ -85,6 +85,7 @@ class EngineServer(AdapterServicer):
 
     Attributes:
         services: Other services on the same server; add them before :meth:`start`.
+        sessions: The open sessions.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class EngineServer(AdapterServicer):
         self._instance = uuid.uuid4().hex
         self._engine_ids = itertools.count(1)
         self._lock = threading.Lock()
-        """Guards ``_sessions``, ``_routes`` (but for look-ups) and the sessions' fields."""
-        self._sessions: set[ClientSession] = set()
+        """Guards ``sessions``, ``_routes`` (but for look-ups) and the sessions' fields."""
+        self.sessions: set[ClientSession] = set()
         self._routes: dict[int, _Route] = {}
         self._closed_because = ""
         self._server: grpc.Server | None = None
@@ -159,7 +160,7 @@ class EngineServer(AdapterServicer):
             service.end(cause)
         with self._lock:
             self._closed_because = cause
-            for session in self._sessions:
+            for session in self.sessions:
                 if session.live:
                     session.outgoing.put(self._ended(list(session.live), cause))
                 session.outgoing.put(None)
@@ -185,10 +186,10 @@ class EngineServer(AdapterServicer):
     ) -> Iterator[pb.StepMessage]:
         session = ClientSession()
         with self._lock:
-            full = len(self._sessions) >= MAX_SESSIONS
+            full = len(self.sessions) >= MAX_SESSIONS
             closed = self._closed_because
             if not full and not closed:
-                self._sessions.add(session)
+                self.sessions.add(session)
         if closed:
             context.abort(grpc.StatusCode.UNAVAILABLE, shorten(closed))
         if full:
@@ -279,7 +280,7 @@ class EngineServer(AdapterServicer):
     def _close(self, session: ClientSession) -> None:
         """The call has ended: cancel the client's requests."""
         with self._lock:
-            self._sessions.discard(session)
+            self.sessions.discard(session)
             orphans = session.close()
             for engine_id in orphans:
                 self._routes.pop(engine_id, None)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -36,6 +37,7 @@ from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.signals import delivered
 
 if TYPE_CHECKING:
+    from tgi_cli.worker.sizing.capacity import Capacity
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
     from tgi_cli.worker.worker import ModelWorker
 
@@ -124,23 +126,16 @@ def _serve(
         daemon=True,
     ).start()
 
-    def on_open() -> None:
-        shards = f"{config.num_shard} shards on {config.device}"
-        log.info(
-            "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
-            config.model_id,
-            config.dtype,
-            shards if config.num_shard > 1 else config.device,
-            capacity.max_batch_total_tokens,
-            capacity.load_seconds,
-            capacity.warmup_seconds,
-        )
+    def on_opened(opened: Future[bool]) -> None:
+        if opened.exception() is not None:
+            engine.inbox.put(Shutdown())
+        elif opened.result():
+            _log_ready(capacity)
 
     cause = ""
     with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
-        startup = Startup(
-            server, serve.lora_adapters, uds_path, on_open, lambda: engine.inbox.put(Shutdown())
-        )
+        opened = open_socket(server, serve.lora_adapters, uds_path)
+        opened.add_done_callback(on_opened)
         try:
             heartbeat.watch(engine, capacity.step_seconds)
             with _stop_on_worker_failure(worker, engine, server):
@@ -150,63 +145,57 @@ def _serve(
             raise
         except RuntimeError as error:
             cause = f"the engine failed: {error}"
-            raise ShardError(cause, "its log above says why each step failed") from error
+            raise ShardError(cause, "see the errors of its steps in the log above") from error
         finally:
-            startup.join()
+            wait([opened])  # soon, once the engine's loop has ended
             server.stop(cause or "the model server has stopped")
-        if startup.error is not None:
-            raise startup.error
+        opened.result()
 
 
-class Startup:
-    """Loads the adapters and opens the socket, in a thread beside the engine's loop.
+def _log_ready(capacity: Capacity) -> None:
+    config = capacity.config
+    shards = f"{config.num_shard} shards on {config.device}"
+    log.info(
+        "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
+        config.model_id,
+        config.dtype,
+        shards if config.num_shard > 1 else config.device,
+        capacity.max_batch_total_tokens,
+        capacity.load_seconds,
+        capacity.warmup_seconds,
+    )
+
+
+def open_socket(server: EngineServer, adapters: Sequence[str], path: Path) -> Future[bool]:
+    """Load adapters and open the socket, in a thread beside the engine's loop.
 
     Args:
         server: Not started yet.
         adapters: Each ``name=path``.
         path: Of the socket.
-        on_open: Called when the socket is open.
-        on_failure: Called when it cannot be opened.
 
-    Attributes:
-        error: Why the socket could not be opened, or None.
+    Returns:
+        Whether the socket is open, once that is known: False if the engine ended first, or the
+        error that prevented it.
     """
+    opened: Future[bool] = Future()
 
-    def __init__(
-        self,
-        server: EngineServer,
-        adapters: Sequence[str],
-        path: Path,
-        on_open: Callable[[], None],
-        on_failure: Callable[[], None],
-    ) -> None:
-        self.error: BaseException | None = None
-        self._server = server
-        self._adapters = adapters
-        self._path = path
-        self._on_open = on_open
-        self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._run, name="startup", daemon=True)
-        server.listen_to_engine()
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the thread, which ends soon once the engine's loop has ended."""
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            for item in self._adapters:
-                name, _, path = item.partition("=")
-                self._server.adapters.load(name, partial(Path, path))
-            self._server.start(self._path)
+            for item in adapters:
+                name, _, folder = item.partition("=")
+                server.adapters.load(name, partial(Path, folder))
+            server.start(path)
         except EngineEndedError:
-            return  # a signal came first, or the loop reports why it ended
+            opened.set_result(False)  # a signal came first, or the loop reports why it ended
         except BaseException as error:  # whatever it is, the main thread raises it
-            self.error = error
-            self._on_failure()
+            opened.set_exception(error)
         else:
-            self._on_open()
+            opened.set_result(True)
+
+    server.listen_to_engine()
+    threading.Thread(target=run, name="startup", daemon=True).start()
+    return opened
 
 
 class _WatchedWorker(Protocol):

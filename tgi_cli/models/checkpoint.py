@@ -1,20 +1,17 @@
-"""The tensors of a checkpoint, known from its files' headers alone.
-
-https://huggingface.co/docs/safetensors/index#format
-"""
+"""The tensors of a checkpoint, known from its files' headers alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tgi_cli.errors import CheckpointError, CorruptFileError
-from tgi_cli.hub.model_files import weight_map
+from tgi_cli.errors import CheckpointError
+from tgi_cli.models.weight_files import INDEX, file_header, unreadable, weight_files
 from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
@@ -79,17 +76,25 @@ def merge_quantized(
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint, by name. Reads no weights."""
+    files = weight_files(path)
+    if not files:
+        raise CheckpointError(
+            f"{path} has no model.safetensors and no {INDEX}",
+            "download the model, or convert its weights to safetensors",
+        )
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{INDEX} names files that are not in {path}: {some(absent)}",
+            "download the model again",
+        )
     stored: dict[str, StoredTensor] = {}
-    for file, names in _files(path):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys() if names is None else names:
-                    view = tensors.get_slice(name)
-                    stored[name] = StoredTensor(
-                        name, file, tuple(view.get_shape()), view.get_dtype()
-                    )
-        except (SafetensorError, OSError) as error:
-            raise unreadable(file, error) from error
+    for file, names in files.items():
+        header = file_header(file)
+        for name in header if names is None else names:
+            if name not in header:
+                raise unreadable(file, f"it has no tensor {name}, which {INDEX} lists")
+            stored[name] = StoredTensor(name, file, header[name].shape, header[name].dtype)
     return stored
 
 
@@ -107,44 +112,7 @@ def read_tensor(stored: StoredTensor) -> Tensor:
     return tensor
 
 
-def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """The files of a checkpoint, each with the names that the index lists for it.
-
-    Without an index, None instead of the names.
-    """
-    index = path / "model.safetensors.index.json"
-    single = path / "model.safetensors"
-    if index.is_file():
-        try:
-            names: dict[str, list[str]] = {}
-            for name, file in weight_map(index).items():
-                names.setdefault(file, []).append(name)
-        except (OSError, CorruptFileError) as error:
-            raise unreadable(index, error) from error
-        absent = [file for file in names if not (path / file).is_file()]
-        if absent:
-            raise CheckpointError(
-                f"{index.name} names files that are not in {path}: {some(absent)}",
-                "download the model again",
-            )
-        yield from ((path / file, listed) for file, listed in names.items())
-    elif single.is_file():
-        yield single, None
-    else:
-        raise CheckpointError(
-            f"{path} has no model.safetensors and no model.safetensors.index.json",
-            "download the model, or convert its weights to safetensors",
-        )
-
-
 def some(names: list[str]) -> str:
     """Names for an error message, not all of them if they are many."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-def unreadable(file: Path, error: Exception) -> CheckpointError:
-    """The error of a file that cannot be read."""
-    return CheckpointError(
-        f"{file} cannot be read: {error}", "the file is incomplete or damaged: download it again"
-    )

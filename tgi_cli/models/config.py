@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tgi_cli.errors import CheckpointError, ModelError
 from tgi_cli.files import read_json
+from tgi_cli.models.weight_files import file_header
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ class ModelConfig:
         """Its config.json."""
         return self.path / "config.json"
 
+    def invalid(self, problem: str) -> ModelError:
+        """The error of an invalid config.json."""
+        return ModelError(f"{self.file}: {problem}")
+
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of ``key``, which must be a ``kind``; ``default`` if it is null or absent.
 
@@ -67,17 +72,17 @@ class ModelConfig:
         if kind is float and type(value) is int and abs(value) < _LARGEST:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ModelError(f"{self.file}: {key!r} is {shown(value)}, not {kind.__name__}")
+            raise self.invalid(f"{key!r} is {shown(value)}, not {kind.__name__}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ModelError(f"{self.file}: {key!r} is {value}, not a number")
+            raise self.invalid(f"{key!r} is {value}, not a number")
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
         """The value of ``key``, an integer above 0 and below 2**63. Raises like ``get``."""
         value = self.get(key, int, default)
         if not 0 < value < _LARGEST:
-            raise ModelError(
-                f"{self.file}: {key!r} is {shown(value)}, must be positive"
+            raise self.invalid(
+                f"{key!r} is {shown(value)}, must be positive"
                 + (" and below 2**63" if value > 0 else "")
             )
         return value
@@ -146,19 +151,11 @@ class ModelConfig:
         return self._dtype_on_disk()
 
     def _dtype_on_disk(self) -> str:
-        from safetensors import SafetensorError, safe_open
-
         for file in sorted(self.path.glob("*.safetensors")):
-            if not file.is_file():  # reading a pipe would block
-                continue
-            try:
-                with safe_open(file, framework="numpy") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                        dtype = tensors.get_slice(name).get_dtype()
-                        if dtype in _DTYPES:
-                            return _DTYPES[dtype]
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} cannot be read: {error}") from error
+            if file.is_file():  # reading a pipe would block
+                for entry in file_header(file).values():
+                    if entry.dtype in _DTYPES:
+                        return _DTYPES[entry.dtype]
         raise CheckpointError(f"{self.path} has no safetensors file with floating-point weights")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.errors import ModelError, UnsupportedModelError
+from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig, shown
 from tgi_cli.models.spec import RopeSpec
 
@@ -43,7 +43,7 @@ def factor(config: ModelConfig, key: str) -> float | None:
         return None
     value = config.get(key, float)
     if value <= 0:
-        raise ModelError(f"{config.file}: {key!r} is {value}, must be positive")
+        raise config.invalid(f"{key!r} is {value}, must be positive")
     return value
 
 
@@ -51,7 +51,7 @@ def inverse_root(config: ModelConfig, key: str) -> float:
     """One over the root of a number, which must be above 0. Raises ModelError."""
     value = config.get(key, float)
     if value <= 0:
-        raise ModelError(f"{config.file}: {key!r} is {value}, must be positive")
+        raise config.invalid(f"{key!r} is {value}, must be positive")
     return float(value**-0.5)
 
 
@@ -86,9 +86,8 @@ def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, in
         num_kv_heads = config.positive("num_key_value_heads", num_heads)
     head_dim = config.positive("head_dim", max(hidden_size // num_heads, 1))
     if num_heads % num_kv_heads:
-        raise ModelError(
-            f"{config.file}: {num_heads} attention heads cannot share "
-            f"{num_kv_heads} key-value heads"
+        raise config.invalid(
+            f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads"
         )
     return num_heads, num_kv_heads, head_dim
 
@@ -116,7 +115,7 @@ def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.
     parameters = rope_parameters(config, theta)
     partial = parameters.get("partial_rotary_factor")
     if partial is not None and not 0 < float(partial) <= 1:
-        raise ModelError(f"{config.file}: 'partial_rotary_factor' is {shown(partial)}, no share")
+        raise config.invalid(f"'partial_rotary_factor' is {shown(partial)}, no share")
     dims = head_dim if partial is None else int(head_dim * float(partial))
     return rope_spec(config, dims, context, parameters)
 
@@ -145,7 +144,7 @@ def ropes_by_kind(
 def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
     """Raises ModelError for an odd number of dimensions: they are rotated in pairs."""
     if dims % 2 or dims <= 0:
-        raise ModelError(f"{config.file}: rotary embedding needs an even head_dim, not {dims}")
+        raise config.invalid(f"rotary embedding needs an even head_dim, not {dims}")
     return RopeSpec(dims, context, parameters)
 
 
@@ -183,7 +182,7 @@ def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
     num_layers = len(kinds)
     kinds = config.get("layer_types", list, kinds)
     if len(kinds) != num_layers:
-        raise ModelError(f"{config.file}: 'layer_types' names {len(kinds)} of {num_layers} layers")
+        raise config.invalid(f"'layer_types' names {len(kinds)} of {num_layers} layers")
     for kind in kinds:
         if kind not in ("sliding_attention", "full_attention"):
             raise UnsupportedModelError(

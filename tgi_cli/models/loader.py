@@ -32,11 +32,11 @@ from tgi_cli.models.checkpoint import (
     merge_quantized,
     read_headers,
     some,
-    unreadable,
 )
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
+from tgi_cli.models.weight_files import unreadable
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import method_notice, quantizer_for

@@ -9,18 +9,16 @@ exact comparison. No torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub.model_files import weight_map
-from tgi_cli.hub.safetensors_header import TensorEntry, read_header
+from tgi_cli.errors import ModelError
+from tgi_cli.hub.safetensors_header import TensorEntry
 from tgi_cli.models.config import shown
-
-T = TypeVar("T")
+from tgi_cli.models.weight_files import file_header, weight_files
 
 _LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)$")
 _EXPERTS = re.compile(r"(^|_)experts$")
@@ -78,31 +76,13 @@ def read_outline(path: Path) -> Outline | None:
 @lru_cache(maxsize=4)
 def _outline(path: Path, state: frozenset[tuple[str, int, int]]) -> Outline | None:
     """The same, cached; ``state`` changes with the files."""
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        names = sorted(set(_read(weight_map, index).values()))
-    else:
-        names = [single.name] if single.is_file() else []
     entries = [
         entry
-        for name in names
-        if (path / name).is_file()  # the loader reports absent files
-        for entry in _read(read_header, path / name).values()
+        for file in sorted(weight_files(path))
+        if file.is_file()  # the loader reports absent files
+        for entry in file_header(file).values()
     ]
     return Outline.of(entries) if entries else None
-
-
-def _read(reader: Callable[[Path], T], file: Path) -> T:
-    try:
-        return reader(file)
-    except (OSError, CorruptFileError) as error:
-        why = str(error)
-        if why.startswith(f"{file} "):
-            why = f"it {why.removeprefix(f'{file} ')}"
-        raise CheckpointError(
-            f"{file} cannot be read: {why}",
-            "the file is incomplete or damaged: download it again",
-        ) from error
 
 
 def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, builtin: bool = False) -> None:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.errors import CheckpointError
+from tgi_cli.models.weight_files import file_header
 
 Rows = Callable[[Any], Any]
 """From a tensor [all outputs, ...] to a view of some of them, in the model's order."""
@@ -178,16 +178,9 @@ def expert_names(path: Path) -> list[str]:
     Raises:
         CheckpointError: a file cannot be read.
     """
-    from safetensors import SafetensorError, safe_open
-
     for file in sorted(path.glob("*.safetensors")):
-        if not file.is_file():
-            continue
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                found = [name for name in tensors.keys() if ".experts." in name]  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        header = file_header(file) if file.is_file() else {}
+        found = [name for name in header if ".experts." in name]
         if found:
             return found
     return []

@@ -28,24 +28,17 @@ from tgi_cli.sampling.params import SamplingParams
 
 _T = TypeVar("_T")
 
-_SAMPLING_SCALARS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "seed",
-    "top_logprobs",
-    "relative_frequency_penalty",
-    "min_new_tokens",
-    "watermark",
-    "watermark_gamma",
-    "watermark_delta",
+_SAMPLING_SCALARS = tuple(
+    name
+    for name in pb.Sampling.DESCRIPTOR.fields_by_name
+    if name in SamplingParams.__dataclass_fields__ and name != "allowed_token_ids"
 )
+_SUBMIT_SCALARS = ("request_id", "max_new_tokens", "ignore_eos", "cache_salt", "priority")
 NO_ADAPTERS = Adapters()
+_STEP_LISTS = (
+    *("request_ids", "token_ids", "logprobs", "top_ids", "top_logprobs"),
+    *("started", "finished", "prompt_logprobs"),
+)
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
@@ -64,14 +57,10 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
     ):
         raise ValueError("logits processors and raw logits do not leave the engine's process")
     submit = pb.Submit(
-        request_id=request.request_id,
+        **{name: getattr(request, name) for name in _SUBMIT_SCALARS},
         prompt_ids=request.prompt_ids,
         sampling=_encode_sampling(request.sampling),
-        max_new_tokens=request.max_new_tokens,
         stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
         adapter=adapter,
     )
     for name in _OPTIONAL:
@@ -87,17 +76,12 @@ def decode_submit(message: pb.Submit) -> GenerationRequest:
     Raises:
         ValueError: A sampling value is out of range.
     """
-    given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    present = [name for name in _OPTIONAL if message.HasField(name)]
     return GenerationRequest(
-        request_id=message.request_id,
+        **{name: getattr(message, name) for name in (*_SUBMIT_SCALARS, *present)},
         prompt_ids=tuple(message.prompt_ids),
         sampling=_decode_sampling(message.sampling),
-        max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        cache_salt=message.cache_salt,
-        priority=message.priority,
-        **given,
     )
 
 
@@ -203,14 +187,8 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
 
 def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
     """Append what a later step produced to ``first``, in place."""
-    first.request_ids += second.request_ids
-    first.token_ids += second.token_ids
-    first.logprobs += second.logprobs
-    first.top_ids += second.top_ids
-    first.top_logprobs += second.top_logprobs
-    first.started += second.started
-    first.finished += second.finished
-    first.prompt_logprobs += second.prompt_logprobs
+    for name in _STEP_LISTS:
+        getattr(first, name).extend(getattr(second, name))
 
 
 def encode_info(

@@ -69,7 +69,7 @@ def _top_p(weights: Tensor, floor: Tensor, batch: SamplingBatch, upload: Upload)
     if weights.device.type in ROW_BY_ROW:
         rows, limits = weights.numpy(), floor.numpy()
         for entry, share in zip(entries.tolist(), shares.tolist(), strict=True):
-            limits[entry] = _nucleus_of_row(rows[entry], limits[entry], share)
+            limits[entry] = nucleus_of_row(rows[entry], limits[entry], share)
         return floor
     for part in _splits(len(entries), weights.shape[1]):
         selected, share = upload(entries[part], shares[part])
@@ -95,7 +95,7 @@ def nucleus(weights: Tensor, floor: Tensor, share: Tensor) -> Tensor:
     return descending.gather(1, last.clamp_(max=weights.shape[1] - 1)).squeeze(1)
 
 
-def _nucleus_of_row(weights: NDArray[np.float32], floor: float, share: float) -> float:
+def nucleus_of_row(weights: NDArray[np.float32], floor: float, share: float) -> float:
     """The same for one row on the host, which sorts only weights that can matter."""
     if floor > 0:
         weights = weights[weights >= floor]
@@ -118,7 +118,7 @@ def _typical(weights: Tensor, batch: SamplingBatch, upload: Upload) -> None:
     if weights.device.type in ROW_BY_ROW:
         rows = weights.numpy()
         for entry, share in zip(entries.tolist(), shares.tolist(), strict=True):
-            _typical_of_row(rows[entry], share)
+            typical_of_row(rows[entry], share)
         return
     for part in _splits(len(entries), weights.shape[1]):
         selected, share = upload(entries[part], shares[part])
@@ -141,7 +141,7 @@ def typical(weights: Tensor, share: Tensor) -> Tensor:
     return weights.masked_fill(distance > farthest, 0.0)
 
 
-def _typical_of_row(weights: NDArray[np.float32], share: float) -> None:
+def typical_of_row(weights: NDArray[np.float32], share: float) -> None:
     """The same for one row on the host, in place."""
     tokens = np.flatnonzero(weights)
     weight = weights[tokens]

@@ -106,7 +106,7 @@ def likeliest(logits: Tensor, count: int) -> Tensor:
     if not count:
         return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
     if logits.device.type != "cpu":  # reading values there would wait for the device
-        return _by_keys(logits, count)
+        return likeliest_by_keys(logits, count)
     values, ids = logits.topk(min(count + 1, logits.shape[1]), dim=-1)
     last = values[:, count - 1]
     for row in (last == values[:, -1]).nonzero().squeeze(1).tolist():
@@ -123,7 +123,7 @@ def _take_lowest(logits: Tensor, ids: Tensor, at_end: Tensor) -> None:
     ids[at_end] = torch.from_numpy(same[: int(at_end.sum())])
 
 
-def _by_keys(logits: Tensor, count: int) -> Tensor:
+def likeliest_by_keys(logits: Tensor, count: int) -> Tensor:
     """Sort by distinct integers: the logit's bits, made monotonic, then the id."""
     bits = (logits + 0.0).view(torch.int32)  # -0.0 is 0.0
     grows = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)

@@ -34,7 +34,7 @@ def test_prefills_run_alone_when_they_are_not_fused(batching: Batching) -> None:
         assert harness.tokens[i] == continuation(range(i, i + 9), 3 + i, 1000)
 
 
-def test_a_static_batch_is_closed_until_its_last_has_ended() -> None:
+def test_a_static_batch_admits_none_until_it_has_finished() -> None:
     harness = Harness(limits(batching=Batching.STATIC, max_batch_prefill_tokens=8))
     for i in range(3):
         harness.add(request(i, range(10), 2 + 4 * i))
@@ -45,7 +45,7 @@ def test_a_static_batch_is_closed_until_its_last_has_ended() -> None:
     assert groups == [[0, 1, 2], [9]], "gathered at once, whatever the prefill budget"
 
 
-def test_inflight_waits_for_enough_newcomers_or_for_its_patience() -> None:
+def test_inflight_admits_when_enough_wait_or_after_max_waiting_tokens() -> None:
     harness = Harness(
         limits(batching=Batching.INFLIGHT, waiting_served_ratio=0.5, max_waiting_tokens=5)
     )
@@ -76,7 +76,7 @@ def test_inflight_prefills_whole_prompts_within_the_budget() -> None:
     assert prefills == [[9, 9], [9, 9]]
 
 
-def test_under_the_guarantee_nobody_is_ever_preempted() -> None:
+def test_no_sequence_with_the_guarantee_is_preempted() -> None:
     harness = Harness(
         limits(
             num_blocks=24,
@@ -129,11 +129,11 @@ def test_a_full_queue_refuses_by_requests_and_by_tokens() -> None:
         assert refused.reason is FinishReason.OVERLOADED
         assert cause in refused.error
         scheduler.schedule()
-        assert scheduler.add(request(9, [1], 1)) is None, "room again once they run"
+        assert scheduler.add(request(9, [1], 1)) is None, "the queue is free once they run"
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_a_request_whose_time_is_up_ends(running: bool) -> None:
+def test_a_request_ends_at_its_timeout(running: bool) -> None:
     harness = Harness(limits())
     harness.add(request(1, [1], 100, timeout_seconds=0.0))
     harness.add(request(2, [2], 100, timeout_seconds=1000.0))
@@ -165,7 +165,7 @@ def test_forks_share_the_prompt_and_write_apart(prompt_tokens: int, batching: Ba
     assert harness.batch.pool.num_used == 0
 
 
-def test_a_fork_of_one_that_ended_or_was_preempted_stands_alone() -> None:
+def test_a_fork_of_an_ended_or_preempted_request_computes_its_own_prompt() -> None:
     harness = Harness(limits(num_blocks=16, max_total_tokens=64, prefix_caching=False))
     harness.add(request(0, [7] * 20, 40))
     harness.add(request(1, [1] * 5, 2))
@@ -214,7 +214,7 @@ def test_step_stats_have_the_batch_managers_fields() -> None:
 
 @pytest.mark.parametrize("window", [1, 4, 7, 30])
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_blocks_behind_a_sliding_window_are_given_back(window: int, prefix_caching: bool) -> None:
+def test_blocks_behind_a_sliding_window_are_released(window: int, prefix_caching: bool) -> None:
     harness = Harness(
         limits(
             window=window,

@@ -33,7 +33,7 @@ class Client:
             for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
                 self.tokens.setdefault(request_id, []).append(token)
             for finished in outputs.finished:
-                assert finished.request_id not in self.finished, "an end is told once"
+                assert finished.request_id not in self.finished, "a request ends once"
                 self.finished[finished.request_id] = (finished.reason, finished.error)
         return outputs
 
@@ -119,7 +119,7 @@ def test_an_engine_whose_every_step_fails_ends() -> None:
 
 @pytest.mark.tgi_pain(4)
 @pytest.mark.parametrize("seed", range(24))
-def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> None:
+def test_random_arrivals_and_cancellations_change_no_tokens(seed: int) -> None:
     """The property that matters, over every switch the engine has."""
     random_ = random.Random(seed)
     block_size = random_.choice([1, 4, 16])
@@ -151,11 +151,11 @@ def test_random_arrivals_and_cancellations_change_nobodys_tokens(seed: int) -> N
         client.read_until_finished(*expected)
         assert client.core.metrics.load.used_blocks == 0
     for i, answer in expected.items():
-        told = client.tokens.get(i, [])
+        seen = client.tokens.get(i, [])
         if client.finished[i][0] is FinishReason.CANCELLED:
-            assert told == answer[: len(told)]
+            assert seen == answer[: len(seen)]
         else:
-            assert told == answer
+            assert seen == answer
 
 
 def test_on_step_is_called_for_every_step() -> None:
@@ -258,7 +258,7 @@ def test_a_lost_shard_ends_all_requests_and_the_loop_at_once(at_launch: bool, de
     assert (failure.cause, failure.remedy) == (cause, "see its log")
 
 
-def test_what_is_told_to_fail_fails_though_it_is_idle() -> None:
+def test_a_fail_message_ends_an_idle_loop() -> None:
     core = EngineCore(FakeWorker(4), limits())
     core.inbox.put(request(1, [1], 50))
     core.inbox.put(request(2, [1], 50))
@@ -266,11 +266,11 @@ def test_what_is_told_to_fail_fails_though_it_is_idle() -> None:
     core.inbox.put(Fail("shard 2 has not answered", "it hangs"))
     client, failure = _run_to_its_end(core)
     assert client.finished[1] == (FinishReason.ERROR, "shard 2 has not answered")
-    assert client.finished[2][0] is FinishReason.CANCELLED, "what ended before is told as it was"
+    assert client.finished[2][0] is FinishReason.CANCELLED, "ended before the failure"
     assert str(failure) == "shard 2 has not answered"
 
 
-def test_a_step_that_does_not_end_is_a_request_without_progress() -> None:
+def test_progress_stops_during_a_step_that_does_not_end() -> None:
     """What a watchdog sees of it; and nothing moves, nor has to, in an idle engine."""
     stuck, go_on = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Steps that somebody asks for, beside the scheduler's own: exact, and nothing is lost or kept."""
+"""Externally driven steps beside the scheduler's own: exact results, and no leaks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 class Caller:
-    """Drives sequences of one engine and writes down what they say."""
+    """Drives sequences of one engine and records their tokens."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -63,8 +63,8 @@ class Caller:
         self.pending = done.pending
         return done
 
-    def finds_room(self, *new: GenerationRequest, **more: Any) -> bool:
-        """Advance if there is room."""
+    def fits(self, *new: GenerationRequest, **more: Any) -> bool:
+        """Whether an Advance fits."""
         try:
             self.advance(*new, **more)
         except AdvanceError as error:
@@ -86,7 +86,7 @@ class Caller:
 def engine(
     bounds: SchedulerConfig, depth: int = 0, worker: FakeWorker | None = None, grammars: Any = None
 ) -> Iterator[tuple[Caller, Client]]:
-    """An engine, both of its faces, and a look at what is left when it has ended."""
+    """An engine with a client of either scheduler, checked for leaks when it has ended."""
     worker = worker or FakeWorker(bounds.block_size)
     with running(worker, bounds, depth, grammars) as client:
         yield Caller(client.core), client
@@ -96,7 +96,7 @@ def engine(
 
 
 def unhurried(worker: FakeWorker) -> threading.Event:
-    """Steps take 50 ms until the event is set: time to act while somebody still runs."""
+    """Steps take 50 ms until the event is set: time to act while sequences still run."""
     hurry = threading.Event()
 
     def wait(_step: object) -> None:
@@ -117,7 +117,7 @@ def in_blocks(core: EngineCore) -> int:
 
 
 @DEPTHS
-def test_a_step_is_of_exactly_the_sequences_that_were_named(depth: int) -> None:
+def test_a_step_computes_exactly_the_named_sequences(depth: int) -> None:
     worker = FakeWorker(4)
     with engine(limits(), depth, worker) as (caller, _):
         caller.advance(request(1, range(10), 5))
@@ -134,7 +134,7 @@ def test_a_step_is_of_exactly_the_sequences_that_were_named(depth: int) -> None:
 
 
 @DEPTHS
-def test_a_prompt_may_come_in_chunks_beside_decodes(depth: int) -> None:
+def test_a_prompt_is_computed_in_chunks_beside_decodes(depth: int) -> None:
     with engine(limits(max_batch_prefill_tokens=16), depth) as (caller, _):
         caller.advance(request(1, range(5), 30))
         caller.advance(request(2, range(50), 3), running=(1,), new_targets=(20,), prefill_budget=0)
@@ -150,7 +150,7 @@ def test_a_prompt_may_come_in_chunks_beside_decodes(depth: int) -> None:
     assert caller.tokens[2] == continuation(range(50), 3, 1000)
 
 
-def test_prompts_share_what_their_caller_allows() -> None:
+def test_prompts_share_their_callers_prefill_budget() -> None:
     with engine(limits()) as (caller, _):
         new = [request(i, range(i, i + 40), 2) for i in range(3)]
         caller.advance(*new, new_targets=(10, 20, 30))
@@ -201,7 +201,7 @@ def test_steps_of_both_kinds_are_counted_and_timed() -> None:
     assert core.steps == 8
 
 
-def test_what_is_in_flight_is_waited_for_first() -> None:
+def test_results_in_flight_are_awaited_before_an_external_step() -> None:
     worker = InOrder(4)
     with engine(limits(), 1, worker) as (caller, client):
         client.core.inbox.put(request(1, range(10), 100))
@@ -211,21 +211,21 @@ def test_what_is_in_flight_is_waited_for_first() -> None:
     assert client.tokens[1] == continuation(range(10), 100, 1000)
 
 
-def test_what_is_cached_is_found_by_either_side() -> None:
+def test_both_schedulers_find_prefixes_that_the_other_cached() -> None:
     worker = FakeWorker(4)
     with engine(limits(), 0, worker) as (caller, client):
         caller.advance(request(1, range(40), 1))
         client.core.inbox.put(request(2, range(40), 1))
         client.read_until_finished(2)
         caller.advance(request(3, [*range(40), 41, 42], 2), new_targets=(8,))
-        assert caller.pending == {3: 1}, "a first chunk within what is cached computes one token"
+        assert caller.pending == {3: 1}, "a first chunk within the cached prefix computes one token"
         caller.run_out(3)
     assert [sum(step.counts) for step in worker.steps] == [40, 4, 1, 1, 1]
     assert caller.tokens[3] == continuation([*range(40), 41, 42], 2, 1000)
 
 
 @DEPTHS
-def test_all_that_a_sequence_may_need_is_taken_at_once_and_given_back(depth: int) -> None:
+def test_a_reserved_sequence_takes_all_its_blocks_at_once_and_returns_them(depth: int) -> None:
     with engine(limits(), depth) as (caller, _):
         caller.advance(request(1, range(10), 11), request(2, range(3), 100))
         assert in_blocks(caller.core) == 5 + 26
@@ -239,7 +239,7 @@ def test_all_that_a_sequence_may_need_is_taken_at_once_and_given_back(depth: int
 
 
 @DEPTHS
-def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
+def test_scheduled_sequences_are_preempted_for_reserved_ones_without_change(depth: int) -> None:
     worker = FakeWorker(4)
     hurry = unhurried(worker)
     with engine(limits(num_blocks=32, max_batch_size=3), depth, worker) as (caller, client):
@@ -257,7 +257,7 @@ def test_who_is_scheduled_makes_room_and_says_the_same(depth: int) -> None:
         assert client.tokens[i] == continuation([i, 7], 60, 1000)
 
 
-def test_nobody_is_preempted_in_vain() -> None:
+def test_no_sequence_is_preempted_in_vain() -> None:
     worker = FakeWorker(4)
     hurry = unhurried(worker)
     with engine(limits(num_blocks=32), 0, worker) as (caller, client):
@@ -273,7 +273,7 @@ def test_nobody_is_preempted_in_vain() -> None:
     assert client.tokens[1] == continuation(range(10), 30, 1000)
 
 
-def test_who_was_promised_to_stay_stays() -> None:
+def test_sequences_with_the_guarantee_are_not_preempted() -> None:
     policy = CapacityPolicy.GUARANTEED_NO_EVICT
     worker = FakeWorker(4)
     hurry = unhurried(worker)
@@ -300,7 +300,7 @@ def test_who_was_promised_to_stay_stays() -> None:
         ({"max_batch_size": 2}, 1, "all 2 rows of the batch are in use"),
     ],
 )
-def test_no_room_is_said_of_the_first_that_lacks_it(
+def test_a_refusal_names_the_first_request_that_does_not_fit(
     bounds: dict[str, Any], fits: int, cause: str
 ) -> None:
     with engine(limits(**bounds)) as (caller, _):
@@ -310,7 +310,7 @@ def test_no_room_is_said_of_the_first_that_lacks_it(
         error = fault_of(caller.send(*new, running=(1,)))
         assert (error.fault, error.request_id) == (AdvanceFault.NO_CAPACITY, 10 + fits)
         assert cause in error.cause
-        assert in_blocks(caller.core) == before, "nobody got anything"
+        assert in_blocks(caller.core) == before, "no sequence got blocks"
         caller.run_out(1)
         caller.advance(new[0])
         caller.run_out(10)
@@ -319,7 +319,7 @@ def test_no_room_is_said_of_the_first_that_lacks_it(
 
 
 @pytest.mark.parametrize(
-    ("asked", "cause"),
+    ("sent", "cause"),
     [
         ((request(2, [], 5),), "the prompt has no tokens"),
         ((request(2, [1], 5), request(3, range(250), 9)), "more than max_total_tokens (256)"),
@@ -328,14 +328,14 @@ def test_no_room_is_said_of_the_first_that_lacks_it(
         ((request(2, [1], 5, grammar="x"),), "no support for grammars"),
     ],
 )
-def test_what_cannot_run_is_refused_with_all_that_came_with_it(
-    asked: Sequence[GenerationRequest], cause: str
+def test_an_invalid_request_refuses_its_whole_step(
+    sent: Sequence[GenerationRequest], cause: str
 ) -> None:
     with engine(limits()) as (caller, _):
         caller.advance(request(1, range(4), 3))
-        error = fault_of(caller.send(*asked, running=(1,)))
+        error = fault_of(caller.send(*sent, running=(1,)))
         assert error.fault is AdvanceFault.INVALID
-        assert error.request_id == asked[-1].request_id
+        assert error.request_id == sent[-1].request_id
         assert cause in error.cause
         caller.run_out(1)
         assert caller.core.driven_requests == 0
@@ -343,7 +343,7 @@ def test_what_cannot_run_is_refused_with_all_that_came_with_it(
 
 
 @DEPTHS
-def test_a_step_that_breaks_ends_its_own_sequences_alone(depth: int) -> None:
+def test_a_failing_step_ends_its_own_sequences_alone(depth: int) -> None:
     worker = FakeWorker(4)
     worker.fail_when = lambda step: (
         RuntimeError("the device said no\nand more") if len(step.rows) == 2 else None
@@ -365,7 +365,7 @@ def test_a_step_that_breaks_ends_its_own_sequences_alone(depth: int) -> None:
     assert client.tokens[5] == continuation([5], 50, 1000)
 
 
-def test_a_row_that_fails_alone_is_told_apart() -> None:
+def test_a_failing_row_ends_its_sequence_alone() -> None:
     worker = FakeWorker(4)
     worker.poison = {2}
     with engine(limits(), 0, worker) as (caller, _):
@@ -376,9 +376,7 @@ def test_a_row_that_fails_alone_is_told_apart() -> None:
 
 
 @DEPTHS
-def test_what_is_left_alone_gives_way_and_comes_back(
-    depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_sequences_are_parked_and_resume(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", 0.2)
     with engine(limits(num_blocks=32), depth) as (caller, client):
         caller.advance(request(1, range(20), 100))  # 30 of the 32 blocks
@@ -392,7 +390,7 @@ def test_what_is_left_alone_gives_way_and_comes_back(
     assert client.tokens[2] == continuation(range(50, 90), 60, 1000)
 
 
-def test_a_parked_prompt_goes_on_where_its_caller_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parked_prompt_resumes_at_its_callers_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", 0.0)
     bounds = limits(num_blocks=16, max_batch_prefill_tokens=8, prefix_caching=False)
     with engine(bounds) as (caller, client):
@@ -406,7 +404,7 @@ def test_a_parked_prompt_goes_on_where_its_caller_left_it(monkeypatch: pytest.Mo
     assert caller.tokens[1] == continuation(range(30), 4, 1000)
 
 
-def test_adapters_are_waited_for_and_salt_what_is_cached() -> None:
+def test_adapters_are_awaited_and_separate_cached_prefixes() -> None:
     worker = FakeWorker(4)
     with engine(limits(max_loras=1, max_cpu_loras=1), 0, worker) as (caller, client):
         for adapter_id in (1, 2):
@@ -416,7 +414,7 @@ def test_adapters_are_waited_for_and_salt_what_is_cached() -> None:
         while 1 not in worker.readings:
             pass
         client.core.inbox.put(request(50, range(12), 9))
-        client.read_until_finished(50)  # the loop does not stand still meanwhile
+        client.read_until_finished(50)  # the loop makes progress meanwhile
         worker.slow = False
         worker.finish_reading(1)
         first.result(timeout=20)
@@ -445,7 +443,7 @@ def test_an_adapter_that_cannot_be_read_again_refuses_its_request() -> None:
 
 
 @DEPTHS
-def test_grammars_have_their_say_token_by_token(depth: int) -> None:
+def test_grammars_constrain_each_step_by_one_token(depth: int) -> None:
     compiler = FakeCompiler()
     grammar = slots([1, 2, 3], [5], [9, 10])
     with engine(limits(), depth, grammars=compiler) as (caller, client):
@@ -465,7 +463,7 @@ def test_grammars_have_their_say_token_by_token(depth: int) -> None:
 
 
 @DEPTHS
-def test_the_end_of_the_loop_answers_who_still_waits(depth: int) -> None:
+def test_the_end_of_the_loop_answers_pending_calls(depth: int) -> None:
     worker = FakeWorker(4)
     with engine(limits(max_loras=1, max_cpu_loras=1), depth, worker) as (caller, client):
         worker.slow = True
@@ -481,7 +479,7 @@ def test_the_end_of_the_loop_answers_who_still_waits(depth: int) -> None:
 @DEPTHS
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("policy", list(CapacityPolicy))
-def test_both_at_once_say_what_each_says_alone(
+def test_both_schedulers_at_once_generate_what_each_generates_alone(
     depth: int, seed: int, policy: CapacityPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random arrivals, ends, drops and pauses on both sides of a pool that is too small."""
@@ -513,7 +511,7 @@ def test_both_at_once_say_what_each_says_alone(
             prompts[i] = (prompt(), dice.randrange(1, 20))
             upto = dice.randrange(1, len(prompts[i][0]) + 1)
             old = tuple(held) if dice.random() < 0.6 else ()
-            if caller.finds_room(
+            if caller.fits(
                 request(i, *prompts[i]), running=old, new_targets=(upto,), prefill_budget=10
             ):
                 held.append(i)
@@ -522,8 +520,8 @@ def test_both_at_once_say_what_each_says_alone(
             held = [i for i in held if i not in caller.ended]
             for _ in range(dice.randrange(5)):
                 some = tuple(dice.sample(held, dice.randrange(len(held) + 1)))
-                if some:  # they may have been parked, and others have their room
-                    caller.finds_room(running=some, prefill_budget=dice.randrange(1, 20))
+                if some:  # they may have been parked, and others have their blocks
+                    caller.fits(running=some, prefill_budget=dice.randrange(1, 20))
                 held = [i for i in held if i not in caller.ended]
             if held and dice.random() < 0.4:
                 gone = dice.choice(held)

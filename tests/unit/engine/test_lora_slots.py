@@ -1,4 +1,4 @@
-"""Adapters in the scheduler: slots, room on the host, who waits for what, loading and unloading."""
+"""Adapters in the scheduler: slots, the host's cache, waiting, loading and unloading."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_more_adapters_than_slots_take_turns_and_let_others_pass() -> None:
         check(harness, i, [i, i], 10, i)
 
 
-def test_many_that_lack_a_slot_do_not_hide_one_that_needs_none() -> None:
+def test_requests_that_lack_a_slot_do_not_block_one_that_needs_none() -> None:
     harness = Adapted(2, max_loras=1)
     harness.add(request(0, [1], 100, adapter_id=1))
     harness.step()
@@ -112,7 +112,7 @@ def test_many_that_lack_a_slot_do_not_hide_one_that_needs_none() -> None:
     assert [new.request_id for new in harness.worker.steps[-1].new] == [99]
 
 
-def test_the_slot_used_longest_ago_is_given_up() -> None:
+def test_the_least_recently_used_slot_is_evicted() -> None:
     harness = Adapted(3)
     put = []
     for i, adapter_id in enumerate([1, 2, 1, 3, 1, 2]):
@@ -124,7 +124,7 @@ def test_the_slot_used_longest_ago_is_given_up() -> None:
     assert put == [(0, 1), (1, 2), (1, 3), (1, 2)]
 
 
-def test_one_that_waits_for_a_slot_is_not_overtaken_for_ever() -> None:
+def test_a_request_that_waits_for_a_slot_is_not_overtaken_for_ever() -> None:
     harness = Adapted(2, max_loras=1, max_batch_size=4)
     harness.add(request(0, [1], 2, adapter_id=1))
     harness.step()
@@ -137,7 +137,7 @@ def test_one_that_waits_for_a_slot_is_not_overtaken_for_ever() -> None:
     check(harness, 1000, [5], 3, 2)
 
 
-def test_an_adapter_that_the_host_gave_up_is_read_again_and_nobody_else_waits() -> None:
+def test_an_evicted_adapter_is_read_again_while_others_run() -> None:
     harness = Adapted(3, max_loras=1, max_cpu_loras=1)
     assert harness.worker.held == {3}
     harness.worker.slow = True
@@ -147,14 +147,14 @@ def test_an_adapter_that_the_host_gave_up_is_read_again_and_nobody_else_waits() 
     assert [new.request_id for new in harness.worker.steps[-1].new] == [2]
     assert harness.worker.read == [1, 2, 3, 1]
     harness.step()
-    assert harness.worker.read == [1, 2, 3, 1], "it is on its way: not asked for twice"
+    assert harness.worker.read == [1, 2, 3, 1], "an adapter that is being read is not read twice"
     harness.worker.finish_reading(1)
     harness.run()
     check(harness, 1, [1], 4, 1)
     check(harness, 2, [2], 4, 0)
 
 
-def test_the_host_keeps_what_requests_wait_for() -> None:
+def test_the_host_does_not_evict_adapters_that_requests_wait_for() -> None:
     harness = Adapted(4, max_loras=1, max_cpu_loras=2)
     harness.add(request(0, [0], 30, adapter_id=4))
     harness.step()
@@ -232,7 +232,7 @@ def test_forks_stay_with_their_adapter() -> None:
 
 
 @pytest.mark.parametrize("batching", list(Batching))
-def test_every_batching_rule_serves_adapters(batching: Batching) -> None:
+def test_every_batching_policy_serves_adapters(batching: Batching) -> None:
     harness = Adapted(3, max_loras=1, max_cpu_loras=1, batching=batching)
     for i in range(9):
         harness.add(request(i, [i, 3], 5, adapter_id=i % 4))
@@ -294,7 +294,7 @@ def test_unloading_answers_in_order_even_while_it_is_read() -> None:
     assert not harness.worker.held
 
 
-def test_unloading_one_that_still_stands_in_line_to_be_read() -> None:
+def test_unloading_an_adapter_that_is_not_read_yet() -> None:
     harness = Adapted(0, max_cpu_loras=1)
     harness.worker.slow = True
     harness.load(1)
@@ -311,7 +311,7 @@ def test_unloading_one_that_still_stands_in_line_to_be_read() -> None:
     assert harness.worker.read == [1]
 
 
-def test_a_load_that_fails_says_why_and_leaves_nothing() -> None:
+def test_a_failing_load_is_answered_with_the_cause_and_leaves_nothing() -> None:
     harness = Adapted(0)
     harness.worker.broken[1] = ValueError("no such thing\nat all")
     harness.worker.slow = True
@@ -364,14 +364,14 @@ def test_the_loop_loads_serves_and_unloads(depth: int) -> None:
     for i in range(60):
         prompt = [i % 3] * random_.choice([1, 5, 20])
         answer = continuation(prompt, 12, 1000, i % 6)
-        told = client.tokens.get(i, [])
+        seen = client.tokens.get(i, [])
         if client.finished[i][0] is FinishReason.CANCELLED:
-            assert told == answer[: len(told)]
+            assert seen == answer[: len(seen)]
         else:
-            assert told == answer
+            assert seen == answer
 
 
-def test_the_loop_waits_for_a_reading_without_requests_and_with_a_deadline() -> None:
+def test_the_loop_polls_for_an_adapter_and_expires_requests_meanwhile() -> None:
     worker = FakeWorker(4, slow=True)
     with running(worker, limits(max_loras=1)) as client:
         client.core.inbox.put(LoadAdapter(1, "one", ""))

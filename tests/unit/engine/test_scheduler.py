@@ -74,7 +74,7 @@ class Harness:
         raise AssertionError("no end in sight")
 
 
-def test_one_request_yields_its_continuation_and_gives_everything_back() -> None:
+def test_a_request_generates_its_continuation_and_returns_its_resources() -> None:
     harness = Harness(limits())
     harness.add(request(1, range(10), 20))
     harness.run()
@@ -128,7 +128,7 @@ def test_new_requests_join_between_steps_and_finished_ones_leave_at_once() -> No
     assert harness.worker.steps[-1].freed == [harness.worker.steps[0].new[0].row]
 
 
-def test_rows_bound_how_many_run_at_once() -> None:
+def test_no_more_sequences_run_than_there_are_rows() -> None:
     harness = Harness(limits(max_batch_size=2))
     for i in range(5):
         harness.add(request(i, [i], 3))
@@ -174,7 +174,9 @@ def test_a_cancelled_request_frees_its_row_and_blocks(while_waiting: bool) -> No
         (request(1, [1], 1), "in use"),
     ],
 )
-def test_what_can_never_run_is_refused_with_its_cause(bad: GenerationRequest, cause: str) -> None:
+def test_an_impossible_request_is_refused_with_the_cause(
+    bad: GenerationRequest, cause: str
+) -> None:
     scheduler = Scheduler(limits())
     assert scheduler.add(request(1, [1], 1)) is None
     finished = scheduler.add(bad)
@@ -197,7 +199,7 @@ def test_preemption_is_invisible_in_the_output() -> None:
     assert harness.batch.pool.num_used == 0
 
 
-def test_the_oldest_is_not_preempted_for_a_younger_one() -> None:
+def test_an_older_sequence_is_not_preempted_for_a_younger_one() -> None:
     harness = Harness(limits(num_blocks=16, max_total_tokens=64))
     for i in range(4):
         harness.add(request(i, [i] * 5, 50))
@@ -207,7 +209,7 @@ def test_the_oldest_is_not_preempted_for_a_younger_one() -> None:
     assert resumed.count(0) == 1, "the oldest kept its row from start to end"
 
 
-def test_a_request_that_does_not_fit_lets_smaller_ones_pass_but_not_for_ever() -> None:
+def test_a_request_that_does_not_fit_lets_smaller_ones_pass_a_bounded_number_of_times() -> None:
     harness = Harness(limits(num_blocks=20, max_total_tokens=80, max_batch_size=4))
     harness.add(request(0, range(30), 30))  # holds 8 blocks and grows
     harness.step()

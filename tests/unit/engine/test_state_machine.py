@@ -1,4 +1,4 @@
-"""Whatever is asked of the engine, in whatever order: the invariants hold.
+"""The engine's invariants hold for any order of operations.
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
 step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
@@ -70,7 +70,7 @@ class Engine(RuleBasedStateMachine):
         self.pending: deque[PendingResult] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
-        self.told: dict[int, list[int]] = {}
+        self.seen: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.idle_steps = 0
 
@@ -104,8 +104,8 @@ class Engine(RuleBasedStateMachine):
         request_id = len(self.expected)
         grammar, adapter_id = more["grammar"], more["adapter_id"]
         stops = frozenset({EOS} if grammar else ())
-        asked = request(request_id, prompt, new, stop_token_ids=stops, **more)
-        assert self.scheduler.add(asked) is None
+        sent = request(request_id, prompt, new, stop_token_ids=stops, **more)
+        assert self.scheduler.add(sent) is None
         self.used_adapters[request_id] = adapter_id
         self.expected[request_id] = (
             constrained(prompt, new, grammar, adapter_id)
@@ -113,7 +113,7 @@ class Engine(RuleBasedStateMachine):
             else continuation(prompt, new, 1000, adapter_id)
         )
         self.prompts[request_id] = prompt
-        self.told[request_id] = []
+        self.seen[request_id] = []
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -186,7 +186,7 @@ class Engine(RuleBasedStateMachine):
     def _take(self, outputs: StepOutputs) -> None:
         for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
             assert request_id not in self.finished, "a token after the end"
-            self.told[request_id].append(token)
+            self.seen[request_id].append(token)
         for finished in outputs.finished:
             self._end(finished)
 
@@ -202,12 +202,12 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def answers_are_right_so_far(self) -> None:
-        for request_id, told in getattr(self, "told", {}).items():
-            assert told == self.expected[request_id][: len(told)]
+        for request_id, seen in getattr(self, "seen", {}).items():
+            assert seen == self.expected[request_id][: len(seen)]
             finished = self.finished.get(request_id)
             whole = (FinishReason.LENGTH, FinishReason.EOS_TOKEN)
             if finished is not None and finished.reason in whole:
-                assert told == self.expected[request_id]
+                assert seen == self.expected[request_id]
 
     @invariant()
     def blocks_add_up(self) -> None:

@@ -17,7 +17,7 @@ def random_weights(rows: int, vocab: int, kept: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 127, 128, 129, 1000, 50257])
-def test_only_kept_tokens_are_chosen_at_the_edges_too(vocab):
+def test_only_tokens_with_weight_are_chosen_for_extreme_uniforms(vocab):
     kept = max(1, vocab // 50)
     weights = random_weights(40, vocab, kept, seed=vocab)
     weights = weights[weights.sum(-1) > 0]
@@ -31,7 +31,7 @@ def test_only_kept_tokens_are_chosen_at_the_edges_too(vocab):
     assert torch.equal(choose(weights, torch.full_like(uniforms, HIGHEST)), last)
 
 
-def test_it_is_the_inverse_of_the_running_sum():
+def test_choose_inverts_the_running_sum():
     weights = random_weights(64, 1000, 700, seed=1)
     uniforms = torch.rand(64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     ends = weights.double().cumsum(dim=-1)
@@ -56,7 +56,7 @@ def test_choices_follow_the_weights():
     assert chi_square(counts, logits.softmax(-1)) < CHI_SQUARE_999[7]
 
 
-def test_a_row_without_numbers_gives_a_valid_id_and_leaves_others_alone():
+def test_a_row_of_nan_gives_a_valid_id_and_does_not_affect_others():
     weights = random_weights(3, 300, 100, seed=4)
     uniforms = torch.tensor([0.3, 0.4, 0.5], dtype=torch.float64)
     clean = choose(weights, uniforms)
@@ -66,6 +66,6 @@ def test_a_row_without_numbers_gives_a_valid_id_and_leaves_others_alone():
     assert 0 <= chosen[1] < 300
 
 
-def test_argmax_takes_the_lowest_of_equals():
+def test_argmax_takes_the_lowest_of_tied_ids():
     scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-1.0, -5.0, -1.0]])
     assert argmax(scores).tolist() == [1, 0, 0]

@@ -48,7 +48,7 @@ def test_a_number_does_not_depend_on_its_batch():
     assert together.tolist() == alone
 
 
-def test_what_a_seed_yields_never_changes():
+def test_the_output_of_a_seed_never_changes():
     """Users keep seeds: another hash would silently change all their outputs."""
     values = draw([0, 0, 1, 2**64 - 1], [0, 1, 0, 123_456])
     expected = [0.28176129772258507, 0.01403302919427507, 0.8628561488610588, 0.7517500382986911]

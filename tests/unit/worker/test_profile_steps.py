@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.worker.test_capacity import CONFIG
+from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.worker.sizing.profile_steps import (
     ONE_THREAD_BYTES,
     WARMUP_BLOCKS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
@@ -22,7 +21,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     hidden = config.positive(config_fields.stated(config, "n_embd", "hidden_size"))
     heads = config.positive(config_fields.stated(config, "n_head", "num_attention_heads"))
     if hidden % heads:
-        raise ModelError(f"{config.file}: {heads} heads cannot share a width of {hidden}")
+        raise config.invalid(f"{heads} heads cannot share a width of {hidden}")
     head_dim = hidden // heads
     multi_query = big_code and config.get("multi_query", bool, True)
     positions = config.positive(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
@@ -39,7 +38,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     bias = config.get("attention_bias", bool, False)
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
-        raise ModelError(f"{config.file}: 'logits_scaling' is 0")
+        raise config.invalid("'logits_scaling' is 0")
     layer = LayerSpec(
         attention=AttentionSpec(
             num_heads=num_heads,

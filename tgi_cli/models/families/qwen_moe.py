@@ -6,7 +6,6 @@ layers with a single feed-forward block in between.
 
 from __future__ import annotations
 
-from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import (
@@ -90,7 +89,7 @@ def _sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
     step = config.positive("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", list, [])
     if not all(isinstance(layer, int) for layer in dense):
-        raise ModelError(f"{config.file}: 'mlp_only_layers' is {dense}")
+        raise config.invalid(f"'mlp_only_layers' is {dense}")
     return set(range(step - 1, num_layers, step)) - set(dense)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.errors import ModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
@@ -74,9 +73,7 @@ def _rotated(config: ModelConfig) -> list[bool]:
     default = [(layer + 1) % interval != 0 for layer in range(num_layers)]
     rotated = config.get("no_rope_layers", list, default)[:num_layers]
     if len(rotated) != num_layers:
-        raise ModelError(
-            f"{config.file}: 'no_rope_layers' names {len(rotated)} of {num_layers} layers"
-        )
+        raise config.invalid(f"'no_rope_layers' names {len(rotated)} of {num_layers} layers")
     return [bool(each) for each in rotated]
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -24,8 +22,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from tgi_cli.hub.model_files import weight_map
 from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.weight_files import file_header, weight_files
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.detect import detect_format
 
@@ -103,15 +101,10 @@ def stored_names(config: ModelConfig) -> list[str]:
 
     A quantized weight counts as one tensor.
     """
-    names, stated = _names(config.path), config.quantization
+    names = [
+        name
+        for file, listed in weight_files(config.path).items()
+        for name in (listed if listed is not None else file_header(file))
+    ]
+    stated = config.quantization
     return names if stated is None else detect_format(stated).plain_names(names)
-
-
-def _names(path: Path) -> list[str]:
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        return list(weight_map(index))
-    if not single.is_file():
-        return []
-    with safe_open(single, framework="pt") as tensors:
-        return list(tensors.keys())

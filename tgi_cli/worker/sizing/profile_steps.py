@@ -147,10 +147,7 @@ def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
         blocks = list(range(taken, end))
         prefill.new.append(NewRow(row, row, tokens, length, blocks, SamplingParams(temperature=0)))
         for step, start, count in ((prefill, 0, length), (decode, length, 1)):
-            step.rows.append(row)
-            step.starts.append(start)
-            step.counts.append(count)
-            step.samples.append(True)
+            add_row(step, row, start, count)
         taken = end
     decode.num_decodes = len(decode.rows)
     return prefill, decode
@@ -188,7 +185,12 @@ def _add(step: Step, row: int, start: int, count: int, block_size: int, loras: i
     # The last slot for a single row: the products are of the columns up to the last in use.
     slot = (loras - 1 - row) % loras if loras else -1
     step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras, slot))
+    add_row(step, row, start, count)
+
+
+def add_row(step: Step, row: int, start: int, count: int, samples: bool = True) -> None:
+    """Schedule ``count`` tokens of a row from position ``start`` on."""
     step.rows.append(row)
     step.starts.append(start)
     step.counts.append(count)
-    step.samples.append(True)
+    step.samples.append(samples)

@@ -26,6 +26,7 @@ from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.sizing import saved_profile
 from tgi_cli.worker.sizing.kv_cache import Capacity
+from tgi_cli.worker.sizing.profile_steps import add_row
 
 log = logging.getLogger(__name__)
 
@@ -175,24 +176,17 @@ class StepTimer:
                 step = steps[-1]
                 if not done:
                     step.new.append(self._row(row, length))
-                step.rows.append(row)
-                step.starts.append(done)
-                step.counts.append(taken)
+                add_row(step, row, done, taken, samples=done + taken == length)
                 done += taken
                 left -= taken
-                step.samples.append(done == length)
         return steps
 
     def _decodings(self, rows: int, context: int, count: int) -> list[Step]:
         """``count`` decode steps after the contexts, which are cached."""
-        steps = []
-        for number in range(count):
-            step = Step(number, num_decodes=rows)
-            step.rows.extend(range(rows))
-            step.starts.extend([context + number] * rows)
-            step.counts.extend([1] * rows)
-            step.samples.extend([True] * rows)
-            steps.append(step)
+        steps = [Step(number, num_decodes=rows) for number in range(count)]
+        for number, step in enumerate(steps):
+            for row in range(rows):
+                add_row(step, row, context + number, 1)
         return steps
 
     def _row(self, row: int, length: int) -> NewRow:
