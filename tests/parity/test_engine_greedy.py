@@ -80,7 +80,7 @@ def worker(checkpoint: Path) -> ModelWorker:
     return worker
 
 
-def test_a_sliding_window_model_gives_blocks_back_and_says_the_same(tmp_path: Path) -> None:
+def test_a_sliding_window_model_frees_blocks_and_generates_the_same(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
@@ -173,7 +173,9 @@ EDGES = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, CHUNK + 1, 3 * CH
 
 
 @pytest.mark.parametrize("length", EDGES)
-def test_alone(worker: ModelWorker, oracle: Oracle, length: int) -> None:
+def test_a_lone_request_generates_what_transformers_does(
+    worker: ModelWorker, oracle: Oracle, length: int
+) -> None:
     prompt = random_prompt(random.Random(length), length)
     with engine(worker) as client:
         client.core.inbox.put(greedy(1, prompt, NEW))
@@ -181,7 +183,9 @@ def test_alone(worker: ModelWorker, oracle: Oracle, length: int) -> None:
     assert client.tokens[1] == oracle(prompt, NEW)
 
 
-def test_together(worker: ModelWorker, oracle: Oracle) -> None:
+def test_concurrent_requests_generate_what_transformers_does(
+    worker: ModelWorker, oracle: Oracle
+) -> None:
     prompts = {i: random_prompt(random.Random(length), length) for i, length in enumerate(EDGES)}
     with engine(worker) as client:
         for i, prompt in prompts.items():

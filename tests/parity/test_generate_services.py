@@ -156,7 +156,7 @@ def prefill(client: ReflectionClient, batch_id: int, *requests: Any, **more: Any
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("service", [V2, V3])
-def test_the_call_flow_says_what_each_request_says_alone(
+def test_the_call_flow_generates_what_single_requests_do(
     worker: ModelWorker, checkpoint: Path, oracle: Oracle, service: str, depth: int
 ) -> None:
     """Three clients, of which one leaves and one never receives: TGI's architecture document."""
@@ -225,7 +225,7 @@ def test_log_probabilities_are_the_models_own(
             assert math.isclose(generation.tokens.logprobs[0], top.logprobs[0], abs_tol=1e-5)
 
 
-def test_a_seed_says_the_same_in_any_company(worker: ModelWorker, checkpoint: Path) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch(worker: ModelWorker, checkpoint: Path) -> None:
     parameters = {"do_sample": True, "temperature": 0.9, "top_k": 50, "seed": 42}
     with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         said = []

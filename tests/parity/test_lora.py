@@ -169,7 +169,7 @@ SWITCHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
-def test_mixed_batches_answer_as_merged_models(
+def test_mixed_batches_generate_what_merged_models_do(
     worker: ModelWorker, models: Models, switches: dict[str, Any]
 ) -> None:
     random_ = random.Random(7)
@@ -200,7 +200,7 @@ def test_mixed_batches_answer_as_merged_models(
     assert differing > 8, "the adapters do change the answers"
 
 
-def test_the_base_says_the_same_with_and_without_adapters_beside_it(
+def test_the_base_model_generates_the_same_beside_adapters(
     worker: ModelWorker, models: Models
 ) -> None:
     """To the last bit of the log-probabilities."""

@@ -23,6 +23,7 @@ from tgi_cli.models import model_facts, read_config
 from tgi_cli.quantization.algorithms.recipe import Recipe
 from tgi_cli.quantize.block_runner import BlockRunner
 from tgi_cli.quantize.calibration import heldout_windows
+from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES
 from tgi_cli.quantize.evaluation import evaluate
 from tgi_cli.quantize.gptq import MIN_EXPERT_TOKENS
 from tgi_cli.quantize.offloaded_model import OffloadedModel
@@ -62,14 +63,12 @@ AWQ = Recipe(method="awq", group_size=16, sym=False, format="awq", group_aware=F
 RTN = Recipe(method="rtn", group_size=16, group_aware=False)
 
 
-def job(model: Path, out: Path, recipe: Recipe, **changes: object) -> QuantizeJob:
-    options = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"} | changes
-    return QuantizeJob(
-        model,
-        out,
-        recipe,
-        QuantizeOptions(model_id=str(model), **options),  # type: ignore[arg-type]
-    )
+def job(
+    model: Path, out: Path, recipe: Recipe, shard_bytes: int = SHARD_BYTES, **changes: object
+) -> QuantizeJob:
+    values = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"} | changes
+    options = QuantizeOptions(model_id=str(model), **values)  # type: ignore[arg-type]
+    return QuantizeJob(model, out, recipe, options, "tgi quantize x y", shard_bytes)
 
 
 def check_served(case: Case, plain: Path, quantized: Path, twin: Path) -> None:
@@ -135,7 +134,7 @@ def test_awq(name: str, tmp_path: Path) -> None:
     assert any(not torch.equal(before.tensor(norm), after.tensor(norm)) for norm in norms)
 
 
-def test_awq_says_where_it_has_nothing_to_fold_into(tmp_path: Path) -> None:
+def test_awq_reports_layers_without_a_layer_to_scale(tmp_path: Path) -> None:
     plain = make_miniature(CASES["OLMo 2"], tmp_path / "plain")
     with pytest.raises(UnsupportedModelError, match=r"nothing to fold scales into before .*q_proj"):
         quantize(job(plain, tmp_path / "out", AWQ))
@@ -180,8 +179,9 @@ def test_what_is_written(tmp_path: Path) -> None:
     plain = make_miniature(CASES["Mixtral"], tmp_path / "plain")
     (plain / "README.md").write_text("---\nlicense: apache-2.0\ndatasets: [x]\n---\nwords\n")
     (plain / "LICENSE").write_text("terms")
-    wanted = job(plain, tmp_path / "out", GPTQ, evaluate=True, exclude=("*.layers.1.*",))
-    outcome = quantize(replace(wanted, command_line="tgi quantize x y", shard_bytes=40_000))
+    outcome = quantize(
+        job(plain, tmp_path / "out", GPTQ, 40_000, evaluate=True, exclude=("*.layers.1.*",))
+    )
     files = {file.name for file in outcome.path.iterdir()}
     assert files >= {
         *("config.json", "generation_config.json", "quantize_config.json", "README.md"),
@@ -240,7 +240,9 @@ def test_calibration_pays_on_the_bundled_model(demo_outcomes: dict[str, Quantize
         assert outcome.evaluation.top1 > 0.8
 
 
-def test_an_evaluation_is_what_the_models_say(demo_outcomes: dict[str, QuantizeResult]) -> None:
+def test_an_evaluation_equals_the_models_perplexities(
+    demo_outcomes: dict[str, QuantizeResult],
+) -> None:
     """Against transformers' model, with no streaming at all."""
     from transformers import LlamaForCausalLM
 

@@ -43,7 +43,7 @@ def test_a_process_makes_what_can_be_served(tmp_path: Path) -> None:
     assert (stated["bits"], stated["group_size"], stated["desc_act"]) == (4, 32, True)
 
 
-def test_stopped_and_gone_on_with_it_comes_to_the_same_bytes(
+def test_a_resumed_run_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["quantize", MODEL, str(tmp_path / "whole"), *FEW]) == 0
@@ -117,7 +117,7 @@ def test_inspection(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([MODEL, "out", "--upload-to-model-id", "a/b/c"], ExitCode.USAGE, "not a valid model id"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_combinations_are_reported(
     arguments: list[str],
     code: ExitCode,
     said: str,

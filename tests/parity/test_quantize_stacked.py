@@ -76,7 +76,9 @@ def check_same(first: Path, second: Path) -> None:
         ("GLM 4.5 MoE", replace(GPTQ, format="compressed-tensors")),
     ],
 )
-def test_as_if_they_had_been_one_by_one(name: str, recipe: Recipe, tmp_path: Path) -> None:
+def test_stacked_experts_are_quantized_like_single_ones(
+    name: str, recipe: Recipe, tmp_path: Path
+) -> None:
     plain, whole = both(name, tmp_path)
     assert stacks(whole)
     assert not stacks(plain)
@@ -87,7 +89,7 @@ def test_as_if_they_had_been_one_by_one(name: str, recipe: Recipe, tmp_path: Pat
     check_served(EVERY[name], plain, outcome.path, tmp_path / "twin")
 
 
-def test_what_stays_plain_is_written_one_by_one(tmp_path: Path) -> None:
+def test_unquantized_experts_are_written_one_by_one(tmp_path: Path) -> None:
     """Also in files of their own, and with a layer that the format has no room for."""
     plain, whole = both("Qwen 3 MoE", tmp_path)
     options = {"samples": 2, "exclude": ("*.experts.1.*",), "shard_bytes": 20_000}

@@ -113,7 +113,7 @@ def test_families(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
-def test_the_engine_says_what_transformers_says(tmp_path: Path) -> None:
+def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
     case = CASES["Qwen 2"]
     write_quantized(make_checkpoint(case, plain), path, GPTQ, twin=twin)
@@ -225,7 +225,7 @@ def test_tensors_of_a_quantized_checkpoint_that_are_missing_are_named(
         load(tmp_path)
 
 
-def test_older_checkpoints_say_it_in_a_file_of_its_own(llama: Path, tmp_path: Path) -> None:
+def test_older_checkpoints_have_a_quantization_config_file(llama: Path, tmp_path: Path) -> None:
     layout = quantized.gptq(4, 32)
     write_quantized(llama, tmp_path, layout)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -77,7 +77,7 @@ def test_dynamic_scaling_within_the_context_is_none(tmp_path: Path) -> None:
         ({"rope_scaling": "dynamic", "rope_factor": 3.0}, ("dynamic", 3.0)),
     ],
 )
-def test_one_of_the_two_is_enough(said: dict[str, Any], wanted: tuple[str, float] | None) -> None:
+def test_either_rope_flag_is_enough(said: dict[str, Any], wanted: tuple[str, float] | None) -> None:
     assert ServeConfig(model_id="m", **said).rope == wanted
 
 
@@ -111,7 +111,7 @@ def test_scalings_of_each_kind_of_layer_are_replaced(tmp_path: Path) -> None:
         {"architectures": ["OPTForCausalLM"], "model_type": "opt"},
     ],
 )
-def test_positions_that_do_not_stretch(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_unscalable_positions_are_refused(raw: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"vocab_size": 256, "n_embd": 64, "n_layer": 1, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw | sizes))
     with pytest.raises(ConfigError, match=f"--rope-scaling is not for {raw['architectures'][0]}"):

@@ -112,7 +112,7 @@ def test_beams(alone: Engine, sharded: Engine) -> None:
     assert found[0] == found[1]
 
 
-def test_what_is_said_of_prompts_and_logits(alone: Engine, sharded: Engine) -> None:
+def test_prompt_logprobs_and_logits_are_reported(alone: Engine, sharded: Engine) -> None:
     asked: dict[str, Any] = {
         "max_new_tokens": 4,
         "prompt_logprobs": 3,

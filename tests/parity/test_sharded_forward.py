@@ -62,7 +62,7 @@ def test_a_shard_holds_its_share(tmp_path: Path) -> None:
         ({"intermediate_size": 161}, 2, "161 heads or columns"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(
+def test_models_that_cannot_be_split_are_refused(
     overrides: dict[str, Any], size: int, says: str, tmp_path: Path
 ) -> None:
     path = make_llama(tmp_path, **overrides)

@@ -1,4 +1,4 @@
-"""An engine that plays scripts, so that the router can be tested without one."""
+"""An engine with scripted answers, to test the router without a real one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class FakeEngine:
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()
-        self.say(reply)
+        self.reply_with(reply)
         self.step = 1
         self.gate: asyncio.Semaphore | None = None
         self.failure: str | None = None
@@ -141,7 +141,7 @@ class FakeEngine:
         loaded = tuple(Adapter(name, f"/adapters/{name}") for name in names)
         self.adapters = self.there = Adapters(4, loaded)
 
-    def say(self, *texts: str) -> list[list[int]]:
+    def reply_with(self, *texts: str) -> list[list[int]]:
         """Script the next answers, each with the end token behind it. Their ids."""
         return self.play(*([*self.tokenizer.encode(text, False), END_ID] for text in texts))
 

@@ -1,4 +1,4 @@
-"""One line for each request, with what became of it, and nothing that it said."""
+"""The access log has one line for each request, with its outcome and without its texts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     def found() -> list[dict[str, Any]]:
         text = [form.format(record) for record in caplog.records]
         assert not any("marzipan" in line or KEY in line for line in text)
-        told = [json.loads(line) for line in text]
+        reported = [json.loads(line) for line in text]
         return [
             line["fields"] | {"level": line["level"]}
-            for line in told
+            for line in reported
             if line["target"] == "tgi_cli.router.observability.access_log"
         ]
 

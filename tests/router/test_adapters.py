@@ -1,4 +1,4 @@
-"""Requests choose a LoRA adapter by name; a name that is none is an error, not the base model."""
+"""Requests select a LoRA adapter by name; unknown names are errors."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def test_v1_routes_select_an_adapter_by_model(
         body = chat(name, stream=stream, n=2) | {"prompt": "hello"}
         answer = await client.post(route, json=body)
         assert answer.status_code == 200
-        said = events(answer.text)[0] if stream else answer.json()
-        assert said["model"] == ("one" if name == "one" else "acme/tiny")
+        message = events(answer.text)[0] if stream else answer.json()
+        assert message["model"] == ("one" if name == "one" else "acme/tiny")
     assert engine.used == ["one"] * 2 + [""] * 8
 
 

@@ -1,4 +1,4 @@
-"""What clients of vLLM, SGLang and llama.cpp call beside OpenAI's routes and TGI's."""
+"""Routes of vLLM, SGLang and llama.cpp, beside those of OpenAI and TGI."""
 
 from __future__ import annotations
 

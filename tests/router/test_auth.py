@@ -1,4 +1,4 @@
-"""With an API key, every route needs it, but those that ask whether the server is well."""
+"""With an API key, every route but health checks and metrics requires it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that a router keeps to below its engine's: --max-input-tokens, --max-total-tokens."""
+"""Limits of the router below its engine's: --max-input-tokens, --max-total-tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def settings() -> dict[str, Any]:
 
 
 async def test_lower_limits_of_the_router_apply(client: httpx.AsyncClient) -> None:
-    told = (await client.get("/info")).json()
-    assert (told["max_input_tokens"], told["max_total_tokens"]) == (5, 30)
+    reported = (await client.get("/info")).json()
+    assert (reported["max_input_tokens"], reported["max_total_tokens"]) == (5, 30)
     short = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
     assert (await client.post("/generate", json=short)).status_code == 200
     long = {"inputs": "a b c d e f g h", "parameters": {"max_new_tokens": 1}}

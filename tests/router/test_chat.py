@@ -81,7 +81,7 @@ async def test_last_message_of_the_assistant_is_continued(
 async def test_stream_has_role_first_and_finish_reason_last(
     client: httpx.AsyncClient, engine: FakeEngine, usage: bool
 ) -> None:
-    engine.say("hi 🤗!")
+    engine.reply_with("hi 🤗!")
     options = {"include_usage": True} if usage else None
     answer = await client.post(ROUTE, json=body(stream=True, stream_options=options))
     assert answer.headers["content-type"] == "text/event-stream"
@@ -109,7 +109,7 @@ async def test_stream_has_role_first_and_finish_reason_last(
 async def test_stop_strings_are_cut_off(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool, stop: Any
 ) -> None:
-    engine.say("read_json(path): return")
+    engine.reply_with("read_json(path): return")
     answer = await client.post(ROUTE, json=body(stop=stop, stream=stream))
     if stream:
         *chunks, _ = events(answer.text)
@@ -135,7 +135,7 @@ async def test_length_limit_is_the_finish_reason(
 async def test_logprobs_are_reported(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool
 ) -> None:
-    (ids,) = engine.say("a🤗")
+    (ids,) = engine.reply_with("a🤗")
     answer = await client.post(ROUTE, json=body(logprobs=True, top_logprobs=2, stream=stream))
     if stream:
         *chunks, _ = events(answer.text)

@@ -34,7 +34,7 @@ async def test_complete_answer(client: httpx.AsyncClient, engine: FakeEngine) ->
 async def test_several_prompts_answer_in_order(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    replies = engine.say("one two three four", "a", "hello world")
+    replies = engine.reply_with("one two three four", "a", "hello world")
     answer = await client.post(ROUTE, json=body(prompt=["x", "yy", "zzz"]))
     found = answer.json()
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
@@ -50,7 +50,7 @@ async def test_several_prompts_can_be_streamed(
     client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, usage: bool | None
 ) -> None:
     """Without a word of it the last chunk of a choice counts tokens, as TGI's does."""
-    engine.say("one two three four", "hi 🤗")
+    engine.reply_with("one two three four", "hi 🤗")
     fields = body(prompt=["x", "y"], stream=True, stream_options={"include_usage": usage})
     *chunks, done = events((await client.post(ROUTE, json=fields)).text)
     assert done == "[DONE]"
@@ -99,7 +99,7 @@ async def test_echo_prepends_the_prompt(
 async def test_logprobs_are_reported(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool, count: int
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     answer = await client.post(ROUTE, json=body(logprobs=count, stream=stream))
     if stream:
         *chunks, _ = events(answer.text)

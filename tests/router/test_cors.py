@@ -1,4 +1,4 @@
-"""Pages of other origins."""
+"""Cross-origin requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request means that does not say how to sample."""
+"""Sampling defaults of requests, from generation_config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that goes away frees its sequence at once, whatever it waits for."""
+"""A client that disconnects frees its sequence at once, in any state."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_silent_streams_get_keep_alive_comments(
 async def test_tokens_of_one_batch_are_sent_in_one_write(
     app: object, engine: FakeEngine, route: str
 ) -> None:
-    engine.say("the quick brown fox")
+    engine.reply_with("the quick brown fox")
     engine.step = 100
     body = json.dumps({"inputs": "hi", "stream": True, **CHAT}).encode()
     sent = []

@@ -1,4 +1,4 @@
-"""Bodies, limits and codes of everything that goes wrong."""
+"""Bodies, limits and codes of all errors."""
 
 from __future__ import annotations
 
@@ -305,8 +305,8 @@ class TestEngine:
         native = events((await client.post("/generate_stream", json=NATIVE)).text)
         assert [event["error_type"] for event in native] == [error_type]
         found = await client.post("/v1/chat/completions", json=CHAT)
-        told = openai_status(status)
-        assert (found.status_code, found.json()["error_type"]) == (told, error_type)
+        reported = openai_status(status)
+        assert (found.status_code, found.json()["error_type"]) == (reported, error_type)
         *_, error, done = events(
             (await client.post("/v1/chat/completions", json={**CHAT, "stream": True})).text
         )

@@ -1,4 +1,4 @@
-"""Parameters of other servers that the /v1 routes honour, as those servers mean them."""
+"""Parameters of other servers that the /v1 routes honour with the same meaning."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_stop_string_in_the_last_token_is_the_finish_reason(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     """TGI says length on its own routes."""
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     fields = {"stop": "ld", "include_stop_str_in_output": True, "max_tokens": len(ids) - 1}
     text, found = await text_of(client, route, **fields)
     assert (text, found["choices"][0]["finish_reason"]) == ("hello world", "stop")
@@ -230,7 +230,7 @@ async def test_truncated_ids_are_not_all_checked(
 async def test_return_token_ids_adds_them(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     engine.step = 2
     _, found = await text_of(client, route, return_token_ids=True, stream=stream)
     parts = found if stream else [found]
@@ -252,7 +252,7 @@ async def test_return_token_ids_adds_them(
 async def test_return_tokens_as_token_ids_replaces_texts(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     report: dict[str, Any] = {"logprobs": 2}
     if route == CHAT:
         report = {"logprobs": True, "top_logprobs": 2}
@@ -276,7 +276,7 @@ async def test_return_tokens_as_token_ids_replaces_texts(
 async def test_continuous_usage_is_in_every_chunk(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     options = {"include_usage": True, "continuous_usage_stats": True}
     _, chunks = await text_of(client, route, stream=True, stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -363,7 +363,7 @@ class TestResponses:
     async def test_responses_report_logprobs(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool, step: int
     ) -> None:
-        (ids,) = engine.say("hello world")
+        (ids,) = engine.reply_with("hello world")
         engine.step = step
         fields = {"top_logprobs": 2, "include": ["message.output_text.logprobs"], "stream": stream}
         _, found = await text_of(client, RESPONSES, **fields)

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer whose regular expression backtracks without end."""
+"""A checkpoint's tokenizer whose regular expression backtracks exponentially."""
 
 from __future__ import annotations
 

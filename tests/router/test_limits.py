@@ -1,4 +1,4 @@
-"""What a client may make the server wait for or remember: over real sockets, byte by byte."""
+"""Limits of time and memory that a client can cost, on real sockets, byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long texts and long conversations do not hold up everybody's tokens."""
+"""Long texts and conversations do not delay the tokens of other requests."""
 
 from __future__ import annotations
 

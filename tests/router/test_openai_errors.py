@@ -48,7 +48,7 @@ async def own(client: httpx.AsyncClient) -> contracts.Contract:
     return contracts.own((await client.get("/api-doc/openapi.json")).json())
 
 
-def told(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
+def error_of(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
     """Status, type, parameter and code; and the body has the form."""
     found = answer.json()
     assert set(found) == {"error", "error_type"}
@@ -67,13 +67,13 @@ class TestContextLength:
         body, param = LONG_BODIES[route]
         answer = await client.post(route, json={**body, "stream": stream})
         expected = (400, "invalid_request_error", param, "context_length_exceeded")
-        assert told(answer) == expected
-        said = "messages" if param == "input" else param
+        assert error_of(answer) == expected
+        source = "messages" if param == "input" else param
         words = answer.json()["error"]["message"]
         assert words.startswith(
-            f"This model's maximum context length is 64 tokens. However, your {said} resulted in "
+            f"This model's maximum context length is 64 tokens. However, your {source} resulted in "
         )
-        assert words.endswith(f" tokens. Please reduce the length of the {said}.")
+        assert words.endswith(f" tokens. Please reduce the length of the {source}.")
         assert engine.requests == []
 
     async def test_prompt_of_the_whole_context_is_context_length_exceeded(
@@ -82,7 +82,7 @@ class TestContextLength:
         text = "x" * 63
         assert len(engine.tokenizer.encode(text)) == 64
         answer = await client.post("/v1/completions", json={"prompt": text})
-        assert told(answer)[3] == "context_length_exceeded"
+        assert error_of(answer)[3] == "context_length_exceeded"
         assert answer.json()["error"]["message"] == (
             "This model's maximum context length is 64 tokens, 63 of them for the prompt. However, "
             "your prompt resulted in 64 tokens. Please reduce the length of the prompt."
@@ -92,7 +92,12 @@ class TestContextLength:
         self, client: httpx.AsyncClient
     ) -> None:
         answer = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 64})
-        assert told(answer) == (400, "invalid_request_error", "prompt", "context_length_exceeded")
+        assert error_of(answer) == (
+            400,
+            "invalid_request_error",
+            "prompt",
+            "context_length_exceeded",
+        )
         assert answer.json()["error"]["message"] == (
             "This model's maximum context length is 64 tokens. However, you requested 67 tokens "
             "(3 in the prompt, 64 in the completion). Please reduce the length of the prompt or of "
@@ -102,7 +107,7 @@ class TestContextLength:
     async def test_empty_prompt_is_refused(self, client: httpx.AsyncClient) -> None:
         for prompt in ("", [], ["hi", ""]):
             answer = await client.post("/v1/completions", json={"prompt": prompt})
-            assert told(answer) == (400, "invalid_request_error", "prompt", "invalid_value")
+            assert error_of(answer) == (400, "invalid_request_error", "prompt", "invalid_value")
             assert answer.json()["error"]["message"] == "`prompt` cannot be empty"
 
     async def test_tgi_routes_have_tgis_messages(self, client: httpx.AsyncClient) -> None:
@@ -196,7 +201,7 @@ async def test_errors_name_the_parameter_and_code(
 ) -> None:
     route = route.removeprefix("/v1") if alias else route
     answer = await client.post(route, json=body)
-    assert told(answer) == (400, "invalid_request_error", param, code)
+    assert error_of(answer) == (400, "invalid_request_error", param, code)
     assert answer.headers["content-type"] == "application/json"
     own.check(f"POST {route}", answer)
     assert engine.requests == []
@@ -216,7 +221,7 @@ async def test_errors_use_the_names_of_the_route(
 ) -> None:
     """A response is read as a chat, whose parameters have other names."""
     answer = await client.post(route, json=body)
-    assert told(answer)[2] == name
+    assert error_of(answer)[2] == name
     assert f"`{name}`" in answer.json()["error"]["message"]
 
 
@@ -250,26 +255,26 @@ async def test_invalid_json_is_400(
 ) -> None:
     headers = {"content-type": "application/json"}
     answer = await client.post(route, content=b"{", headers=headers)
-    assert told(answer) == (400, "invalid_request_error", None, None)
+    assert error_of(answer) == (400, "invalid_request_error", None, None)
     answer = await client.post(route, content=b"[]", headers=headers)
-    assert told(answer) == (400, "invalid_request_error", None, "invalid_type")
+    assert error_of(answer) == (400, "invalid_request_error", None, "invalid_type")
     answer = await client.post(route, content=b"{}", headers={"content-type": "text/plain"})
-    assert told(answer) == (415, "invalid_request_error", None, None)
+    assert error_of(answer) == (415, "invalid_request_error", None, None)
     own.check(f"POST {route}", answer)
 
 
 async def test_unknown_paths_and_methods_have_openais_form(client: httpx.AsyncClient) -> None:
     for path in ("/v1", "/v1/", "/v1/nothing", "/v1/chat/completion", "/v1/completions/"):
-        assert told(await client.post(path, json={})) == (
+        assert error_of(await client.post(path, json={})) == (
             404, "invalid_request_error", None, "unknown_url",
         )  # fmt: skip
     for path in (*ALIASES, "/detokenize", "/embeddings"):
         answer = await client.get(path)
-        assert told(answer) == (405, "invalid_request_error", None, "method_not_supported")
+        assert error_of(answer) == (405, "invalid_request_error", None, "method_not_supported")
         assert answer.headers["allow"] == "POST"
     for path in ("/v1/models/other", "/models/other"):
         answer = await client.get(path)
-        assert told(answer) == (404, "invalid_request_error", "model", "model_not_found")
+        assert error_of(answer) == (404, "invalid_request_error", "model", "model_not_found")
     for path in ("/nothing", "/chat", "/v2/nothing", "/v10"):
         answer = await client.post(path, json={})
         assert (answer.status_code, answer.json()["error_type"]) == (404, "not_found")
@@ -301,7 +306,7 @@ class TestGeneration:
         engine.failure, engine.failure_reason = "broken", reason
         body = BODIES[route if route in BODIES else f"/v1{route}"]
         answer = await client.post(route, json=body)
-        assert told(answer) == expected
+        assert error_of(answer) == expected
         own.check(f"POST {route}", answer)
         if answer.status_code == 429:
             seconds = answer.headers["retry-after"]
@@ -339,13 +344,13 @@ class TestGeneration:
             body = BODIES[route if route in BODIES else f"/v1{route}"]
             for stream in (False, True):
                 answer = await client.post(route, json={**body, "stream": stream})
-                assert told(answer) == (503, "server_error", None, "service_unavailable")
+                assert error_of(answer) == (503, "server_error", None, "service_unavailable")
                 assert int(answer.headers["retry-after"]) > 0
 
     async def test_draining_is_503(self, client: httpx.AsyncClient, state: RouterState) -> None:
         state.admission.drain()
         answer = await client.post("/v1/completions", json=BODIES["/v1/completions"])
-        assert told(answer) == (503, "server_error", None, "service_unavailable")
+        assert error_of(answer) == (503, "server_error", None, "service_unavailable")
 
 
 class TestSmallPayload:
@@ -356,7 +361,7 @@ class TestSmallPayload:
     @pytest.mark.parametrize("route", ALIASES)
     async def test_large_bodies_are_413(self, client: httpx.AsyncClient, route: str) -> None:
         answer = await client.post(route, json={"x": "y" * 200})
-        assert told(answer) == (413, "invalid_request_error", None, None)
+        assert error_of(answer) == (413, "invalid_request_error", None, None)
 
 
 class TestKey:
@@ -369,7 +374,7 @@ class TestKey:
     )
     async def test_missing_key_is_401(self, client: httpx.AsyncClient, path: str) -> None:
         answer = await client.post(path, json={})
-        assert told(answer) == (401, "invalid_request_error", None, "invalid_api_key")
+        assert error_of(answer) == (401, "invalid_request_error", None, "invalid_api_key")
 
     async def test_tgi_routes_have_tgis_form(self, client: httpx.AsyncClient) -> None:
         for path in ("/generate", "/tokenize", "/nothing", "/invocations"):
@@ -398,8 +403,8 @@ class TestVertexUnderV1:
         assert set(answer.json()) == {"error", "error_type"}
         headers = {"authorization": "Bearer s3cret"} if settings else {}
         document = (await client.get("/api-doc/openapi.json", headers=headers)).json()
-        told = document["paths"][self.PREDICT]["post"]["responses"]
-        assert {"422", "424"} <= set(told)
+        reported = document["paths"][self.PREDICT]["post"]["responses"]
+        assert {"422", "424"} <= set(reported)
         engine.is_healthy = False
         answer = await client.get("/v1/endpoints/1/deployedModels/2")
         assert (answer.status_code, answer.json()["error_type"]) == (503, "healthcheck")
@@ -506,4 +511,4 @@ async def test_missing_body_is_408(
     headers = {"content-type": "application/json"}
     for route in ALIASES:
         answer = await client.post(route, content=slow(), headers=headers)
-        assert told(answer) == (408, "invalid_request_error", None, None)
+        assert error_of(answer) == (408, "invalid_request_error", None, None)

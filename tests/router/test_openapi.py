@@ -1,4 +1,4 @@
-"""The document of the API covers what is served, and its page needs nothing from elsewhere."""
+"""The API's document covers all routes, and its page is self-contained."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def test_every_route_is_documented(app: Starlette, document: dict[str, Any
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }
-    told = {
+    reported = {
         (method.upper(), path) for path, methods in document["paths"].items() for method in methods
     }
-    assert told == served == set(endpoints_of(ROUTES))
+    assert reported == served == set(endpoints_of(ROUTES))
 
 
 async def test_every_reference_resolves(document: dict[str, Any]) -> None:
@@ -49,11 +49,11 @@ async def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
     assert all(operation["summary"] for operation in operations)
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            told = set(operation["responses"])
+            reported = set(operation["responses"])
             if "requestBody" in operation:
-                assert {"400", "413", "415"} <= told
-                assert ("422" in told) != is_openai(path), "where OpenAI says 400"
-            assert "424" not in told or not is_openai(path), "where OpenAI says 500"
+                assert {"400", "413", "415"} <= reported
+                assert ("422" in reported) != is_openai(path), "400 in OpenAI's form"
+            assert "424" not in reported or not is_openai(path), "500 in OpenAI's form"
 
 
 async def test_schemas_are_those_that_the_routes_decode(document: dict[str, Any]) -> None:
@@ -111,14 +111,14 @@ class TestKey:
         async with httpx.AsyncClient(
             transport=transport, base_url="http://router", headers=headers
         ) as client:
-            told = (await client.get("/api-doc/openapi.json")).json()
+            reported = (await client.get("/api-doc/openapi.json")).json()
             page = (await client.get("/docs")).text
-        assert told["security"] == [{"key": []}]
-        assert "401" in told["paths"]["/generate"]["post"]["responses"]
+        assert reported["security"] == [{"key": []}]
+        assert "401" in reported["paths"]["/generate"]["post"]["responses"]
         for path in ("/health", "/ping", "/metrics"):
-            assert told["paths"][path]["get"]["security"] == []
+            assert reported["paths"][path]["get"]["security"] == []
         assert "API key" in page
-        assert "s3cret" not in page + json.dumps(told)
+        assert "s3cret" not in page + json.dumps(reported)
 
 
 async def test_page_is_self_contained(client: httpx.AsyncClient, document: dict[str, Any]) -> None:

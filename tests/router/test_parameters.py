@@ -1,4 +1,4 @@
-"""What a request may ask of the engine arrives there; deadlines, priorities, prompt scores."""
+"""Parameters reach the engine: timeouts, priorities, log-probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestV1:
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict, stream: bool
     ) -> None:
         """Stop strings, too, wait for so many tokens."""
-        (ids,) = engine.say("a b a b a b")
+        (ids,) = engine.reply_with("a b a b a b")
         asked = body | {"stop": "b", "min_tokens": 4, "stream": stream}
         answer = await client.post(route, json=asked)
         assert engine.requests[0].sampling.min_new_tokens == 4
@@ -179,7 +179,7 @@ class TestEchoedLogprobs:
     async def test_echoed_logprobs_are_parallel_lists(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool, count: int
     ) -> None:
-        (reply,) = engine.say("hello world")
+        (reply,) = engine.reply_with("hello world")
         (found,) = await self.ask(client, logprobs=count, stream=stream)
         prompt = engine.requests[0].prompt_ids
         assert engine.requests[0].prompt_logprobs == count
@@ -202,7 +202,7 @@ class TestEchoedLogprobs:
     async def test_samples_share_the_report_of_their_prompt(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         found = await self.ask(client, logprobs=1, n=2, stream=stream)
         assert [choice["text"] for choice in found] == ["the foxone", "the foxtwo"]
         count = len(engine.requests[0].prompt_ids)
@@ -212,7 +212,7 @@ class TestEchoedLogprobs:
     async def test_faster_sample_waits_for_the_report(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         engine.late = {1}
         found = await self.ask(client, logprobs=1, n=2, stream=stream)
         assert [choice["text"] for choice in found] == ["the foxone", "the foxtwo"]

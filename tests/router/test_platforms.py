@@ -101,7 +101,7 @@ class TestVertex:
     async def test_prompts_and_conversations_together(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say("one", "two", "three")
+        engine.reply_with("one", "two", "three")
         body = {"instances": [{"inputs": "a"}, CHAT, {"inputs": "b", "parameters": None}]}
         answer = await client.post("/vertex", json=body)
         assert answer.json() == {"predictions": ["one", "two", "three"]}
@@ -113,7 +113,7 @@ class TestVertex:
     async def test_parameters_are_tgis_and_sample_by_default(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        """Sampling unless told otherwise, as TGI on Vertex."""
+        """Samples by default, as TGI on Vertex."""
         parameters = [
             {},
             {"max_new_tokens": 2, "seed": 9},
@@ -251,7 +251,7 @@ class TestKServe:
     async def test_texts_are_accepted_as_strings(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         body = {"inputs": [tensor("a", "b")], "parameters": {"return_full_text": True}}
         answer = (await client.post("/v2/models/m/infer", json=body)).json()
         assert answer == {

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 leaves open to clients: pipelines, chunks, trailers, upgrades, lies on length."""
+"""HTTP/1.1 of unusual clients: pipelines, chunks, trailers, upgrades, wrong lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each name that another server acts on is honoured by a schema, or refused by name."""
+"""Each parameter of another server is honoured by a schema, or refused by name."""
 
 from __future__ import annotations
 

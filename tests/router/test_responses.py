@@ -85,7 +85,7 @@ async def test_text_answer(client: httpx.AsyncClient, engine: FakeEngine) -> Non
 
 
 async def test_input_items_become_messages(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     found = await post(client, tools=[TOOL], reasoning={"effort": "low"})
     reasoning, message, first, second = found["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
@@ -105,7 +105,7 @@ async def test_input_items_become_messages(client: httpx.AsyncClient, engine: Fa
 async def test_stream_has_openais_events(
     client: httpx.AsyncClient, engine: FakeEngine, step: int
 ) -> None:
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     engine.step = step
     answer = await client.post(ROUTE, json=body(tools=[TOOL], stream=True))
     assert answer.headers["content-type"] == "text/event-stream"
@@ -154,7 +154,7 @@ async def test_stream_has_openais_events(
 async def test_empty_answer_is_an_empty_message(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say("")
+    engine.reply_with("")
     [item] = (await post(client))["output"]
     assert item["content"][0]["text"] == ""
 
@@ -189,7 +189,7 @@ async def test_failed_stream_ends_with_response_failed(
 
 async def test_conversation_is_rendered(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     """What a response gave is sent back as it came."""
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     output = (await post(client, tools=[TOOL]))["output"]
     calls = [item for item in output if item["type"] == "function_call"]
     await post(
@@ -265,7 +265,7 @@ class TestOpenAI:
     async def test_client_loops_with_tools(
         self, ai: openai.AsyncOpenAI, engine: FakeEngine
     ) -> None:
-        engine.say(CALL, "It rains.")
+        engine.reply_with(CALL, "It rains.")
         talk: list[Any] = [{"role": "user", "content": "hi"}]
         found = await ai.responses.create(model="tgi", input=talk, tools=[TOOL])
         [call] = found.output
@@ -279,7 +279,7 @@ class TestOpenAI:
     async def test_stream_has_openais_events(
         self, ai: openai.AsyncOpenAI, engine: FakeEngine
     ) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         stream = await ai.responses.create(model="tgi", input="hi", tools=[TOOL], stream=True)
         found = [event async for event in stream]
         text = "".join(e.delta for e in found if e.type == "response.output_text.delta")
@@ -290,7 +290,7 @@ class TestOpenAI:
     async def test_stream_helper_accumulates_events(
         self, ai: openai.AsyncOpenAI, engine: FakeEngine
     ) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         async with ai.responses.stream(model="tgi", input="hi", tools=[TOOL]) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_response()

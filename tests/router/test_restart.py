@@ -1,4 +1,4 @@
-"""An engine that is started again: its limits are taken, and adapters of HTTP are loaded again."""
+"""After a restart of the engine its limits apply, and dynamic adapters are restored."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ class TestLimits:
         answer = await client.post("/generate", json=native(new_tokens=20))
         assert answer.status_code == 422
         assert "must be <= 8" in answer.json()["error"]
-        told = (await client.get("/info")).json()
-        assert (told["max_input_tokens"], told["max_total_tokens"]) == (7, 8)
+        reported = (await client.get("/info")).json()
+        assert (reported["max_input_tokens"], reported["max_total_tokens"]) == (7, 8)
         shown = (await client.get("/metrics")).text
         assert "\ntgi_batch_max_total_tokens 32\n" in shown
         assert 'num_blocks="2"' in shown
         assert await status(client, native(new_tokens=3)) == 200
-        (said,) = warnings(caplog)
+        (warning,) = warnings(caplog)
         for change in ("max_input_tokens 7 (was 63)", "max_total_tokens 8 (was 64)"):
-            assert change in said
+            assert change in warning
 
     async def test_limits_of_a_larger_engine_apply(
         self, client: httpx.AsyncClient, engine: FakeEngine
@@ -236,9 +236,9 @@ class TestAdapters:
         answer = await client.post("/generate", json=native("bad"))
         assert answer.status_code == 422
         assert "does not exist; adapters: one" in answer.json()["error"]
-        (said,) = warnings(caplog)
-        assert "adapter bad: dropped" in said
-        assert "its files are gone" in said
+        (warning,) = warnings(caplog)
+        assert "adapter bad: dropped" in warning
+        assert "its files are gone" in warning
         engine.loading.clear()
         engine.restart()
         assert await status(client, native("one")) == 200

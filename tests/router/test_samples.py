@@ -1,4 +1,4 @@
-"""Several samples of one prompt: best_of and n, their seeds, shapes, shares and failures."""
+"""Several samples of one prompt: best_of and n, their seeds, answers, usage and failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestBestOf:
         self, client: httpx.AsyncClient, engine: FakeEngine, chances: tuple, winner: int
     ) -> None:
         """The mean, not the sum: the longer text is not worse for its length."""
-        replies = engine.say("a", "the quick brown fox jumps")
+        replies = engine.reply_with("a", "the quick brown fox jumps")
         engine.chances = list(chances)
         answer = await client.post("/generate", json=native(details=True, top_n_tokens=2))
         details = answer.json()["details"]
@@ -55,7 +55,7 @@ class TestBestOf:
     async def test_headers_describe_the_winner(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        replies = engine.say("the quick brown fox jumps", "a")
+        replies = engine.reply_with("the quick brown fox jumps", "a")
         engine.chances = [-2.0, -1.0]
         headers = (await client.post("/generate", json=native())).headers
         assert headers["x-generated-tokens"] == str(len(replies[1]))
@@ -75,7 +75,7 @@ class TestBestOf:
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         """Per prompt, best first, indexed anew; all that was generated is paid for."""
-        replies = engine.say("a", "b", "c", "d", "e", "f")
+        replies = engine.reply_with("a", "b", "c", "d", "e", "f")
         engine.chances = [-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]
         body = {"prompt": ["x", "y"], "n": 2, "best_of": 3}
         answer = await client.post(COMPLETIONS, json=body)
@@ -91,7 +91,7 @@ class TestN:
     async def test_chats_have_several_choices(
         self, client: httpx.AsyncClient, engine: FakeEngine, logprobs: bool
     ) -> None:
-        replies = engine.say("one", "two two", "three")
+        replies = engine.reply_with("one", "two two", "three")
         body = {"messages": USER, "n": 3, "logprobs": logprobs}
         answer = await client.post(CHAT, json=body)
         found = answer.json()
@@ -114,7 +114,7 @@ class TestN:
     async def test_streamed_chats_have_several_choices(
         self, client: httpx.AsyncClient, engine: FakeEngine, usage: bool
     ) -> None:
-        replies = engine.say("one", "two two", "three")
+        replies = engine.reply_with("one", "two two", "three")
         options = {"include_usage": usage}
         body = {"messages": USER, "n": 3, "stream": True, "stream_options": options}
         *chunks, done = events((await client.post(CHAT, json=body)).text)
@@ -138,7 +138,7 @@ class TestN:
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
         """The samples of the first prompt come first."""
-        engine.say("a", "b", "c", "d")
+        engine.reply_with("a", "b", "c", "d")
         body = {"prompt": ["x", "y"], "n": 2, "echo": True, "stream": stream}
         answer = await client.post(COMPLETIONS, json=body)
         texts = ["", "", "", ""]
@@ -211,7 +211,7 @@ class TestFailures:
         body: dict,
         stream: bool,
     ) -> None:
-        engine.say("the quick brown fox jumps over the lazy dog")
+        engine.reply_with("the quick brown fox jumps over the lazy dog")
         engine.failure, engine.fail_after, engine.fails = "broken", 1, {2}
         engine.gate = asyncio.Semaphore(5)  # they go on side by side, not to an end
         if stream and ("best_of" in body or route == "/generate"):

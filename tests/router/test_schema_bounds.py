@@ -1,4 +1,4 @@
-"""Every field of every request has a bound: of its length, its number, its range or its depth."""
+"""Every field of every request has a bound of its length, number, range or depth."""
 
 from __future__ import annotations
 

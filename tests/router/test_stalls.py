@@ -33,15 +33,15 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Characters of each call of the tokenizer on a long text, and whether on the loop."""
     seen: list[tuple[int, bool]] = []
     loop = threading.get_ident()
-    encode = windowed_encoding._encode
+    spans = Tokenizer.spans
 
     def watched(
-        tokenizer: Tokenizer, text: str, start: int, stop: int
+        self: Tokenizer, text: str, add_special_tokens: bool = True
     ) -> list[windowed_encoding.Span]:
-        seen.append((min(stop, len(text)) - start, threading.get_ident() == loop))
-        return encode(tokenizer, text, start, stop)
+        seen.append((len(text), threading.get_ident() == loop))
+        return spans(self, text, add_special_tokens)
 
-    monkeypatch.setattr(windowed_encoding, "_encode", watched)
+    monkeypatch.setattr(Tokenizer, "spans", watched)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Stop strings cost what their text costs, and their length is bounded, on every route."""
+"""The length and the cost of stop strings are bounded on every route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests ask their answers to be, from HTTP to the engine's door."""
+"""Structured output, from HTTP to the engine's request."""
 
 from __future__ import annotations
 
@@ -292,14 +292,14 @@ async def test_grammar_that_the_engine_rejects_is_an_invalid_request(
     assert answer.json()["error"]["param"] == "guided_regex"
     assert cause in answer.json()["error"]["message"]
     engine.fail_after = 1
-    *_, told, _done = events(
+    *_, reported, _done = events(
         (await client.post("/v1/completions", json={**body, "stream": True})).text
     )
-    assert told["error"]["type"] == "invalid_request_error"
-    assert cause in told["error"]["message"]
+    assert reported["error"]["type"] == "invalid_request_error"
+    assert cause in reported["error"]["message"]
     native = {"inputs": "hi", "parameters": {"grammar": NATIVE[0]}}
-    *_, told = events((await client.post("/generate_stream", json=native)).text)
-    assert told["error_type"] == "validation"
+    *_, reported = events((await client.post("/generate_stream", json=native)).text)
+    assert reported["error_type"] == "validation"
 
 
 async def test_killed_workers_are_not_an_invalid_request(
@@ -487,7 +487,7 @@ class TestTools:
 
 
 async def test_clients_can_constrain_answers(url: str, engine: FakeEngine) -> None:
-    engine.say('{"a": 1}')
+    engine.reply_with('{"a": 1}')
     ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
     whole = await ai.chat.completions.create(
         model="tgi",

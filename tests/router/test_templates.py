@@ -1,4 +1,4 @@
-"""Chat templates of checkpoints that take more than they may: the router goes on."""
+"""Chat templates of checkpoints that exceed their limits do not affect other requests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_slow_template_does_not_delay_others(url: str) -> None:
 async def test_number_of_template_processes_is_limited(
     client: httpx.AsyncClient, state: RouterState
 ) -> None:
-    """Of many at once, two take their time; the others are told to come back."""
+    """Of many at once, two take their time; the others get Retry-After."""
     template = state.text.chat_template
     assert template is not None
     start = time.monotonic()
@@ -84,7 +84,7 @@ async def test_number_of_template_processes_is_limited(
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) >= 6
     assert int(refused[0].headers["retry-after"]) >= 1
-    assert len(template._pool._all) <= LIMITS.processes
+    assert len(template.pool.process_ids) <= LIMITS.processes
     assert state.admission.in_flight == 0
 
 
@@ -94,11 +94,11 @@ async def test_killed_process_is_not_a_template_error(
     template = state.text.chat_template
     assert template is not None
     assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
-    (child,) = template._pool._all
-    os.kill(child.pid, signal.SIGSTOP)
+    (pid,) = template.pool.process_ids
+    os.kill(pid, signal.SIGSTOP)
     asked = asyncio.ensure_future(client.post(ROUTE, json=chat("hi")))
     await asyncio.sleep(0.1)
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     assert (await asked).status_code == 200
 
 
@@ -107,9 +107,9 @@ async def test_failure_to_start_a_process_is_503(
 ) -> None:
     template = state.text.chat_template
     assert template is not None
-    (child,) = template._pool._all
-    os.kill(child.pid, signal.SIGKILL)
-    await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    (pid,) = template.pool.process_ids
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     answer = await client.post(ROUTE, json=chat("hi"))
     assert answer.status_code == 503

@@ -48,7 +48,7 @@ async def test_generate_has_timing_headers(client: httpx.AsyncClient, engine: Fa
 
 
 async def test_details_describe_the_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    (ids,) = engine.say("hi 🤗")
+    (ids,) = engine.reply_with("hi 🤗")
     parameters = {"details": True, "do_sample": True, "seed": 7}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
     details = answer.json()["details"]
@@ -131,7 +131,7 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, engine: Fa
 
 
 async def test_seeds_are_used_and_reported(client: httpx.AsyncClient) -> None:
-    """Drawn and told when sampling, none when greedy."""
+    """Drawn and reported when sampling, absent when greedy."""
     sampled = {"inputs": "x", "parameters": {"do_sample": True, "details": True}}
     seeds = {
         (await client.post("/generate", json=sampled)).json()["details"]["seed"] for _ in range(8)
@@ -174,8 +174,8 @@ async def test_return_full_text_prepends_the_prompt(client: httpx.AsyncClient) -
 async def test_stop_string_remains_in_the_text(
     client: httpx.AsyncClient, engine: FakeEngine, step: int
 ) -> None:
-    """The stop string spans tokens; behind it nothing comes, and the engine is told."""
-    engine.say("read_json(path): return")
+    """The stop string spans tokens; nothing follows it, and the sequence is cancelled."""
+    engine.reply_with("read_json(path): return")
     engine.step = step
     parameters = {"stop": ["n(pa"], "details": True}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
@@ -189,7 +189,7 @@ async def test_stop_string_remains_in_the_text(
 async def test_stop_string_in_the_last_token_is_reported_as_length(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     count = len(ids) - 1
     parameters = {"stop": ["world"], "max_new_tokens": count, "details": True}
     answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
@@ -209,7 +209,7 @@ async def test_incomplete_character_becomes_a_replacement_character(
 async def test_stream_has_one_event_per_token(
     client: httpx.AsyncClient, engine: FakeEngine, step: int
 ) -> None:
-    (ids,) = engine.say("hi 🤗!")
+    (ids,) = engine.reply_with("hi 🤗!")
     engine.step = step
     answer = await client.post("/generate_stream", json={"inputs": "ab"})
     assert answer.status_code == 200
@@ -245,7 +245,7 @@ async def test_stream_ends_with_details(client: httpx.AsyncClient, engine: FakeE
 async def test_stream_ends_at_a_stop_string_with_the_full_text(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say("one two three")
+    engine.reply_with("one two three")
     parameters = {"stop": ["tw"], "return_full_text": True}
     body = {"inputs": "Count: ", "parameters": parameters}
     found = events((await client.post("/generate_stream", json=body)).text)
@@ -297,7 +297,7 @@ def test_max_new_tokens_beyond_the_context_is_cut_as_in_tgi(engine: FakeEngine) 
 async def test_full_text_in_each_event(
     client: httpx.AsyncClient, engine: FakeEngine, step: int
 ) -> None:
-    (ids,) = engine.say("hi 🤗 there")
+    (ids,) = engine.reply_with("hi 🤗 there")
     engine.step = step
     body = {"inputs": "ab", "parameters": {"full_text": True, "details": True}}
     found = events((await client.post("/generate_stream", json=body)).text)
@@ -312,7 +312,7 @@ async def test_full_text_in_each_event(
 async def test_full_text_ends_where_the_stop_string_does(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say("one two three")
+    engine.reply_with("one two three")
     parameters = {"full_text": True, "stop": ["tw"], "return_full_text": True}
     body = {"inputs": "Count: ", "stream": True, "parameters": parameters}
     found = events((await client.post("/", json=body)).text)

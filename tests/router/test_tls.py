@@ -1,4 +1,4 @@
-"""HTTPS."""
+"""TLS on the HTTP port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/tokenize and /chat_tokenize: what the model would be given."""
+"""/tokenize and /chat_tokenize."""
 
 from __future__ import annotations
 

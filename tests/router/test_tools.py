@@ -111,7 +111,7 @@ def add_up(chunks: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.tgi_pain(6)
 async def test_calls_are_parsed(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     found = await message(client)
     assert found["reason"] == "tool_calls"
     assert found["content"] == "Let me see."
@@ -126,7 +126,7 @@ async def test_calls_are_parsed(client: httpx.AsyncClient, engine: FakeEngine) -
 
 
 async def test_a_call_alone_has_no_content(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(CALL)
+    engine.reply_with(CALL)
     found = await message(client)
     assert found["content"] is None
     assert "reasoning" not in found
@@ -135,7 +135,7 @@ async def test_a_call_alone_has_no_content(client: httpx.AsyncClient, engine: Fa
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 1000])
 async def test_calls_are_streamed(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
     """However many tokens come at a time, the chunks add up to the same message."""
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     engine.step = step
     answer = await client.post(ROUTE, json=body(stream=True))
     *chunks, done = events(answer.text)
@@ -176,7 +176,7 @@ async def test_any_split_of_the_tokens_gives_the_same_message(
 async def test_text_streams_until_a_call_may_begin(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say("a < b <tool or not")
+    engine.reply_with("a < b <tool or not")
     *chunks, _ = events((await client.post(ROUTE, json=body(stream=True))).text)
     found = add_up(chunks)
     assert (found["content"], found["reason"]) == ("a < b <tool or not", "stop")
@@ -185,7 +185,7 @@ async def test_text_streams_until_a_call_may_begin(
 
 async def test_every_sample_has_its_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for stream in (False, True):
-        engine.say(CALL, "no")
+        engine.reply_with(CALL, "no")
         answer = await client.post(ROUTE, json=body(n=2, stream=stream, logprobs=True))
         if stream:
             chunks = events(answer.text)[:-1]
@@ -206,7 +206,7 @@ async def test_every_sample_has_its_calls(client: httpx.AsyncClient, engine: Fak
 async def test_parallel_tool_calls_false_allows_one_call(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say(f"{CALL}{CALL}")
+    engine.reply_with(f"{CALL}{CALL}")
     assert len((await message(client, parallel_tool_calls=False))["tool_calls"]) == 1
     assert len((await message(client, parallel_tool_calls=True))["tool_calls"]) == 2
 
@@ -214,7 +214,7 @@ async def test_parallel_tool_calls_false_allows_one_call(
 async def test_cut_off_call_has_finish_reason_length(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    [ids] = engine.say(CALL)
+    [ids] = engine.reply_with(CALL)
     found = await message(client, max_tokens=len(ids) - 12)
     assert found["reason"] == "length"
     [call] = found["tool_calls"]
@@ -226,7 +226,7 @@ async def test_cut_off_call_has_finish_reason_length(
 async def test_beginning_of_a_second_call_is_not_text(
     client: httpx.AsyncClient, engine: FakeEngine, left: int
 ) -> None:
-    [ids] = engine.say(f"{CALL}\n{CALL}")
+    [ids] = engine.reply_with(f"{CALL}\n{CALL}")
     found = await message(client, max_tokens=len(ids) // 2 + left)
     assert found["reason"] == "length"
     assert not found["content"]
@@ -237,7 +237,7 @@ async def test_beginning_of_a_second_call_is_not_text(
 async def test_without_tools_markers_are_text(
     client: httpx.AsyncClient, engine: FakeEngine, choice: dict[str, Any]
 ) -> None:
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     found = await message(client, **choice)
     assert found["content"] == f"Let me see.\n{CALL}\n{CALL}"
     assert found["reasoning"] == "Hm."
@@ -248,7 +248,7 @@ async def test_without_tools_markers_are_text(
 async def test_conversation_with_calls_is_rendered(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     answered = await message(client)
     answered.pop("reason")
     call = answered["tool_calls"][0]
@@ -272,7 +272,7 @@ class TestReasoning:
     async def test_template_can_open_the_reasoning(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say("because</think>\n\nyes")
+        engine.reply_with("because</think>\n\nyes")
         kwargs = {"enable_thinking": True}
         found = await message(client, chat_template_kwargs=kwargs, tools=None)
         assert prompt_of(engine).endswith("assistant\n<think>\n")
@@ -288,7 +288,7 @@ class TestReasoning:
     async def test_reasoning_can_be_excluded(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         found = await message(client, include_reasoning=False)
         assert "reasoning" not in found
         assert found["content"] == "Let me see."
@@ -309,7 +309,7 @@ async def test_reasoning_opened_by_the_prompt_is_recognised(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     messages = [*USER, {"role": "assistant", "content": "<think>so "}]
-    engine.say("far</think>good")
+    engine.reply_with("far</think>good")
     found = await message(client, messages=messages, tools=None)
     assert prompt_of(engine).endswith("assistant\n<think>so ")
     assert (found["reasoning"], found["content"]) == ("far", "good")
@@ -430,7 +430,7 @@ class TestClients:
     async def test_openais_client_gets_calls(
         self, ai: openai.AsyncOpenAI, engine: FakeEngine
     ) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         answer = await ai.chat.completions.create(model="tgi", messages=USER, tools=[TOOL])
         choice = answer.choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -447,7 +447,7 @@ class TestClients:
     async def test_openais_stream_helper_accumulates_calls(
         self, ai: openai.AsyncOpenAI, engine: FakeEngine
     ) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         kinds = set()
         async with ai.chat.completions.stream(
             model="tgi", messages=USER, tools=[TOOL], stream_options={"include_usage": True}
@@ -466,7 +466,7 @@ class TestClients:
         assert final.usage is not None
 
     async def test_client_of_huggingface_hub_gets_calls(self, url: str, engine: FakeEngine) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         hub = AsyncInferenceClient(url, timeout=10)
         answer = await hub.chat_completion(USER, tools=[TOOL], tool_choice="auto")
         found = answer.choices[0].message

@@ -1,4 +1,4 @@
-"""Traces, as a collector gets them."""
+"""Traces as a collector receives them."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ async def test_request_is_a_span_with_its_stages(
     assert {span.trace_id.hex() for span in found} == {TRACE}
     assert whole.parent_span_id.hex() == PARENT
     assert whole.kind == 2, "a server's"
-    told = attributes(whole)
+    reported = attributes(whole)
     for name in ("total_time", "validation_time", "queue_time", "inference_time", "time_per_token"):
-        assert DURATION.fullmatch(told[name]), name
-    assert told["queue_time"] == "2ms"
-    assert told["seed"] == str(2**63 + 5)
-    assert told["request_id"] == "mine-1"
-    assert told["http.route"] == route
-    assert told["http.response.status_code"] == 200
-    assert told["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt_ids)
-    assert told["gen_ai.usage.output_tokens"] == len(engine.replies[0])
-    assert told["gen_ai.response.finish_reasons"] == ["eos_token"]
+        assert DURATION.fullmatch(reported[name]), name
+    assert reported["queue_time"] == "2ms"
+    assert reported["seed"] == str(2**63 + 5)
+    assert reported["request_id"] == "mine-1"
+    assert reported["http.route"] == route
+    assert reported["http.response.status_code"] == 200
+    assert reported["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt_ids)
+    assert reported["gen_ai.usage.output_tokens"] == len(engine.replies[0])
+    assert reported["gen_ai.response.finish_reasons"] == ["eos_token"]
     assert "marzipan" not in str(found)
     time = whole.start_time_unix_nano
     for stage in stages:

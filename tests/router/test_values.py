@@ -1,4 +1,4 @@
-"""How many values a body may hold, how deep, and what else bodies may not be."""
+"""Bounds of the values of a body, and bodies that are not valid."""
 
 from __future__ import annotations
 

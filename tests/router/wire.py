@@ -1,4 +1,4 @@
-"""The app behind the router's own protocol, and clients that write bytes of their own."""
+"""The app behind the router's own protocol, and clients that write raw bytes."""
 
 from __future__ import annotations
 

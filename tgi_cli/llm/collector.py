@@ -15,7 +15,7 @@ from tgi_cli.llm.engine import InProcessEngine, RequestGroup, RequestUpdate
 from tgi_cli.llm.options import GenerationOptions, Prompt
 from tgi_cli.llm.outputs import Completion, Piece
 from tgi_cli.process.progress import ProgressReporter
-from tgi_cli.text.sequence_text import SequenceText
+from tgi_cli.text.sequence_text import PromptLogprobTable, SequenceText
 from tgi_cli.text.stop import StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -46,8 +46,7 @@ class Collector:
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._top_logprobs: list[dict[int, float]] = []
-        self._prompt_logprobs: list[float] = []
-        self._prompt_top: list[dict[int, float]] = []
+        self._prompt_scores = PromptLogprobTable()
         self._logits: dict[int, NDArray[np.float32]] = {}
         self._error = ""
         self._cached_tokens = 0
@@ -74,9 +73,8 @@ class Collector:
         if batch.started is not None:
             self._queue_seconds = batch.started.queue_ns / 1e9
             self._cached_tokens = batch.started.cached_tokens
-        for scores in batch.prompt_logprobs:
-            self._prompt_logprobs += scores.logprobs
-            self._prompt_top += map(_by_token, scores.top_ids, scores.top_logprobs)
+        for run in batch.prompt_logprobs:
+            self._prompt_scores.take(run)
         for logits in batch.logits:
             for offset, row in enumerate(logits.values):
                 self._logits[logits.start + offset] = row
@@ -114,7 +112,8 @@ class Collector:
         first = first or self
         prompt, request = self.prompt, self.request
         size = len(prompt.ids)
-        scored = first.request.prompt_logprobs is not None
+        num_tops = first.request.prompt_logprobs
+        scores = first._prompt_scores
         return Completion(
             request_id=request.request_id,
             prompt_index=prompt.index,
@@ -129,8 +128,8 @@ class Collector:
             stop=self._text.stop,
             error=self._error,
             cached_tokens=self._cached_tokens,
-            prompt_logprobs=first._prompt_logprobs if scored else None,
-            prompt_top_logprobs=first._prompt_top if first.request.prompt_logprobs else [],
+            prompt_logprobs=None if num_tops is None else list(scores.logprobs),
+            prompt_top_logprobs=[_by_token(*top) for top in scores.tops] if num_tops else [],
             context_logits=(first._rows(0, size) if first.request.return_context_logits else None),
             generation_logits=(
                 self._rows(size - 1, size - 1 + len(self._token_ids))
@@ -150,7 +149,7 @@ class Collector:
         return np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
 
-def _by_token(ids: list[int], logprobs: list[float]) -> dict[int, float]:
+def _by_token(ids: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
     return dict(zip(ids, logprobs, strict=True))
 
 

@@ -165,6 +165,16 @@ class WorkerPool:
         job.add_done_callback(self._given_up)
         return await asyncio.wrap_future(job)
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Ids of the processes that have been started."""
+        return [child.pid for child in list(self._all)]
+
+    @property
+    def num_idle(self) -> int:
+        """Number of processes that wait for a job."""
+        return len(self._idle)
+
     def close(self) -> None:
         """Kill the processes; their jobs fail."""
         with self._changed:

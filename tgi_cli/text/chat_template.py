@@ -59,6 +59,7 @@ class ChatTemplate:
     Attributes:
         text: Sources of all templates.
         variables: Names that the templates use and do not set.
+        pool: The processes that render them.
 
     Raises:
         ChatTemplateError: A template is invalid, or compiling it exceeds the limits.
@@ -73,21 +74,21 @@ class ChatTemplate:
         self.text = "\n".join(sources.values())
         self._names = tuple(sources)
         self._warned = False
-        self._pool = WorkerPool(
+        self.pool = WorkerPool(
             "tgi_cli.text.template_process",
             {"sources": dict(sources), "special_tokens": dict(special_tokens)},
             limits,
             what="chat template",
         )
         try:
-            answer = self._pool.run(b'{"job": "variables"}')
+            answer = self.pool.run(b'{"job": "variables"}')
         except LimitError as error:
-            self._pool.close()
+            self.pool.close()
             raise ChatTemplateError(
                 f"the model's chat template takes {error} to compile"
             ) from error
         if "error" in answer:
-            self._pool.close()
+            self.pool.close()
             raise ChatTemplateError(f"the model's chat template is invalid: {answer['error']}")
         self.variables: frozenset[str] = frozenset(answer["variables"])
 
@@ -160,7 +161,7 @@ class ChatTemplate:
         continued = is_continued(messages, continue_final_message)
         job = self._job(messages, tools, continued, add_generation_prompt, variables)
         try:
-            answer = self._pool.run(job)
+            answer = self.pool.run(job)
         except LimitError as error:
             raise self._beyond(f"takes {error} to render") from error
         return self._text_of(answer, continued)
@@ -182,14 +183,14 @@ class ChatTemplate:
         else:
             job = self._job(*arguments)
         try:
-            answer = await self._pool.run_async(job)
+            answer = await self.pool.run_async(job)
         except LimitError as error:
             raise self._beyond(f"takes {error} to render") from error
         return self._text_of(answer, continued)
 
     def close(self) -> None:
         """End the processes, which end with this object, too."""
-        self._pool.close()
+        self.pool.close()
 
     def _job(
         self,

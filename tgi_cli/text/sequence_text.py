@@ -1,11 +1,11 @@
-"""The text of one generated sequence, from its tokens: the only place where ids become output."""
+"""Collects the outputs of one sequence: its text from its tokens, and its prompt's scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
 
-from tgi_cli.engine.messages import FinishReason
+from tgi_cli.engine.messages import FinishReason, PromptLogprobs
 from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.stop import StopBuffer, StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
@@ -126,3 +126,26 @@ class SequenceText:
         at_limit = limit is not None and self.num_tokens >= limit
         self.finish_reason = FinishReason.LENGTH if at_limit else FinishReason.STOP_SEQUENCE
         return stop if self._cut_at is CutAt.AFTER_STOP else ""
+
+
+class PromptLogprobTable:
+    """The log-probabilities of one prompt, as parallel lists from token 1 on.
+
+    Attributes:
+        logprobs: Log-probability of each token after the first, from 32-bit floats.
+        tops: Ids and log-probabilities of the likeliest alternatives.
+    """
+
+    __slots__ = ("logprobs", "tops")
+
+    def __init__(self) -> None:
+        self.logprobs: list[float] = []
+        self.tops: list[tuple[Sequence[int], Sequence[float]]] = []
+
+    def take(self, run: PromptLogprobs) -> None:
+        """Append a run; one that starts earlier (of a recomputed prompt) replaces the rest."""
+        index = run.start - 1
+        self.logprobs[index:] = run.logprobs
+        top_ids = run.top_ids or [[]] * len(run.logprobs)
+        top_logprobs = run.top_logprobs or [[]] * len(run.logprobs)
+        self.tops[index:] = zip(top_ids, top_logprobs, strict=True)

@@ -60,31 +60,31 @@ _TOO_SLOW = "it takes too long to follow: the same text can be read in too many 
 class Matcher:
     """Implements :class:`tgi_cli.engine.step.GrammarMatcher`."""
 
-    __slots__ = ("_canonical", "_slow", "error", "native")
+    __slots__ = ("_canonical", "_slow", "error", "inner")
 
-    def __init__(self, native: llguidance.LLMatcher, canonical: bool) -> None:
-        self.native = native
+    def __init__(self, inner: llguidance.LLMatcher, canonical: bool) -> None:
+        self.inner = inner
         self.error = ""
         self._canonical = canonical
         self._slow = 0
 
     @property
     def stopped(self) -> bool:
-        return not self.error and self.native.is_stopped()
+        return not self.error and self.inner.is_stopped()
 
     def accept(self, token_id: int) -> bool:
         start = time.thread_time()
-        accepted = self.native.consume_token(token_id)
+        accepted = self.inner.consume_token(token_id)
         self.took(time.thread_time() - start)
         return not self.error and (accepted or not self.failed())
 
     def forced(self) -> list[int]:
-        return self.native.compute_ff_tokens() if self._canonical else []
+        return self.inner.compute_ff_tokens() if self._canonical else []
 
     def failed(self) -> bool:
         """Whether it has an error, which is stored the first time."""
-        if not self.error and self.native.is_error():
-            self.error = _reason(self.native)
+        if not self.error and self.inner.is_error():
+            self.error = _reason(self.inner)
         return bool(self.error)
 
     def took(self, seconds: float) -> None:
@@ -174,14 +174,14 @@ class LLGuidance:
         if count < _PARALLEL or self._look_for_slow:
             self._look_for_slow = False
             for index, matcher in enumerate(known):
-                matcher.native.unsafe_compute_mask_ptr(address + index * size, size)
+                matcher.inner.unsafe_compute_mask_ptr(address + index * size, size)
                 end = time.thread_time()
                 matcher.took(end - start)
                 start = end
         else:
             if self._fillers is None:
                 self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
-            pairs = [(matcher.native, index) for index, matcher in enumerate(known)]
+            pairs = [(matcher.inner, index) for index, matcher in enumerate(known)]
             begun = time.monotonic()
             self._fillers.unsafe_compute_mask_ptr(pairs, address, size, count)
             # On several threads, it is not known which of them it was.
@@ -244,9 +244,9 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     return content
 
 
-def _reason(native: llguidance.LLMatcher) -> str:
+def _reason(inner: llguidance.LLMatcher) -> str:
     """The reason for a matcher's error state."""
-    line = _first_line(native.get_error())
+    line = _first_line(inner.get_error())
     return _NO_TOKEN if line == NOTHING_FITS else limit_passed(line) or line
 
 

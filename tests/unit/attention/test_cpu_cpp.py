@@ -38,7 +38,7 @@ def make(
     return attention
 
 
-def test_it_is_taken_where_it_can_be() -> None:
+def test_the_cpp_backend_is_chosen_where_it_supports_the_model() -> None:
     def taken(
         *specs: KVSpec,
         block_size: int = 16,
@@ -59,7 +59,7 @@ def test_it_is_taken_where_it_can_be() -> None:
         assert taken(KVSpec(2, 64)) is CpuAttention
 
 
-def test_it_says_what_it_cannot_do() -> None:
+def test_unsupported_models_and_dtypes_are_refused() -> None:
     with pytest.raises(ValueError, match="for bfloat16 on a CPU"):
         create_attention("native", [KVSpec(2, 72)], 16, BF16, CPU)
     with pytest.raises(ValueError, match="for bfloat16 on a CPU"):

@@ -155,7 +155,7 @@ def test_sinks_without_torch_s_private_kernel(
     Batch(BATCHES["everything"], 6, 2, torch.float32, **scoring).check(attention, 0, 1e-5)
 
 
-def test_this_torch_has_the_kernel_that_tells_its_sums() -> None:
+def test_torch_has_the_kernel_that_returns_log_sums() -> None:
     assert cpu_scores._fused_with_sums is not None
 
 
@@ -265,7 +265,7 @@ def rows_add_up_alike(fused: bool, dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize("scoring", [{}, *SCORINGS.values()], ids=["neither", *SCORINGS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 40, 128])
-def test_a_token_comes_out_alike_whatever_shares_its_step(
+def test_a_token_does_not_depend_on_the_other_sequences_of_its_step(
     scoring: dict[str, Any], dtype: torch.dtype, window: int | None
 ) -> None:
     lonely = Lonely(KVSpec(2, 80, window), dtype, scoring)

@@ -378,7 +378,7 @@ def test_padded_decodes(
         before = now
 
 
-def test_what_cannot_be_padded_is_refused() -> None:
+def test_steps_that_cannot_be_padded_are_refused() -> None:
     load = Workload([(1, 20), (1, 30), (3, 3)])
     attention = load.backend("triton")
     with pytest.raises(ValueError, match="decode_buffers first"):

@@ -156,7 +156,7 @@ def test_an_8_bit_cache_loses_no_more_than_its_rounding(
 
 
 @pytest.mark.parametrize("cache_dtype", FP8)
-def test_numbers_are_kept_in_8_bits_as_torch_keeps_them(cache_dtype: torch.dtype) -> None:
+def test_8_bit_numbers_are_stored_as_torch_stores_them(cache_dtype: torch.dtype) -> None:
     """With one key its value is the output: every bfloat16 number goes there and comes back."""
     attention = cpp_attention(KVSpec(256, 256), cache_dtype)
     numbers = torch.arange(65536).to(torch.int16).view(BF16).view(1, 256, 256)
@@ -212,7 +212,7 @@ def workloads(draw: st.DrawFn) -> tuple[int | None, Batch]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(workloads())
-def test_follows_the_oracle(workload: tuple[int | None, Batch]) -> None:
+def test_random_workloads_equal_the_reference(workload: tuple[int | None, Batch]) -> None:
     window, batch = workload
     spec = KVSpec(batch.keys[0].shape[1], batch.dim, window)
     oracle, ours = (broken(make(backend, [spec], BF16)) for backend in ("torch", "native"))
@@ -259,7 +259,7 @@ class Lonely:
 
 @without_and_with
 @pytest.mark.parametrize("window", [None, 40, 600])
-def test_a_token_comes_out_alike_whatever_shares_its_step(
+def test_a_token_does_not_depend_on_the_other_sequences_of_its_step(
     scoring: dict[str, Any], window: int | None
 ) -> None:
     lonely = Lonely(KVSpec(2, 80, window), 1100, 6, scoring)

@@ -42,7 +42,7 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build.build(tmp_path)
 
 
-def test_the_compilers_message_is_told(
+def test_the_compilers_message_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: dict[str, ctypes.CDLL]
 ) -> None:
     sources = tmp_path / "cpp"
@@ -78,7 +78,7 @@ def test_torch_does_where_nothing_was_compiled(
     assert library._load.__wrapped__() is None
 
 
-def test_a_library_that_cannot_be_loaded_is_passed_over(
+def test_an_unloadable_library_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build, "supported", lambda: True)

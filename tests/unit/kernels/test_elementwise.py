@@ -83,7 +83,7 @@ def test_rotation(dims: int, rotated: int, norm: torch.dtype | None) -> None:
             assert torch.equal(ours[..., rotated:], qkv[..., rotated:])
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_nan_stays_in_its_row() -> None:
     x = bf16(3, 64)
     x[1, 5] = float("nan")
     normed = ops.rms_norm(x, torch.ones(64).bfloat16(), 1e-5)

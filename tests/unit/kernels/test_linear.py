@@ -103,7 +103,7 @@ def test_rows_are_those_that_were_packed(level: str, out: int, inputs: int) -> N
 
 
 @pytest.mark.parametrize("wrong", [70, -1, 2**40, -(2**63)])
-def test_rows_that_there_are_not_are_refused(level: str, wrong: int) -> None:
+def test_rows_out_of_range_are_refused(level: str, wrong: int) -> None:
     matrix = pack_bf16(noise(70, 36))
     for ids in ([wrong], [0, 69, wrong, 3]):
         with pytest.raises(IndexError, match=f"row {wrong} of a weight that has 70"):
@@ -194,7 +194,7 @@ def test_rows_may_have_any_stride(level: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["bf16", "8", "4/32"])
-def test_what_is_no_number_stays_in_its_row(level: str, how: str) -> None:
+def test_nan_affects_only_its_own_row(level: str, how: str) -> None:
     matrix, weight = make(40, 67, how)
     for rows in (3, 30):
         x = numbers(rows, 67)

@@ -7,7 +7,7 @@ import pytest
 from tgi_cli.launcher.backoff import FIRST_SECONDS, LONGEST_SECONDS, WINDOW_SECONDS, Restarts
 
 
-def test_waits_double_up_to_the_longest() -> None:
+def test_waits_double_up_to_a_bound() -> None:
     restarts = Restarts(9, draw=lambda: 1.0)
     waits = [restarts.next(0.0) for _ in range(9)]
     assert waits[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS]
@@ -19,14 +19,14 @@ def test_half_of_a_wait_is_random(draw: float, share: float) -> None:
     assert Restarts(1, draw=lambda: draw).next(0.0) == FIRST_SECONDS * share
 
 
-def test_there_are_so_many_within_the_window_and_no_more() -> None:
+def test_restarts_within_the_window_are_limited() -> None:
     restarts = Restarts(3)
     assert all(restarts.next(now) is not None for now in (0.0, 1.0, 2.0))
     assert restarts.next(3.0) is None
     assert restarts.tried == 3
 
 
-def test_what_ran_for_longer_than_the_window_starts_anew() -> None:
+def test_restarts_before_the_window_do_not_count() -> None:
     restarts = Restarts(2, draw=lambda: 1.0)
     assert restarts.next(0.0) == FIRST_SECONDS
     assert restarts.next(10.0) == 2 * FIRST_SECONDS
@@ -35,5 +35,5 @@ def test_what_ran_for_longer_than_the_window_starts_anew() -> None:
     assert restarts.next(3 * WINDOW_SECONDS) == FIRST_SECONDS
 
 
-def test_none_is_none() -> None:
+def test_zero_restarts_allow_none() -> None:
     assert Restarts(0).next(0.0) is None

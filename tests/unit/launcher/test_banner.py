@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_name_everything_once() -> None:
+def test_text_has_a_line_per_setting() -> None:
     out = io.StringIO()
     banner.show(banner.rows(ServeConfig(model_id="m"), LARGE, URL), out)
     lines = {line[:14].strip(): line[14:].strip() for line in out.getvalue().splitlines()}
@@ -54,7 +54,7 @@ def test_lines_name_everything_once() -> None:
     }
 
 
-def test_a_terminal_gets_a_frame_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
@@ -77,7 +77,7 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (said["url"], said["start_seconds"]) == (URL, 1.25)
 
 
-def test_people_get_a_line_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_a_curl_command(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("launcher")
     banner.announce(ServeConfig(model_id="m"), INFO, URL, 1.25, key=True)
     said = capsys.readouterr().err

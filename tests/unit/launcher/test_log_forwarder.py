@@ -38,7 +38,7 @@ def said_by(script: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, A
     return lines
 
 
-def test_log_lines_pass_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_are_forwarded_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     script = """
 import logging, warnings
 from tgi_cli import logging as logs
@@ -54,7 +54,7 @@ warnings.warn("old", DeprecationWarning)
     assert warned["target"] == "py.warnings"
 
 
-def test_anything_else_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_lines_become_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
     script = r"""
 import os
 os.write(2, b'[W123 gloo.cpp:1] \xff odd\n\n{"timestamp": "half a li')
@@ -64,7 +64,7 @@ os.write(2, b'[W123 gloo.cpp:1] \xff odd\n\n{"timestamp": "half a li')
     assert line["fields"]["message"] == '[W123 gloo.cpp:1] � odd\n{"timestamp": "half a li'
 
 
-def test_the_order_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     script = """
 import logging, sys
 from tgi_cli import logging as logs
@@ -77,7 +77,7 @@ for number in range(3):
     assert said == ["said 0", "printed 0", "said 1", "printed 1", "said 2", "printed 2"]
 
 
-def test_so_do_crashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_crashes_become_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
     script = """
 import ctypes, threading
 from tgi_cli import logging as logs

@@ -52,7 +52,7 @@ def test_the_count_is_read(tmp_path: Path, files: dict[str, str], found: Kills |
     assert kills(tmp_path) == found
 
 
-def test_only_a_count_that_grew_is_evidence() -> None:
+def test_only_a_growing_count_explains_a_kill() -> None:
     two, four = Kills(2, "this machine"), Kills(4, "this machine")
     assert "killed 2 processes of this machine because memory ran out" in explain(two, four)
     assert "memory did not run out" in explain(two, two)

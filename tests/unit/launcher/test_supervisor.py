@@ -162,15 +162,15 @@ def exits(status: int) -> str:
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, 6, 7])
-def test_the_code_of_a_server_that_says_why_is_passed_on(stage: Stage, status: int) -> None:
+def test_the_exit_code_of_a_reported_error_is_passed_on(stage: Stage, status: int) -> None:
     assert stage.run(exits(status), WAITS) == status
 
 
-def test_a_server_that_fails_otherwise_gives_its_own_code(stage: Stage) -> None:
+def test_an_unexplained_end_of_the_server_has_its_own_code(stage: Stage) -> None:
     assert stage.run(exits(1), WAITS) == ExitCode.SHARD_FAILED
 
 
-def test_a_router_that_fails_otherwise_gives_its_own_code(stage: Stage) -> None:
+def test_an_unexplained_end_of_the_router_has_its_own_code(stage: Stage) -> None:
     assert stage.run(WAITS, exits(1)) == ExitCode.ROUTER_FAILED
 
 
@@ -186,7 +186,7 @@ KILLED = "import os; os.kill(os.getpid(), 9)"
     ],
 )
 @pytest.mark.parametrize("role", ["server", "router"])
-def test_of_one_that_was_killed_what_is_known_is_said(
+def test_a_killed_child_is_explained(
     stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     role: str,
@@ -207,18 +207,18 @@ def test_of_one_that_was_killed_what_is_known_is_said(
     assert said in caught.value.remedy
 
 
-def test_a_child_that_ends_in_silence_is_named(stage: Stage) -> None:
+def test_an_unexpected_end_names_the_child(stage: Stage) -> None:
     with pytest.raises(RouterError, match="router ended unexpectedly"):
         stage.run(WAITS, exits(0))
 
 
-def test_it_is_ready_when_health_says_so(stage: Stage) -> None:
+def test_it_is_ready_once_health_succeeds(stage: Stage) -> None:
     signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS) == ExitCode.OK
     assert stage.ready.exists()
 
 
-def test_health_is_asked_over_tls_where_that_is_spoken(stage: Stage, tmp_path: Path) -> None:
+def test_health_is_requested_over_tls(stage: Stage, tmp_path: Path) -> None:
     both = CertificateFiles.make(tmp_path).both
     signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS.replace("False", f"{str(both)!r}"), tls=True) == ExitCode.OK
@@ -236,13 +236,13 @@ def test_ctrl_c_before_it_was_ready_is_an_interruption(stage: Stage) -> None:
     assert not stage.ready.exists()
 
 
-def test_the_router_drains_before_the_server_is_told(stage: Stage) -> None:
+def test_the_router_drains_before_the_server_stops(stage: Stage) -> None:
     signal_when(stage.both_up, signal.SIGTERM)
     assert stage.run(WAITS, WAITS) == ExitCode.OK
     assert stage.ended.read_text().split() == ["router", "server"]
 
 
-def test_a_second_signal_ends_it_now(stage: Stage) -> None:
+def test_a_second_signal_stops_at_once(stage: Stage) -> None:
     signal_when(stage.both_up, signal.SIGTERM, signal.SIGTERM)
     assert stage.run(STUBBORN, STUBBORN, grace=250.0) == ExitCode.INTERRUPTED
 
@@ -256,7 +256,7 @@ def test_a_router_that_does_not_end_in_time_is_killed(
     assert stage.ended.read_text().split() == ["server"]
 
 
-def test_the_probe_wants_health_not_just_a_port(stage: Stage) -> None:
+def test_the_probe_needs_a_health_response(stage: Stage) -> None:
     """Something that accepts and never answers well is not ready."""
     unwell = ANSWERS.replace("200 if", "503 if")
 
@@ -274,7 +274,7 @@ def test_the_probe_wants_health_not_just_a_port(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("fault", [DEAD, STOPPED, STUCK], ids=["dead", "stopped", "stuck"])
-def test_a_server_that_is_lost_while_it_serves_is_started_again(
+def test_a_server_that_dies_while_serving_is_restarted(
     stage: Stage, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     signal_when(lambda: "serving again" in caplog.text, signal.SIGTERM)
@@ -291,9 +291,7 @@ def test_a_server_that_is_lost_while_it_serves_is_started_again(
     assert "(try 1 of 1)" in caplog.text
 
 
-def test_one_that_cannot_come_back_at_once_is_tried_again(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_restart_is_retried(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it says itself: it has served before."""
     script = LIVES.replace("FAULT", DEAD).replace("False", str(int(ExitCode.OUT_OF_MEMORY)))
     signal_when(lambda: "serving again" in caplog.text and stage.lives() == 3, signal.SIGTERM)
@@ -302,20 +300,20 @@ def test_one_that_cannot_come_back_at_once_is_tried_again(
     assert "ended with code 6; restarting it" in caplog.text
 
 
-def test_one_that_dies_too_often_ends_all(stage: Stage) -> None:
+def test_too_many_deaths_end_everything(stage: Stage) -> None:
     script = LIVES.replace("life == 1", "True").replace("FAULT", DEAD)
     with pytest.raises(ShardError, match=r"killed by SIGKILL, after 2 restarts within 10 min"):
         stage.run(script, ANSWERS, most=2)
     assert stage.lives() == 3
 
 
-def test_without_restarts_the_first_death_is_the_last(stage: Stage) -> None:
+def test_without_restarts_a_death_ends_everything(stage: Stage) -> None:
     with pytest.raises(ShardError, match=r"the server was killed by SIGKILL$"):
         stage.run(LIVES.replace("FAULT", DEAD), ANSWERS)
     assert stage.lives() == 1
 
 
-def test_a_signal_between_two_lives_ends_it_in_order(
+def test_a_signal_between_restarts_stops_in_order(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backoff, "FIRST_SECONDS", 250.0)
@@ -325,7 +323,7 @@ def test_a_signal_between_two_lives_ends_it_in_order(
     assert stage.lives() == 1
 
 
-def test_a_router_that_does_not_answer_any_more_is_killed(stage: Stage) -> None:
+def test_an_unresponsive_router_is_killed(stage: Stage) -> None:
     stop = "if pathlib.Path(READY).exists(): os.kill(os.getpid(), signal.SIGSTOP)"
     stops = "import pathlib, signal, os\n" + textwrap.dedent(ANSWERS).replace(
         "def do_GET(self):", f"def do_GET(self):\n        {stop}"
@@ -334,7 +332,7 @@ def test_a_router_that_does_not_answer_any_more_is_killed(stage: Stage) -> None:
         stage.run(LIVES.replace("FAULT", "pass"), stops, most=1, timeout=0.8)
 
 
-def test_what_a_child_has_started_ends_with_it(stage: Stage) -> None:
+def test_grandchildren_end_with_their_parent(stage: Stage) -> None:
     """Even what is stopped, or deaf."""
     script = """
         import os, signal, subprocess, sys, time

@@ -31,11 +31,11 @@ class Looks:
         return cause
 
 
-def test_an_idle_server_that_runs_is_well_for_ever() -> None:
+def test_an_idle_server_never_counts_as_hung() -> None:
     assert Looks().after(1000, SERVING) == ""
 
 
-def test_one_that_does_not_run_is_not_even_if_it_is_idle() -> None:
+def test_an_idle_server_without_heartbeats_counts_as_hung() -> None:
     looks = Looks()
     assert looks.after(int(TIMEOUT), SERVING, beats=False) == ""
     assert looks.after(3, SERVING, beats=False) == (
@@ -50,20 +50,20 @@ def test_requests_without_a_step_are_a_hang() -> None:
     assert looks.after(3, busy) == "no step of the engine has ended for 10 s while requests wait"
 
 
-def test_steps_are_progress_however_many_requests_wait() -> None:
+def test_finished_steps_are_progress() -> None:
     looks = Looks()
     for step in range(5):
         assert looks.after(9, replace(SERVING, live=100, progress=step)) == ""
 
 
-def test_an_idle_time_between_requests_does_not_count() -> None:
+def test_idle_time_does_not_count() -> None:
     looks = Looks()
     for _ in range(5):
         assert looks.after(8, replace(SERVING, live=1)) == ""
         assert looks.after(1, SERVING) == ""
 
 
-def test_one_whose_steps_are_long_gets_more_time() -> None:
+def test_long_steps_extend_the_timeout() -> None:
     slow = replace(SERVING, live=1, step_seconds=20.0)
     looks = Looks()
     assert looks.after(int(PATIENCE * 20), slow) == ""
@@ -71,7 +71,7 @@ def test_one_whose_steps_are_long_gets_more_time() -> None:
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.LOADING, State.WARMING_UP])
-def test_loading_takes_what_it_takes_and_may_hold_the_interpreter(state: State) -> None:
+def test_loading_may_take_long_and_skip_heartbeats(state: State) -> None:
     starting = replace(SERVING, state=state)
     assert Looks().after(1000, starting) == ""
     looks = Looks()
@@ -79,7 +79,7 @@ def test_loading_takes_what_it_takes_and_may_hold_the_interpreter(state: State) 
     assert "has not run for 60 s" in looks.after(3, starting, beats=False)
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
+def test_time_without_polls_does_not_count() -> None:
     """The launcher was stopped itself, or the machine slept."""
     looks = Looks()
     assert looks.after(5, replace(SERVING, live=1), beats=False) == ""

@@ -167,7 +167,7 @@ def test_stacked_experts_are_in_memory_once() -> None:
         assert own.data_ptr() == gate_up.weight[index].data_ptr()
 
 
-def test_the_host_learns_nothing_from_the_device() -> None:
+def test_the_host_does_not_wait_for_the_device() -> None:
     """Tensors without values show it: to read one is an error."""
     moe = MoE(
         Build(torch.bfloat16, Unquantized()),

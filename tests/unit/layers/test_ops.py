@@ -107,7 +107,7 @@ def test_activations_are_those_of_transformers(name: str) -> None:
     assert torch.equal(gate_up, before)
 
 
-def test_every_activation_that_a_config_may_name_is_here() -> None:
+def test_every_activation_of_a_config_is_implemented() -> None:
     assert set(ACTIVATIONS) <= set(ops.ACTIVATIONS)
 
 
@@ -204,7 +204,7 @@ def call_all() -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("_asked_anew")
-def test_cuda_gets_tritons_kernels_and_they_are_asked_for_once(
+def test_cuda_uses_triton_kernels_which_are_looked_up_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[str] = []

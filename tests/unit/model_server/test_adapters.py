@@ -118,7 +118,7 @@ async def test_an_unknown_name_is_refused_and_never_becomes_the_base(
     assert engine.inbox.empty()
 
 
-async def test_a_name_comes_back_with_another_id(
+async def test_a_reloaded_name_gets_a_new_id(
     client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     path = adapter(tmp_path / "one")
@@ -136,7 +136,7 @@ async def test_a_name_comes_back_with_another_id(
     assert taken.adapter_id == third.adapter_id
 
 
-async def test_what_cannot_be_loaded(
+async def test_adapters_that_cannot_be_loaded_are_refused(
     client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     path = adapter(tmp_path / "one")
@@ -167,7 +167,7 @@ async def test_what_cannot_be_loaded(
 
 
 @pytest.mark.parametrize("letter", ["n", "é", "\U0001f999"])
-async def test_what_is_too_long_is_refused_with_a_cause(
+async def test_names_and_paths_that_are_too_long_are_refused(
     client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path, letter: str
 ) -> None:
     """And not with "Stream removed", which is what a status too long for its header becomes."""
@@ -196,7 +196,7 @@ async def test_what_is_too_long_is_refused_with_a_cause(
     await load(client, engine, "n" * 256, path)
 
 
-async def test_only_so_many_are_loaded_at_once_and_others_are_still_answered(
+async def test_concurrent_loads_are_limited_and_other_calls_are_answered(
     client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     path = str(adapter(tmp_path / "one"))
@@ -213,7 +213,7 @@ async def test_only_so_many_are_loaded_at_once_and_others_are_still_answered(
     assert sorted((await client.list_adapters()).names) == ["0", "1", "2", "3"]
 
 
-async def test_another_client_sees_the_change_when_it_asks(
+async def test_another_client_sees_a_change_when_it_lists_adapters(
     client: GrpcEngineClient, engine: ScriptedEngine, socket_path: Path, tmp_path: Path
 ) -> None:
     other = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=10)
@@ -226,7 +226,7 @@ async def test_another_client_sees_the_change_when_it_asks(
     await asyncio.gather(other.close(), third.close())
 
 
-async def test_who_waits_hears_that_the_engine_has_ended(
+async def test_a_pending_load_fails_when_the_engine_ends(
     client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     path = str(adapter(tmp_path / "one"))
@@ -239,7 +239,7 @@ async def test_who_waits_hears_that_the_engine_has_ended(
         await client.load_adapter("one", path)
 
 
-async def test_an_adapter_of_another_base_is_worth_a_warning(
+async def test_an_adapter_of_another_base_logs_a_warning(
     client: GrpcEngineClient,
     engine: ScriptedEngine,
     tmp_path: Path,
@@ -257,7 +257,7 @@ class TestWithoutRoom:
     def max_loras(self) -> int:
         return 0
 
-    async def test_none_is_loaded(
+    async def test_loading_is_refused_when_adapters_are_off(
         self, client: GrpcEngineClient, engine: ScriptedEngine, tmp_path: Path
     ) -> None:
         assert client.adapters == Adapters()
@@ -267,7 +267,7 @@ class TestWithoutRoom:
         assert engine.inbox.empty()
 
 
-async def test_the_socket_opens_when_the_named_adapters_are_there(
+async def test_the_socket_opens_once_the_adapters_are_loaded(
     engine: ScriptedEngine, socket_path: Path, tmp_path: Path
 ) -> None:
     server = EngineServer(engine, INFO, max_loras=2)
@@ -286,7 +286,7 @@ async def test_the_socket_opens_when_the_named_adapters_are_there(
     server.stop()
 
 
-async def test_an_adapter_that_fails_is_the_end_of_the_start(
+async def test_an_adapter_that_fails_prevents_the_start(
     engine: ScriptedEngine, socket_path: Path, tmp_path: Path
 ) -> None:
     server = EngineServer(engine, INFO, max_loras=2)

@@ -64,7 +64,7 @@ def _said(**given: Any) -> list[str]:
     return [str(limit) for limit in found_limits(*_found(**given))]
 
 
-def test_nothing_was_set() -> None:
+def test_defaults_are_reported_with_reasons() -> None:
     assert _said() == [
         "max_total_tokens 2048: the model's context",
         "max_input_tokens 2047: max_total_tokens less one",
@@ -75,7 +75,7 @@ def test_nothing_was_set() -> None:
     ]
 
 
-def test_what_was_set_is_not_explained() -> None:
+def test_limits_of_the_user_are_not_reported() -> None:
     assert (
         _said(
             max_input_tokens=10,
@@ -115,7 +115,7 @@ def test_what_was_set_is_not_explained() -> None:
         ),
     ],
 )
-def test_every_reason_is_said(given: dict[str, Any], line: str) -> None:
+def test_each_limit_has_its_reason(given: dict[str, Any], line: str) -> None:
     assert line in _said(**given)
 
 
@@ -132,7 +132,7 @@ def test_every_reason_is_said(given: dict[str, Any], line: str) -> None:
         ({"batching": "inflight", "waiting_served_ratio": 0.5}, ""),
     ],
 )
-def test_dials_without_effect_are_said_once(
+def test_settings_without_effect_are_reported_once(
     given: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="tgi_cli"):
@@ -142,7 +142,7 @@ def test_dials_without_effect_are_said_once(
     assert words in "".join(said)
 
 
-def test_machines_read_names_and_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_have_name_and_value(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("model-server", "INFO", json_output=True)
     log_limits(*_found(json_output=True))
     lines = [json.loads(line)["fields"] for line in capsys.readouterr().err.splitlines()]
@@ -156,7 +156,7 @@ def test_machines_read_names_and_numbers(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[0]["message"] == "max_total_tokens 2048: the model's context"
 
 
-def test_people_read_the_line_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_lines_have_only_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("model-server", "INFO")
     log_limits(*_found())
     first = capsys.readouterr().err.splitlines()[0]

@@ -137,7 +137,7 @@ def test_totals_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load.steps == len(worker.steps) == 6
 
 
-def test_the_rule_reaches_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batching_policy_reaches_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt longer than a chunk: several steps with fused, one with inflight."""
     limits = {"max_batch_prefill_tokens": 50, "max_total_tokens": 256}
     _, fused = _served(monkeypatch, [range(120)], 2, **limits)
@@ -167,7 +167,7 @@ def test_every_step_is_logged_at_debug_level_only(
     ]
 
 
-def test_a_lost_shard_ends_the_server_and_tells_clients_why(
+def test_a_lost_shard_ends_the_server_and_clients_get_the_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lost in the middle of a step: the loop hears of it twice, clients once."""

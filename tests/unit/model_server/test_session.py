@@ -78,7 +78,9 @@ async def collect(stream: TokenStream) -> TokenBatch:
     return total
 
 
-async def test_info_is_the_engines(client: GrpcEngineClient, socket_path: Path) -> None:
+async def test_the_client_gets_the_engines_info(
+    client: GrpcEngineClient, socket_path: Path
+) -> None:
     assert client.info == INFO
     assert client.connected
     assert await asyncio.to_thread(fetch_info, f"unix:{socket_path}", 10) == INFO
@@ -139,7 +141,7 @@ async def test_two_clients_may_use_the_same_ids(
     await other.close()
 
 
-async def test_a_live_id_is_refused_and_its_first_owner_goes_on(
+async def test_a_live_id_is_refused_and_its_request_continues(
     engine: ScriptedEngine, server: EngineServer, socket_path: Path
 ) -> None:
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
@@ -193,7 +195,7 @@ async def test_a_request_that_cannot_run_never_reaches_the_engine(
     ("field", "value"),
     [("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("min_p", 2.0)],
 )
-async def test_bad_sampling_values_are_answered(
+async def test_invalid_sampling_values_end_the_request_with_an_error(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path, field: str, value: float
 ) -> None:
     message = codec.encode_submit(request(3))
@@ -290,7 +292,7 @@ async def test_a_half_closed_session_ends_with_its_last_request(
     assert tokens == [1, 2]
 
 
-def test_a_writer_that_is_behind_sends_one_message_for_many_steps() -> None:
+def test_a_slow_writer_merges_steps_into_one_message() -> None:
     session = ClientSession()
     for token in range(5):
         session.outgoing.put(StepOutputs([1], [token], [0.0], [[]], [[]]))
@@ -299,7 +301,7 @@ def test_a_writer_that_is_behind_sends_one_message_for_many_steps() -> None:
     assert [list(m.token_ids) for m in messages] == [[0, 1, 2, 3, 4]]
 
 
-async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
+async def test_streams_end_when_the_engine_is_gone_and_the_client_reconnects(
     engine: ScriptedEngine, socket_path: Path
 ) -> None:
     server = EngineServer(engine, INFO)
@@ -348,7 +350,7 @@ async def test_an_engine_that_goes_ends_streams_at_once_and_is_found_again(
     await asyncio.to_thread(server.stop)
 
 
-async def test_what_the_engine_cancels_of_itself_is_an_error_to_its_client(
+async def test_a_cancellation_by_the_engine_is_an_error(
     client: GrpcEngineClient, engine: ScriptedEngine
 ) -> None:
     stream = client.submit(request(1))
@@ -359,7 +361,7 @@ async def test_what_the_engine_cancels_of_itself_is_an_error_to_its_client(
     assert (await collect(stream)).finished == Finished(1, FinishReason.ERROR, STOPPING)
 
 
-async def test_draining_refuses_what_is_new_only(
+async def test_draining_refuses_only_new_requests(
     client: GrpcEngineClient, server: EngineServer, engine: ScriptedEngine
 ) -> None:
     old = client.submit(request(1))
@@ -375,7 +377,7 @@ async def test_draining_refuses_what_is_new_only(
     assert (await collect(old)).token_ids == [5]
 
 
-async def test_health_is_an_answer(
+async def test_health_is_whether_the_server_answers(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
     client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10)
@@ -387,7 +389,7 @@ async def test_health_is_an_answer(
 
 
 @pytest.mark.tgi_pain(15)
-async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it_moves(
+async def test_a_stalled_engine_ends_streams_until_it_makes_progress(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
     client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=1.0)
@@ -416,7 +418,7 @@ async def test_an_engine_that_stands_still_ends_its_streams_and_is_found_when_it
     await client.close()
 
 
-async def test_a_stillness_of_zero_is_never_too_long(
+async def test_a_stall_timeout_of_zero_never_ends_streams(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
     client = await GrpcEngineClient.connect(f"unix:{socket_path}", 10, stall_seconds=0.0)
@@ -426,14 +428,12 @@ async def test_a_stillness_of_zero_is_never_too_long(
     await client.close()
 
 
-async def test_nobody_there_is_an_error_in_time(socket_path: Path) -> None:
+async def test_connecting_times_out_without_a_server(socket_path: Path) -> None:
     with pytest.raises(ShardError, match="no model server answered"):
         await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=0.3)
 
 
-async def test_a_server_that_comes_late_is_waited_for(
-    engine: ScriptedEngine, socket_path: Path
-) -> None:
+async def test_connecting_waits_for_the_server(engine: ScriptedEngine, socket_path: Path) -> None:
     connecting = asyncio.create_task(GrpcEngineClient.connect(f"unix:{socket_path}", 20))
     await asyncio.sleep(0.2)
     server = EngineServer(engine, INFO)
@@ -467,7 +467,7 @@ async def test_many_streams_keep_their_tokens_apart(
         assert (await reader).token_ids == [(engine_id * 31 + n) % 100 for n in range(rounds)]
 
 
-async def test_nothing_stays_behind_in_the_server(
+async def test_ended_sessions_leave_no_state_in_the_server(
     client: GrpcEngineClient, server: EngineServer, engine: ScriptedEngine
 ) -> None:
     stream = client.submit(request(1))
@@ -485,7 +485,7 @@ async def test_nothing_stays_behind_in_the_server(
     assert not server._routes
 
 
-async def test_messages_beyond_grpcs_usual_limit_pass(
+async def test_messages_may_exceed_grpcs_default_limit(
     client: GrpcEngineClient, engine: ScriptedEngine
 ) -> None:
     stream = client.submit(request(1, grammar="x" * 5_000_000))

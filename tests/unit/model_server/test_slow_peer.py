@@ -101,7 +101,7 @@ async def test_a_model_server_that_is_stopped_for_a_while_keeps_its_streams(
         await client.close()
 
 
-async def test_one_that_hangs_is_given_up_after_the_watchdogs_time(
+async def test_a_hung_model_server_is_given_up_after_the_watchdog_timeout(
     server: tuple[Path, int],
 ) -> None:
     path, pid = server
@@ -118,7 +118,7 @@ async def test_one_that_hangs_is_given_up_after_the_watchdogs_time(
         await client.close()
 
 
-async def test_one_that_dies_is_noticed_at_once(server: tuple[Path, int]) -> None:
+async def test_a_killed_model_server_is_noticed_at_once(server: tuple[Path, int]) -> None:
     path, pid = server
     client = await GrpcEngineClient.connect(f"unix:{path}", timeout=20, stall_seconds=60)
     try:

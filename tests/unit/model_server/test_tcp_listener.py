@@ -1,23 +1,25 @@
-"""Sessions over TCP: in the clear, with TLS, and with somebody who is kept apart by it."""
+"""TCP addresses, and sessions over TCP: unencrypted, with TLS, and refused by TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tools.certificate_authority import Authority
 from tests.unit.model_server.fakes import INFO, ScriptedEngine, request, until
 from tests.unit.rpc.test_step_socket import generate
-from tgi_cli.errors import ShardError
+from tgi_cli.errors import AddressInUseError, ConfigError, ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
-from tgi_cli.model_server.tcp_listener import TcpListener
+from tgi_cli.model_server.tcp_listener import TcpListener, tcp_listener
 from tgi_cli.rpc import channel_options, tls_probe
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import GONE
@@ -115,15 +117,15 @@ async def test_a_session_is_the_same_over_tcp(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("wrong authority", "is signed by nobody in .*stranger.pem"),
+        ("wrong authority", "is not signed by an authority of .*stranger.pem"),
         ("another name", "is not for other.test"),
-        ("no certificate", "demands a certificate of its clients"),
+        ("no certificate", "requires client certificates"),
         ("wrong certificate", r"refuses the certificate .*stranger-router\.pem"),
-        ("plain against tls", "speaks TLS|closes the connection without a word"),
-        ("tls against plain", "speaks no TLS"),
+        ("plain against tls", "requires TLS|closes the connection without data"),
+        ("tls against plain", "does not use TLS"),
     ],
 )
-async def test_what_tls_keeps_apart_is_told(
+async def test_tls_failures_have_their_cause(
     start: Start, authority: Authority, stranger: Authority, kind: str, said: str
 ) -> None:
     theirs: TlsFiles | None = server_files(authority, clients=authority)
@@ -148,7 +150,7 @@ async def test_what_tls_keeps_apart_is_told(
     assert not server.sessions
 
 
-async def test_an_expired_certificate_of_the_server_is_told(
+async def test_an_expired_server_certificate_is_reported(
     start: Start, authority: Authority
 ) -> None:
     old = authority.issue("old", "127.0.0.1", expired=True)
@@ -157,7 +159,7 @@ async def test_an_expired_certificate_of_the_server_is_told(
         await GrpcEngineClient.connect(url, timeout=20, tls=client_files(authority))
 
 
-async def test_nobody_there_is_waited_for(
+async def test_a_refused_connection_is_retried(
     engine: ScriptedEngine, start: Start, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls_probe, "_PAUSE_SECONDS", 0.05)
@@ -201,7 +203,7 @@ class Relay:
         sink.close()
 
 
-async def test_a_cable_that_is_pulled_is_noticed_at_both_ends(
+async def test_a_broken_network_is_noticed_at_both_ends(
     engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = {
@@ -233,3 +235,88 @@ async def test_a_cable_that_is_pulled_is_noticed_at_both_ends(
             assert time.monotonic() - began < 30
         finally:
             await client.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "said"),
+    [
+        ("tcp://0.0.0.0:1", {}, "could command the model"),
+        ("gpu-7:1", {}, "could command the model"),
+        ("tcp://[::]:1", {}, "could command the model"),
+        ("tcp://0.0.0.0:1", {"certificate": True}, "could command the model"),
+        ("grpcs://127.0.0.1:1", {}, "needs a certificate"),
+        ("tcp://127.0.0.1:1", {"client_ca": True}, "no certificate of the server"),
+        (None, {"insecure": True}, "need --engine-listen"),
+        (None, {"certificate": True}, "need --engine-listen"),
+        ("http://127.0.0.1:1", {}, "is not an address of a model server"),
+    ],
+)
+def test_unsafe_listen_addresses_are_refused(
+    tmp_path: Path, url: str | None, more: dict[str, bool], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tcp_listener(url, **_files(tmp_path, more))
+
+
+@pytest.mark.parametrize(
+    ("url", "more"),
+    [
+        ("tcp://127.0.0.1:1", {}),
+        ("localhost:1", {}),
+        ("tcp://[::1]:1", {}),
+        ("tcp://0.0.0.0:1", {"insecure": True}),
+        ("tcp://0.0.0.0:1", {"certificate": True, "insecure": True}),
+        ("grpcs://0.0.0.0:1", {"certificate": True, "client_ca": True}),
+    ],
+)
+def test_safe_listen_addresses_are_accepted(
+    tmp_path: Path, url: str, more: dict[str, bool]
+) -> None:
+    listen = tcp_listener(url, **_files(tmp_path, more))
+    assert listen is not None
+    assert listen.port == 1
+    assert (listen.tls is not None) == ("certificate" in more)
+
+
+def _files(folder: Path, wanted: dict[str, bool]) -> dict[str, Any]:
+    authority = Authority(folder)
+    issued = authority.issue("server", "localhost")
+    said: dict[str, Any] = {name: yes for name, yes in wanted.items() if name == "insecure"}
+    if wanted.get("certificate"):
+        said |= {"certificate": issued.certificate, "key": issued.key}
+    if wanted.get("client_ca"):
+        said["client_ca"] = authority.certificate
+    return said
+
+
+def test_there_is_no_listener_without_an_address() -> None:
+    assert tcp_listener(None) is None
+
+
+def test_an_unavailable_address_is_an_error_before_a_model_is_loaded() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(AddressInUseError, match="is in use"),
+    ):
+        TcpListener("127.0.0.1", taken.getsockname()[1]).claim()
+    with pytest.raises(ConfigError, match="is not an address of this machine"):
+        TcpListener("192.0.2.1", 50051).claim()
+    with pytest.raises(ConfigError, match=r"no-such-host\.invalid"):
+        TcpListener("no-such-host.invalid", 50051).claim()
+    TcpListener("127.0.0.1", 0).claim()
+
+
+def test_an_exposed_unencrypted_address_logs_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Server:
+        def add_insecure_port(self, target: str) -> int:
+            return int(target.rpartition(":")[2])
+
+    with caplog.at_level(logging.INFO):
+        for host, level in (("0.0.0.0", logging.WARNING), ("127.0.0.1", logging.INFO)):
+            caplog.clear()
+            TcpListener(host, 5).add_to(Server())  # type: ignore[arg-type]
+            (record,) = caplog.records
+            assert record.levelno == level
+            assert record.getMessage() == f"listening on tcp://{host}:5, unencrypted"

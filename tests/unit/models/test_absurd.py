@@ -93,7 +93,7 @@ def test_experts_that_the_headers_contradict(tmp_path: Path) -> None:
             model_facts(read_config(tmp_path))
 
 
-def test_layers_and_words_of_a_model_of_transformers(tmp_path: Path) -> None:
+def test_layers_and_vocabulary_of_a_transformers_model_are_bounded(tmp_path: Path) -> None:
     make_checkpoint(FAMILIES["stablelm"], tmp_path)
     for key in ("num_hidden_layers", "vocab_size"):
         raw = (tmp_path / "config.json").read_text()
@@ -118,7 +118,7 @@ def test_random_weights_must_fit_the_memory(tmp_path: Path) -> None:
         load(num_hidden_layers=10**9)
 
 
-def test_no_model_that_transformers_knows_is_taken_for_absurd() -> None:
+def test_no_model_of_transformers_exceeds_the_size_limits() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     checked = 0
@@ -133,7 +133,7 @@ def test_no_model_that_transformers_knows_is_taken_for_absurd() -> None:
     assert checked > 100
 
 
-def test_what_headers_come_to(tmp_path: Path) -> None:
+def test_headers_are_summarized(tmp_path: Path) -> None:
     assert read_outline(tmp_path) is None
     make_llama(tmp_path)
     assert read_outline(tmp_path) == Outline(tensors=2 + 9 * 3, largest=256, stacked=0)
@@ -211,7 +211,7 @@ def test_an_index_names_files_beside_it_alone(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("pipe", ["model.safetensors", "x.safetensors"])
-def test_pipes_in_place_of_weights_are_not_waited_for(pipe: str, tmp_path: Path) -> None:
+def test_pipes_instead_of_weights_are_not_read(pipe: str, tmp_path: Path) -> None:
     make_llama(tmp_path, dtype=torch.float16)
     write(tmp_path, dtype=None)  # so that all files are asked
     (tmp_path / pipe).unlink(missing_ok=True)

@@ -67,7 +67,7 @@ def test_a_rank_that_the_weights_do_not_have(
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_a_scale_that_cannot_be(values: dict[str, Any], base: Path, tmp_path: Path) -> None:
+def test_an_invalid_scale_is_refused(values: dict[str, Any], base: Path, tmp_path: Path) -> None:
     folder = say(make_adapter(base, tmp_path / "a", modules=("q_proj",)), **values)
     table = LoraTable(1, 8, 16)
     model = load_model(read_config(base), torch.float32, torch.device("cpu"), lora=table)
@@ -101,7 +101,9 @@ def test_folders_of_the_system_are_no_adapters(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_pipes_in_place_of_an_adapters_files(name: str, base: Path, tmp_path: Path) -> None:
+def test_pipes_instead_of_an_adapters_files_are_refused(
+    name: str, base: Path, tmp_path: Path
+) -> None:
     folder = make_adapter(base, tmp_path / "a", modules=("q_proj",))
     (folder / name).unlink()
     os.mkfifo(folder / name)

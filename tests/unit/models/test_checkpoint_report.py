@@ -59,7 +59,7 @@ def test_widths_exceptions_and_what_is_plain(llama: Path, tmp_path: Path) -> Non
     assert "model.layers.1.mlp.down_proj: 8 bits, groups of 64" in text
 
 
-def test_what_cannot_be_read_is_refused(llama: Path, tmp_path: Path) -> None:
+def test_unreadable_quantization_is_refused(llama: Path, tmp_path: Path) -> None:
     layout = quantized.gptq(4, 32)
     write_quantized(llama, tmp_path, Layout({"quant_method": "exl2"}, layout.write))
     with pytest.raises(UnsupportedModelError, match="exl2"):

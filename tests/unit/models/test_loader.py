@@ -29,7 +29,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def test_shards_stand_side_by_side_in_merged_weights(
+def test_shards_are_adjacent_in_merged_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
@@ -143,7 +143,7 @@ def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
     assert len(calls) > 10
 
 
-def test_known_harmless_tensors_are_passed_over(tmp_path: Path) -> None:
+def test_known_unneeded_tensors_are_ignored(tmp_path: Path) -> None:
     make_llama(tmp_path, tie_word_embeddings=True)
     given = weights(tmp_path)
     given["lm_head.weight"] = given["model.embed_tokens.weight"].clone()
@@ -152,7 +152,7 @@ def test_known_harmless_tensors_are_passed_over(tmp_path: Path) -> None:
     load(tmp_path)
 
 
-def test_wrong_tensors_are_named_all_at_once(tmp_path: Path) -> None:
+def test_all_wrong_tensors_are_named_in_one_error(tmp_path: Path) -> None:
     make_llama(tmp_path)
     given = weights(tmp_path)
     for layer in range(3):

@@ -85,7 +85,7 @@ def said(model: CausalLM, dtype: torch.dtype) -> tuple[list[int], Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_quantized_head_says_what_its_codes_stand_for(
+def test_a_quantized_head_computes_with_the_values_of_its_codes(
     shards: int, tied: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     path = make(tmp_path / "plain", tied)
@@ -142,7 +142,7 @@ def test_the_plain_head_of_a_quantized_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
+def test_a_quantized_head_of_a_checkpoint_stays_quantized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, path = make(tmp_path / "plain", tied=False, vocab_size=256), tmp_path / "quantized"
@@ -159,9 +159,7 @@ def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
     )
 
 
-def test_where_no_kernel_takes_the_codes_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dequantized_weights_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make(tmp_path, tied=True)
     with caplog.at_level(logging.INFO), without_cpp_kernels():
         model = load(path, torch.float32)

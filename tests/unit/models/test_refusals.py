@@ -95,7 +95,7 @@ def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     assert "\n" not in caught.value.cause
 
 
-def test_a_name_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OddForCausalLM"]}))
     with pytest.raises(UnsupportedModelError, match="OddForCausalLM is not known") as caught:
         model_facts(read_config(tmp_path))
@@ -153,7 +153,7 @@ def _call(module: nn.Module | None = None, **changed: Any) -> AttentionContext:
     return context
 
 
-def test_what_a_layer_asks_for_is_recorded() -> None:
+def test_the_arguments_of_attention_are_recorded() -> None:
     (spec,) = _call().specs
     assert (spec.num_kv_heads, spec.head_dim, spec.window) == (2, 16, BLOCK_SIZE)
 
@@ -182,7 +182,9 @@ def _meta(*shape: int) -> Tensor:
         ({"scaling": _meta(1)}, "learned scale"),
     ],
 )
-def test_layers_that_ask_for_more_are_refused(changed: dict[str, Any], reason: str) -> None:
+def test_layers_with_unsupported_attention_are_refused(
+    changed: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(Unsupported, match=reason):
         _call(**changed)
 
@@ -206,7 +208,7 @@ T = 73
         (lambda x: torch.einsum("btd,bte->bde", x, x), "sums up tokens"),
     ],
 )
-def test_tokens_may_not_meet_outside_of_attention(
+def test_models_that_mix_tokens_outside_of_attention_are_refused(
     compute: Callable[[Tensor], Any], reason: str
 ) -> None:
     with pytest.raises(Unsupported, match=reason), _TokenMixingDetector(T):
@@ -227,6 +229,6 @@ def test_tokens_may_not_meet_outside_of_attention(
         lambda x: x.repeat_interleave(2, dim=1),
     ],
 )
-def test_each_token_may_do_what_it_likes(compute: Callable[[Tensor], Any]) -> None:
+def test_operations_within_tokens_are_allowed(compute: Callable[[Tensor], Any]) -> None:
     with _TokenMixingDetector(T):
         compute(_meta(1, T, 16))

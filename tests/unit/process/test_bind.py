@@ -29,7 +29,7 @@ def test_a_served_port_is_an_error_with_its_own_code() -> None:
     assert "--port" in caught.value.remedy
 
 
-def test_a_port_whose_server_has_just_gone_may_be_taken_over() -> None:
+def test_a_port_can_be_reused_at_once() -> None:
     with bind.bind("127.0.0.1", 0) as sock:
         sock.listen()
         address = bind.local_address(sock)
@@ -41,12 +41,12 @@ def test_a_port_whose_server_has_just_gone_may_be_taken_over() -> None:
 
 
 @pytest.mark.parametrize("hostname", ["no such host", "203.0.113.7", "x" * 300])
-def test_an_address_that_is_not_ours_is_an_error(hostname: str) -> None:
+def test_an_address_of_another_machine_is_an_error(hostname: str) -> None:
     with pytest.raises(ConfigError, match="--hostname"):
         bind.bind(hostname, 0)
 
 
-def test_people_are_told_an_address_that_they_can_open() -> None:
+def test_the_reported_address_can_be_opened() -> None:
     with bind.bind("0.0.0.0", 0) as sock:
         host, port = bind.local_address(sock)
     assert host == "127.0.0.1"

@@ -43,7 +43,7 @@ def read_until(heartbeat: SharedHeartbeat, state: State) -> HeartbeatReading:
     return reading
 
 
-def test_another_process_shows_its_heartbeat() -> None:
+def test_a_child_writes_its_heartbeat() -> None:
     heartbeat = SharedHeartbeat.create()
     assert heartbeat.read() == HeartbeatReading(0, State.STARTING, 0, 0, 0.0)
     child = subprocess.Popen(
@@ -66,7 +66,7 @@ def test_another_process_shows_its_heartbeat() -> None:
         heartbeat.close_fd()
 
 
-def test_what_is_served_is_told() -> None:
+def test_the_engines_info_is_published() -> None:
     heartbeat = SharedHeartbeat.create()
     assert heartbeat.published() is None
     info = replace(INFO, model_id="org/m\u00f6del " + 4096 * "x", revision="")
@@ -77,13 +77,13 @@ def test_what_is_served_is_told() -> None:
     heartbeat.close_fd()
 
 
-def test_without_a_watcher_nothing_is_done() -> None:
+def test_a_writer_without_a_heartbeat_does_nothing() -> None:
     with HeartbeatWriter(None).beating() as writer:
         writer.publish(asdict(INFO))
         writer.enter(State.SERVING)
 
 
-def test_what_is_no_heartbeat_is_an_error() -> None:
+def test_an_invalid_descriptor_is_an_error() -> None:
     with pytest.raises(ConfigError, match="descriptor 10000 is not"):
         SharedHeartbeat.attach(10_000)
     reading, writing = os.pipe()
@@ -95,7 +95,7 @@ def test_what_is_no_heartbeat_is_an_error() -> None:
         os.close(writing)
 
 
-def test_stillness_counts_while_somebody_looks() -> None:
+def test_only_polled_time_counts_as_a_stall() -> None:
     still = StallDetector(longest=2.0)
     assert [still.poll(1, now) for now in (0.0, 1.0, 2.0)] == [0.0, 1.0, 2.0]
     assert still.poll(1, 1000.0) == 4.0, "nobody looked for long"
@@ -106,6 +106,6 @@ def test_stillness_counts_while_somebody_looks() -> None:
     assert still.poll(2, 1006.0) == 0.0
 
 
-def test_a_slow_engine_is_allowed_more() -> None:
+def test_slow_steps_extend_the_timeout() -> None:
     assert allowed_seconds(60.0, 0.0) == 60.0
     assert allowed_seconds(60.0, 30.0) == 120.0

@@ -30,7 +30,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_it_is_private_and_goes_with_its_server(base: Path) -> None:
+def test_the_folder_is_private_and_removed_afterwards(base: Path) -> None:
     with runtime_folder() as folder:
         assert folder.parent == base
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -39,7 +39,7 @@ def test_it_is_private_and_goes_with_its_server(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_swept_and_a_running_one_is_left_alone(base: Path) -> None:
+def test_folders_of_killed_servers_are_removed_but_not_those_in_use(base: Path) -> None:
     with runtime_folder() as running:
         dead = base / "tgi-dead"
         dead.mkdir(mode=0o700)
@@ -52,27 +52,27 @@ def test_what_a_killed_server_left_is_swept_and_a_running_one_is_left_alone(base
             assert running.exists()
 
 
-def test_a_folder_with_anything_else_in_it_is_not_ours_to_remove(base: Path) -> None:
+def test_a_folder_with_other_files_is_not_removed(base: Path) -> None:
     with runtime_folder() as folder:
         (folder / "notes.txt").touch()
     assert (folder / "notes.txt").exists()
 
 
-def test_a_base_too_long_for_a_socket_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_path_too_long_for_a_socket_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="tgi-test-" + "x" * 90) as long:
         monkeypatch.setenv("XDG_RUNTIME_DIR", long)
         with runtime_folder() as folder:
             assert not folder.is_relative_to(long)
 
 
-def test_the_halves_meet_where_only_their_user_may_enter(base: Path) -> None:
+def test_the_default_socket_is_in_a_private_folder(base: Path) -> None:
     base.chmod(0o700)
     assert default_uds_path() == base / "tgi" / SOCKET
     base.chmod(0o755)
     assert str(os.geteuid()) in default_uds_path().parent.name
 
 
-def test_what_the_server_has_put_there_goes_with_it(base: Path) -> None:
+def test_the_servers_files_are_removed_with_the_folder(base: Path) -> None:
     with runtime_folder() as folder:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(folder / "steps-0123"))  # of a router that was killed meanwhile

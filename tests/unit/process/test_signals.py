@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from tgi_cli.process.signals import delivered
 
 
-def test_signals_arrive_while_the_main_thread_runs_no_handler() -> None:
+def test_signals_are_delivered_while_the_main_thread_blocks() -> None:
     seen: SimpleQueue[signal.Signals] = SimpleQueue()
     before = signal.getsignal(signal.SIGUSR1)
     with delivered((signal.SIGUSR1, signal.SIGUSR2), seen.put):

@@ -63,7 +63,7 @@ def test_a_socket_in_use_is_an_error(folder: Path) -> None:
         assert path.exists()
 
 
-def test_the_socket_is_the_owners_alone_and_goes_with_the_server(folder: Path) -> None:
+def test_the_socket_is_private_and_removed_with_the_server(folder: Path) -> None:
     engine = ScriptedEngine()
     server = EngineServer(engine, INFO)
     server.start(folder / "engine.sock")

@@ -53,7 +53,7 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_process_is_started_when_it_is_needed_and_used_again(make: MakePool) -> None:
+def test_processes_start_on_demand_and_are_reused(make: MakePool) -> None:
     pool = make()
     assert pids(pool) == []
     first = pool.run(job(echo="ü \ud800"))
@@ -70,7 +70,7 @@ async def test_small_and_large_jobs_without_blocking(make: MakePool) -> None:
     assert len(pids(pool)) == 1
 
 
-def test_one_that_is_late_is_ended(make: MakePool) -> None:
+def test_a_job_that_exceeds_its_time_is_killed(make: MakePool) -> None:
     pool = make(seconds=0.3)
     pid = pool.run(job())["pid"]
     with pytest.raises(LimitError, match=r"^more than 0.3 s$"):
@@ -80,7 +80,7 @@ def test_one_that_is_late_is_ended(make: MakePool) -> None:
     assert pool.run(job())["pid"] != pid
 
 
-async def test_one_that_is_late_is_ended_without_blocking(make: MakePool) -> None:
+async def test_a_job_that_exceeds_its_time_is_killed_without_blocking(make: MakePool) -> None:
     pool = make(seconds=0.3)
     pid = (await pool.run_async(job()))["pid"]
     asked = asyncio.ensure_future(pool.run_async(job(sleep=60)))
@@ -99,7 +99,7 @@ async def test_one_that_is_late_is_ended_without_blocking(make: MakePool) -> Non
 @pytest.mark.parametrize(
     "asked", [{"take": 100}, {"loop": 1}, {"signal": signal.SIGABRT}, {"signal": signal.SIGSEGV}]
 )
-async def test_one_that_takes_too_much_is_at_fault(make: MakePool, asked: Any) -> None:
+async def test_a_job_that_exceeds_its_memory_fails(make: MakePool, asked: Any) -> None:
     """Whether Python says so, or a library aborts, or the stack cannot grow."""
     pool = make()
     with pytest.raises(LimitError, match=r"^more than 64 MB of memory$"):
@@ -120,7 +120,7 @@ def test_a_large_job_may_take_more(make: MakePool) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounded by what /proc says")
-def test_memory_that_is_held_is_given_back_with_the_process(make: MakePool) -> None:
+def test_a_process_that_holds_memory_is_replaced(make: MakePool) -> None:
     pool = make()
     pid = pool.run(job(hold=40))["pid"]
     assert pool.run(job())["pid"] != pid
@@ -128,9 +128,7 @@ def test_memory_that_is_held_is_given_back_with_the_process(make: MakePool) -> N
 
 
 @pytest.mark.parametrize("asked", [{"signal": signal.SIGKILL}, {"signal": signal.SIGTERM}])
-async def test_one_that_is_killed_from_outside_is_tried_once_more(
-    make: MakePool, asked: Any
-) -> None:
+async def test_a_job_is_retried_once_when_its_process_is_killed(make: MakePool, asked: Any) -> None:
     pool = make()
     with pytest.raises(WorkerError, match="tested processes are being killed: by signal"):
         pool.run(job(**asked))
@@ -142,7 +140,7 @@ async def test_one_that_is_killed_from_outside_is_tried_once_more(
 
 
 @pytest.mark.parametrize("way", ["run", "run_async"])
-async def test_a_job_whose_process_was_killed_is_done_by_another(make: MakePool, way: str) -> None:
+async def test_a_killed_process_does_not_fail_its_job(make: MakePool, way: str) -> None:
     pool = make()
     pid = pool.run(job())["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -163,7 +161,7 @@ async def test_a_job_whose_process_was_killed_is_done_by_another(make: MakePool,
     assert answer["pid"] != pid
 
 
-def test_one_that_died_while_idle_is_replaced(make: MakePool) -> None:
+def test_a_process_that_died_while_idle_is_replaced(make: MakePool) -> None:
     pool = make()
     pid = pool.run(job())["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -181,7 +179,7 @@ def test_a_defect_is_an_answer_and_ends_the_process(
     assert pool.run(job())["pid"] != pid
 
 
-async def test_several_at_once_and_no_more_than_that(make: MakePool) -> None:
+async def test_concurrent_jobs_are_limited_to_the_processes(make: MakePool) -> None:
     pool = make(processes=2, wait_seconds=0.3)
     await pool.run_async(job())
     slow = [asyncio.ensure_future(pool.run_async(job(sleep=1.5))) for _ in range(2)]
@@ -193,7 +191,7 @@ async def test_several_at_once_and_no_more_than_that(make: MakePool) -> None:
     assert (await pool.run_async(job()))["pid"] in pids(pool)
 
 
-async def test_large_jobs_leave_a_process_to_small_ones(make: MakePool) -> None:
+async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool) -> None:
     pool = make(processes=2)
     large = [
         asyncio.ensure_future(pool.run_async(job(sleep=1.0, echo="x" * 100_000))) for _ in range(3)
@@ -204,7 +202,7 @@ async def test_large_jobs_leave_a_process_to_small_ones(make: MakePool) -> None:
     assert len(await asyncio.gather(*large)) == 3
 
 
-async def test_jobs_that_are_given_up_leave_nothing_behind(make: MakePool) -> None:
+async def test_cancelled_jobs_leave_no_state(make: MakePool) -> None:
     pool = make()
     await pool.run_async(job())
     asked = [asyncio.ensure_future(pool.run_async(job(sleep=0.2))) for _ in range(4)]
@@ -217,7 +215,7 @@ async def test_jobs_that_are_given_up_leave_nothing_behind(make: MakePool) -> No
     assert len(pool._idle) == len(pids(pool)) == 1
 
 
-def test_no_process_can_be_started(
+def test_an_unstartable_process_is_an_error(
     make: MakePool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "python"
@@ -232,7 +230,7 @@ def test_no_process_can_be_started(
     assert pool.run(job())["pid"]
 
 
-def test_closing_ends_what_is_at_work(make: MakePool) -> None:
+def test_closing_ends_jobs_in_progress(make: MakePool) -> None:
     pool = make()
     pid = pool.run(job())["pid"]
     raised: list[Exception] = []
@@ -279,7 +277,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("state", ["busy", "idle"])
-def test_orphans_end_by_themselves(state: str) -> None:
+def test_orphaned_processes_exit(state: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ORPHANS, state], capture_output=True, text=True, timeout=60
     )

@@ -102,7 +102,7 @@ def steps(draw: st.DrawFn) -> StepOutputs:
     return outputs
 
 
-def test_every_field_of_the_contracts_is_carried() -> None:
+def test_the_wire_has_every_field_of_a_request() -> None:
     sampling = {name for name, f in SamplingParams.__dataclass_fields__.items() if f.init}
     assert sampling == set(SAMPLING)
     assert set(GenerationRequest.__dataclass_fields__) == set(REQUEST) | IN_PROCESS | ELSEWHERE
@@ -119,7 +119,7 @@ def test_every_field_of_the_contracts_is_carried() -> None:
         {"return_generation_logits": True},
     ],
 )
-def test_what_stays_in_the_engines_process_is_refused(wish: dict[str, Any]) -> None:
+def test_requests_that_need_the_engines_process_are_refused(wish: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="engine's process"):
         codec.encode_submit(request(1, **wish))
 

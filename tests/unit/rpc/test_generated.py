@@ -25,7 +25,7 @@ def _code(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PROTOS)
-def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_generated_code_is_up_to_date(name: str, tmp_path: Path) -> None:
     proto = f"tgi_cli/{name}.proto"
     status = protoc.main(
         [

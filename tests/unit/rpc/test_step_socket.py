@@ -46,7 +46,7 @@ async def generate(engine: ScriptedEngine, client: GrpcEngineClient) -> list[int
     return [token async for batch in stream for token in batch.token_ids]
 
 
-async def test_steps_come_by_a_socket_and_leave_nothing_in_the_folder(server, engine, folder):
+async def test_steps_use_a_socket_that_leaves_no_file(server, engine, folder):
     client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
     try:
         assert await generate(engine, client) == [5, 6, 7]
@@ -58,9 +58,7 @@ async def test_steps_come_by_a_socket_and_leave_nothing_in_the_folder(server, en
 
 
 @pytest.mark.parametrize("end", ["client", "server"])
-async def test_where_there_can_be_no_socket_steps_come_by_grpc(
-    monkeypatch, server, engine, folder, end
-):
+async def test_steps_use_grpc_without_a_private_folder(monkeypatch, server, engine, folder, end):
     if end == "client":
         monkeypatch.setattr(step_socket.Listener, "beside", lambda target: None)
     else:
@@ -87,7 +85,7 @@ async def test_a_client_that_is_gone_leaves_no_writer_behind(server, engine, fol
         await asyncio.sleep(0.01)
 
 
-def test_only_names_of_sockets_are_connected_to(folder):
+def test_only_valid_socket_names_are_connected_to(folder):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(folder / "engine.sock"))
         other.listen(1)
@@ -96,7 +94,7 @@ def test_only_names_of_sockets_are_connected_to(folder):
         assert step_socket.connect(folder, "steps-01234567") is None
 
 
-def test_sending_ends_where_nobody_reads():
+def test_sending_ends_when_the_reader_is_gone():
     ours, theirs = socket.socketpair()
     theirs.close()
     step_socket.send(ours, (pb.StepMessage(token_ids=[count]) for count in range(10)))
@@ -119,7 +117,7 @@ async def test_messages_arrive_whole_however_they_are_cut():
         await reader.ended
 
 
-async def test_a_message_that_cannot_be_taken_ends_the_reading_with_its_error():
+async def test_an_error_in_delivery_ends_the_connection():
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
 

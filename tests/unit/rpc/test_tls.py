@@ -25,7 +25,7 @@ BOTH_ENDS = pytest.mark.parametrize("server", [True, False], ids=["server", "cli
 
 
 @BOTH_ENDS
-def test_what_was_issued_is_taken(authority: Authority, folder: Path, server: bool) -> None:
+def test_valid_tls_files_are_accepted(authority: Authority, folder: Path, server: bool) -> None:
     issued = authority.issue("good", "localhost")
     TlsFiles(issued.certificate, issued.key, authority.certificate).check(server)
     together = folder / "together.pem"
@@ -34,16 +34,14 @@ def test_what_was_issued_is_taken(authority: Authority, folder: Path, server: bo
     TlsFiles(together, None, authority.certificate).check(server)
 
 
-def test_who_names_nothing_wants_none() -> None:
+def test_there_is_no_tls_without_files() -> None:
     assert tls_files() is None
     assert tls_files(server_name="x") == TlsFiles(server_name="x")
     TlsFiles().check(server=False)
 
 
 @BOTH_ENDS
-def test_an_expired_certificate_is_told_before_anybody_connects(
-    authority: Authority, server: bool
-) -> None:
+def test_an_expired_certificate_is_refused_at_the_start(authority: Authority, server: bool) -> None:
     old = authority.issue("old", "localhost", expired=True)
     with pytest.raises(ConfigError, match=r"old\.pem: certificate has expired"):
         TlsFiles(old.certificate, old.key).check(server)
@@ -76,7 +74,7 @@ def test_a_key_that_the_group_may_write_is_refused(authority: Authority) -> None
         TlsFiles(issued.certificate, issued.key).check(server=True)
 
 
-def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
+def test_invalid_tls_files_are_refused(folder: Path) -> None:
     made = CertificateFiles.make(folder)
     for path in (made.key, made.other_key, made.locked, made.both):
         path.chmod(0o600)
@@ -88,7 +86,7 @@ def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
         (TlsFiles(None, made.key), "--engine-tls-key has no certificate"),
         (TlsFiles(made.cert, made.other_key), "the key is of another certificate"),
         (TlsFiles(made.cert, made.locked), r"--engine-tls-key .*(encrypted|decrypt)"),
-        (TlsFiles(text, made.key), "it is no PEM file"),
+        (TlsFiles(text, made.key), "it is not a PEM file"),
         (TlsFiles(made.cert, made.key, text), r"--engine-tls-client-ca .*text\.pem: there is no"),
         (TlsFiles(made.cert, made.key, folder / "x"), "--engine-tls-client-ca .*x: No such file"),
     ):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tests.unit.text import tiny
 from tgi_cli import demo
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windowed_encoding import WINDOW_CHARACTERS, encode_in_windows
+from tgi_cli.text.windowed_encoding import WINDOW_CHARACTERS, Span, encode_in_windows
 from tgi_cli.text.workers import TextWorkers
 
 _RANDOM = random.Random(0)
@@ -77,7 +77,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TEXTS)
-def test_windows_have_the_tokens_of_the_whole(
+def test_windows_give_the_tokens_of_the_whole_text(
     tokenizer: Tokenizer, name: str, special: bool
 ) -> None:
     text = TEXTS[name]
@@ -100,7 +100,7 @@ class _Odd:
         return self._tokenizer.spans(text, add_special_tokens)
 
 
-def test_windows_that_do_not_agree_grow_up_to_the_whole(tokenizer: Tokenizer) -> None:
+def test_disagreeing_windows_grow_up_to_the_whole_text(tokenizer: Tokenizer) -> None:
     odd = _Odd(tokenizer)
     text = "a b c d " * 2_000
     found = list(chain.from_iterable(encode_in_windows(odd, text, False, window=1024)))  # type: ignore[arg-type]
@@ -113,18 +113,14 @@ class TestWorkers:
     @pytest.fixture
     def encoded(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """How many characters the tokenizer was given in each call."""
-        from tgi_cli.text import windowed_encoding
-
         seen: list[int] = []
-        encode = windowed_encoding._encode
+        spans = Tokenizer.spans
 
-        def watched(
-            tokenizer: Tokenizer, text: str, start: int, stop: int
-        ) -> list[windowed_encoding.Span]:
-            seen.append(min(stop, len(text)) - start)
-            return encode(tokenizer, text, start, stop)
+        def watched(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[Span]:
+            seen.append(len(text))
+            return spans(self, text, add_special_tokens)
 
-        monkeypatch.setattr(windowed_encoding, "_encode", watched)
+        monkeypatch.setattr(Tokenizer, "spans", watched)
         return seen
 
     @pytest.fixture
@@ -147,7 +143,7 @@ class TestWorkers:
         assert sum(encoded) < 10 * WINDOW_CHARACTERS
         assert max(encoded) <= 2 * WINDOW_CHARACTERS
 
-    async def test_its_end_is_that_of_the_whole(
+    async def test_last_tokens_are_those_of_the_whole_text(
         self, run: Callable[..., object], tokenizer: Tokenizer, encoded: list[int]
     ) -> None:
         text = TEXTS["prose"] * 4

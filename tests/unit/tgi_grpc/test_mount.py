@@ -52,7 +52,7 @@ def start(folder: Path, options: GenerateOptions) -> EngineServer:
     return server
 
 
-def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None:
+def test_tgis_socket_path_ends_with_the_first_shards_number(folder: Path) -> None:
     tgi = folder / "text-generation-server"
     server = start(folder, GenerateOptions(lambda _info: FakeModelText(), uds_path=tgi))
     try:
@@ -68,7 +68,7 @@ def test_tgis_path_gets_the_number_of_the_shard_that_leads(folder: Path) -> None
     assert os.listdir(folder) == [], "both sockets are gone with the server"  # noqa: PTH208
 
 
-def test_a_folder_that_all_may_use_is_taken_if_nobody_can_replace_the_socket(
+def test_a_shared_folder_is_accepted_if_the_socket_cannot_be_replaced(
     folder: Path,
 ) -> None:
     options = GenerateOptions(lambda _info: FakeModelText(), uds_path=folder / "open" / "tgi")
@@ -94,7 +94,7 @@ def test_a_folder_that_all_may_use_is_taken_if_nobody_can_replace_the_socket(
         start(folder, GenerateOptions(options.load_text, uds_path=folder / "open" / ("x" * 100)))
 
 
-def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: Path) -> None:
+def test_the_tokenizer_is_loaded_at_the_start_or_with_the_first_request(folder: Path) -> None:
     read: list[str] = []
 
     def texts(info: Any) -> FakeModelText:
@@ -118,7 +118,7 @@ def test_text_is_read_before_anybody_can_ask_or_with_the_first_request(folder: P
         server.stop()
 
 
-def test_a_call_that_comes_after_the_loop_is_not_kept_waiting(folder: Path) -> None:
+def test_a_call_after_the_end_of_the_loop_does_not_wait(folder: Path) -> None:
     nobody_reads: SimpleQueue[Any] = SimpleQueue()
     registry = AdapterRegistry(nobody_reads.put)
     options = GenerateOptions(lambda _info: FakeModelText())
@@ -144,7 +144,7 @@ def test_a_call_that_comes_after_the_loop_is_not_kept_waiting(folder: Path) -> N
         server.stop()
 
 
-def test_a_model_server_lets_a_caller_come_to_an_end_before_it_leaves(
+def test_draining_lets_callers_finish_their_batches(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     workers: list[_Worker] = []

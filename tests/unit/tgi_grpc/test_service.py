@@ -167,7 +167,7 @@ def test_names_and_numbers_are_tgis(service: str, more: str) -> None:
 
 @DEPTHS
 @VERSIONS
-def test_three_clients_of_which_one_leaves_and_one_never_receives(service: str, depth: int) -> None:
+def test_clients_that_leave_or_never_read_do_not_disturb_others(service: str, depth: int) -> None:
     """The call flow of TGI's architecture document."""
     one, two, three = [5, 6, 7], [8, 9], [3] * 20
     with served(depth) as server, server.client(service) as client:
@@ -230,7 +230,7 @@ def test_a_prompt_joins_a_running_batch_chunk_by_chunk() -> None:
     assert heard.ids == {1: answer([5], 30), 2: answer(prompt, 3)}
 
 
-def test_a_prefill_longer_than_a_step_may_be_becomes_several() -> None:
+def test_a_long_prefill_takes_several_steps() -> None:
     prompts = [[i + 10] * 50 for i in range(3)]
     with served(max_batch_prefill_tokens=32) as server, server.client() as client:
         heard = Heard()
@@ -245,7 +245,7 @@ def test_a_prefill_longer_than_a_step_may_be_becomes_several() -> None:
 
 
 @VERSIONS
-def test_what_a_generation_tells(service: str) -> None:
+def test_a_generation_has_all_fields(service: str) -> None:
     worker = FakeWorker(4, VOCAB)
     worker.logprob = -0.25
     with served(worker=worker) as server, server.client(service) as client:
@@ -296,7 +296,7 @@ def test_parameters_reach_the_sampler() -> None:
         assert (found.watermark_gamma, found.watermark_delta) == (0.5, 2.0)
 
 
-def test_where_a_prompt_comes_from() -> None:
+def test_prompts_come_from_inputs_or_chunks() -> None:
     with served() as server, server.client() as client:
 
         def tokens_of(**fields: Any) -> list[int]:
@@ -316,7 +316,7 @@ def test_where_a_prompt_comes_from() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_how_requests_end(depth: int) -> None:
+def test_requests_end_with_their_finish_reason(depth: int) -> None:
     prompt = [40, 41]
     words = answer(prompt, 12)
     with served(depth) as server, server.client() as client:
@@ -359,7 +359,7 @@ def test_end_tokens_end_unless_ignored() -> None:
             assert end.text == "".join(f"<{i}>" for i in words[:count] if i not in (BOS, EOS))
 
 
-def test_prompts_are_scored_and_likeliest_tokens_told() -> None:
+def test_prompt_logprobs_and_top_tokens_are_returned() -> None:
     class Scoring(FakeWorker):
         def sample(self, handle: object, masks: Any = None) -> Any:
             pending = super().sample(handle, masks)
@@ -395,7 +395,7 @@ def test_prompts_are_scored_and_likeliest_tokens_told() -> None:
         assert len(generation.top_tokens) == 1
 
 
-def test_grammars_and_adapters_are_the_engines(tmp_path: Path) -> None:
+def test_grammars_and_adapters_reach_the_engine(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     worker = FakeWorker(4, VOCAB)
     with (
@@ -431,7 +431,7 @@ def test_grammars_and_adapters_are_the_engines(tmp_path: Path) -> None:
 
 
 @VERSIONS
-def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> None:
+def test_errors_name_their_request_and_change_nothing(service: str) -> None:
     with served() as server, server.client(service) as client:
         heard = Heard()
         batch = heard(prefill(client, 1, a_request(client, 1, [5], 6))).batch
@@ -504,7 +504,7 @@ def test_errors_name_what_they_are_about_and_change_nothing(service: str) -> Non
 
 
 @VERSIONS
-def test_limits_are_settled_by_warm_up(service: str) -> None:
+def test_warmup_sets_the_limits(service: str) -> None:
     name = "max_input_tokens" if service == V3 else "max_input_length"
     with served() as server, server.client(service) as client:
         response = client.Warmup()
@@ -532,7 +532,7 @@ def test_limits_are_settled_by_warm_up(service: str) -> None:
         assert "max_input_tokens 50" in status(client.Warmup, max_total_tokens=50, **{name: 50})[1]
 
 
-def test_what_the_server_says_of_itself() -> None:
+def test_info_describes_the_server() -> None:
     with served() as server, server.client() as client, server.client(V2) as older:
         info = client.Info()
         assert (info.dtype, info.device_type, info.requires_padding) == (
@@ -571,7 +571,7 @@ def test_a_failed_step_ends_its_batch_and_names_its_requests() -> None:
         assert server.used_blocks == 0
 
 
-def test_no_room_is_a_status_and_the_batch_stays() -> None:
+def test_a_lack_of_blocks_is_a_status_and_the_batch_stays() -> None:
     with served(num_blocks=20) as server, server.client() as client:
         heard = Heard()
         batch = heard(prefill(client, 1, a_request(client, 1, [5], 40))).batch
@@ -584,7 +584,7 @@ def test_no_room_is_a_status_and_the_batch_stays() -> None:
     assert heard.ids[1] == answer([5], 40)
 
 
-def test_a_client_that_is_gone_does_not_keep_others_from_their_blocks(
+def test_a_lost_client_does_not_hold_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reserved_sequences, "IDLE_SECONDS", 0.1)
@@ -613,7 +613,7 @@ def test_versions_do_not_see_each_others_batches() -> None:
     assert heard.ids[1] == answer([5], 9)
 
 
-def test_callers_wait_for_each_other_in_bounds() -> None:
+def test_the_number_of_waiting_callers_is_bounded() -> None:
     worker = FakeWorker(4, VOCAB)
     hold = threading.Event()
     with served(worker=worker) as server, server.client() as client:
@@ -647,7 +647,7 @@ def test_callers_wait_for_each_other_in_bounds() -> None:
         Heard().run_out(client, batch)
 
 
-def test_the_end_of_the_engine_is_told() -> None:
+def test_calls_after_the_end_of_the_engine_are_unavailable() -> None:
     with served() as server, server.client() as client:
         batch = prefill(client, 0, a_request(client, 0, [5], 9)).batch
         server.server.drain()
@@ -662,7 +662,7 @@ def test_the_end_of_the_engine_is_told() -> None:
 
 
 @DEPTHS
-def test_both_services_at_once_say_what_each_says_alone(depth: int) -> None:
+def test_both_versions_serve_concurrently(depth: int) -> None:
     """Sessions and steps over a pool that cannot hold all of them."""
     prompts = [tuple([7] * (i % 5 * 4) + [i + 20]) for i in range(24)]
 

@@ -109,7 +109,9 @@ def everything(row: int) -> SamplingParams:
 @pytest.mark.parametrize("head_in_the_graph", [True, False])
 @pytest.mark.parametrize("sampling", [lambda row: GREEDY, everything])
 @pytest.mark.parametrize("seed", range(3))
-def test_replays_choose_what_launches_choose(monkeypatch, seed, sampling, head_in_the_graph):
+def test_replayed_steps_generate_what_eager_steps_do(
+    monkeypatch, seed, sampling, head_in_the_graph
+):
     """Batches of changing rows, order and contexts; the caches are the same to the last slot."""
     if not head_in_the_graph:
         monkeypatch.setattr(graphs_module, "MAX_HEAD_LOGITS", 2 * VOCAB)
@@ -148,7 +150,7 @@ def test_a_step_may_be_launched_before_the_last_ones_result_is_awaited():
     assert replays(runner) == {4: 8}
 
 
-def test_padding_is_of_no_length_and_has_no_slot(monkeypatch):
+def test_padding_rows_have_no_length_and_no_slot(monkeypatch):
     runner, attention, _ = make_runner([8])
     workload = Workload(1, lambda row: GREEDY)
     run(runner, workload.prompts(8))
@@ -162,7 +164,7 @@ def test_padding_is_of_no_length_and_has_no_slot(monkeypatch):
     assert (buffers.slot_mapping[3:] == -1).all()
 
 
-def test_what_is_not_a_decode_alone_is_launched():
+def test_only_pure_decodes_are_replayed():
     runner, _, _ = make_runner([2, 4])
     new = [new_row(row, [row + 1] * 5, [row * 3, row * 3 + 1]) for row in range(3)]
     run(runner, step_of((0, 0, 5, True), (1, 0, 3, False), new=new[:2]))
@@ -209,7 +211,7 @@ def test_the_head_runs_outside_where_its_logits_are_many(monkeypatch):
 
 
 @torch.inference_mode()
-def test_what_is_baked_into_a_graph_is_seen():
+def test_recorded_constants_stay_constant():
     """The stand-in for a graph is as strict as a graph: this model reads a number on the host."""
 
     class Baking(TinyModel):

@@ -38,7 +38,7 @@ def test_a_graph_is_repeated_on_the_same_memory():
 
 
 @pytest.mark.parametrize("sampling", [lambda row: GREEDY, everything])
-def test_replays_choose_what_launches_choose(sampling):
+def test_replayed_steps_generate_what_eager_steps_do(sampling):
     results = []
     for sizes in (None, [1, 2, 4, 8]):
         runner, _, _ = make_runner(sizes, CUDA, cuda_graphs)
@@ -80,7 +80,7 @@ def test_the_host_waits_for_results_alone(graphs, sampling):
                 assert len(pending.pop(0).wait().token_ids) in (5, 6)
 
 
-def test_what_cannot_be_captured_leaves_the_device_usable():
+def test_a_failed_capture_leaves_the_device_usable():
     runner, attention, _ = make_runner(None, CUDA)
     model = Syncing(97, device=CUDA)
     graphs = DecodeGraphs(model, attention, runner.rows, 97, [2], cuda_graphs)

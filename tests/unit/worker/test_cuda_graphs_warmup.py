@@ -106,14 +106,14 @@ def test_graphs_are_captured_over_the_cache_that_is_served(monkeypatch, caplog, 
     assert graph.replays == 2, "the check, and the decode"
 
 
-def test_sizes_are_the_users(monkeypatch):
+def test_explicit_graph_sizes_are_used(monkeypatch):
     worker = make_worker(monkeypatch, cuda_graphs=(2, 1))
     worker.warmup()
     assert worker.runner.graphs is not None
     assert worker.runner.graphs.sizes == [1, 2]
 
 
-def test_what_graphs_take_is_not_given_to_the_cache(monkeypatch):
+def test_memory_of_graphs_is_subtracted_from_the_cache(monkeypatch):
     seen = []
 
     def budget(config: Any, available: int, activations: int, total: int) -> int:
@@ -161,7 +161,7 @@ class NoMemory(RecordedGraph):
         ({"shard": Other()}, "another shard"),
     ],
 )
-def test_without_graphs_steps_are_launched_and_one_line_says_why(
+def test_without_graphs_steps_run_eagerly_and_one_warning_names_the_cause(
     monkeypatch, caplog, expected, how, cause
 ):
     worker = make_worker(monkeypatch, **how)
@@ -176,7 +176,7 @@ def test_without_graphs_steps_are_launched_and_one_line_says_why(
         assert decoded(worker) == expected
 
 
-def test_on_a_cpu_there_are_none():
+def test_a_cpu_has_no_cuda_graphs():
     assert "cpu" not in worker_module.GRAPH_FACTORIES
 
 

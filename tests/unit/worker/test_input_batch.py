@@ -25,7 +25,7 @@ def test_only_differences_are_written_and_both_tables_agree(shared):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_tokens_that_no_step_chose_are_written_where_they_stand(packed):
+def test_forced_tokens_are_written_at_their_positions(packed):
     rows = InputBatch(3, 12, 4, CPU, Uploader(CPU, packed=packed))
     rows.apply(step_of(new=[new_row(1, [7, 8, 9], [5])]))
     rows.write(torch.tensor([rows.width + 3]), torch.tensor([99]))
@@ -37,7 +37,7 @@ def test_tokens_that_no_step_chose_are_written_where_they_stand(packed):
     assert rows.tokens[1, :7].tolist() == [7, 8, 9, 10, 11, 12, 0]
 
 
-def test_a_row_has_room_for_the_token_after_the_last():
+def test_a_row_is_one_token_longer_than_the_context():
     rows = InputBatch(2, 8, 4, CPU, Uploader(CPU))
     rows.apply(step_of(new=[new_row(1, range(8), [0, 1])]))
     assert rows.tokens.shape == (2, 9)

@@ -63,7 +63,7 @@ def test_limits_that_the_user_set_are_not_lowered():
     assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
 
 
-def test_no_room_for_a_single_block():
+def test_memory_for_less_than_one_block_is_an_error():
     with pytest.raises(OutOfMemoryError, match=r"takes 1\.0 MiB, and 5 B are free") as caught:
         size(0)
     assert caught.value.remedy.startswith("free memory")

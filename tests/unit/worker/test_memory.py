@@ -10,7 +10,7 @@ from tgi_cli.worker.sizing import memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim and /proc")
-def test_memory_that_was_freed_is_given_back():
+def test_freed_memory_is_returned_to_the_system():
     """Small pieces with one kept at the end: free() alone cannot shrink the heap."""
     malloc = ctypes.CDLL(None).malloc
     malloc.restype, free = ctypes.c_void_p, ctypes.CDLL(None).free

@@ -135,7 +135,7 @@ def test_raw_logits_are_those_of_transformers(worker, checkpoint, monkeypatch, l
 
 
 @pytest.mark.tgi_pain(14)
-def test_the_head_sees_parts_of_a_prompt_and_no_more_than_asked(monkeypatch):
+def test_the_head_computes_only_the_requested_parts_of_a_prompt(monkeypatch):
     monkeypatch.setitem(runner_module.MAX_LOGITS, "cpu", 4 * VOCAB)
     runner, model, _ = make_runner()
     new = [asking(0, range(10), [0, 1, 2], prompt_logprobs=0), new_row(1, range(9), [3, 4, 5])]
@@ -216,7 +216,7 @@ def test_a_processor_that_fails_ends_its_row_alone(processor, words, sampling):
     assert result.token_ids[::2] == [next_token([1, 2]), next_token([5, 6])]
 
 
-def test_a_row_gives_its_wishes_up_with_its_sequence():
+def test_a_freed_row_drops_its_options():
     runner, model, _ = make_runner()
     extras: dict[str, Any] = {"prompt_logprobs": 1, "return_generation_logits": True}
     new = [asking(row, [1, 2], [row], logits_processors=(raises,), **extras) for row in (0, 1)]

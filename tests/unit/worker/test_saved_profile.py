@@ -41,7 +41,7 @@ def config(model: Path) -> EngineConfig:
     return replace(CONFIG, device="cpu", model_path=model)
 
 
-def test_figures_come_back_as_they_were(config: EngineConfig, cache: Path) -> None:
+def test_a_saved_profile_is_loaded_unchanged(config: EngineConfig, cache: Path) -> None:
     key = saved_profile.key_of(replace(config, cuda_graphs=(1, 2)))
     assert saved_profile.load(key) is None
     path = saved_profile.save(key, FOUND)
@@ -97,7 +97,7 @@ def test_other_settings_have_figures_of_their_own(
 
 
 @pytest.mark.parametrize("what", ["weights", "config", "torch", "threads", "memory"])
-def test_what_has_changed_counts_no_more(
+def test_changed_files_and_devices_invalidate_a_profile(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     saved_profile.save(saved_profile.key_of(config), FOUND)
@@ -148,7 +148,7 @@ def refuse_the_worst(*_: object) -> Any:
     raise AssertionError("the worst steps are run")
 
 
-def test_a_later_start_runs_no_worst_step(
+def test_a_later_start_with_a_saved_profile_runs_no_worst_step(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, config, first = warmed(model)

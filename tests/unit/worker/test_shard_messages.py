@@ -83,7 +83,7 @@ def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
     assert all(isinstance(new, NewRow) for new in command.step.new)
 
 
-def test_what_shard_0_does_alone_is_not_sent() -> None:
+def test_sampling_options_are_not_sent_to_other_shards() -> None:
     """Callables cannot be, and the step that is run here keeps them."""
     processors = (lambda *_: None,)
     asking = OptionalOutputs(
@@ -115,11 +115,11 @@ def test_an_assignment_arrives_as_it_was_sent() -> None:
         messages.AdapterPrepared(3, "it does not fit"),
     ],
 )
-def test_news_arrive_as_they_were_sent(message: messages.Event) -> None:
+def test_events_arrive_as_they_were_sent(message: messages.Event) -> None:
     assert messages.decode_event(messages.encode(message)) == message
 
 
-def test_what_is_no_order_is_refused() -> None:
+def test_invalid_commands_are_refused() -> None:
     for data in (b"", b"\x00", msgspec.msgpack.encode([0, {"step_id": "x"}]), b"\xc1" * 8):
         with pytest.raises(msgspec.DecodeError):
             messages.decode_command(data)

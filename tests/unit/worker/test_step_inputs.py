@@ -94,7 +94,7 @@ def test_steps_of_sequences_that_come_grow_and_go():
         rows.write(torch.tensor(flat), written)
 
 
-def test_a_row_that_changed_hands_in_a_prompts_step_is_read_anew():
+def test_the_arrays_of_a_row_are_made_anew_for_its_next_sequence():
     rows, inputs = make()
     steps = [
         step_of((0, 0, 2, True), new=[new_row(0, [7, 8], [1, 2], GREEDY)]),

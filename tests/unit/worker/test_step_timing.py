@@ -115,7 +115,7 @@ def test_all_that_the_limits_allow_is_timed(
     assert [d.batch_size for d in watch.decodes([3, 1000])] == ([3] if max(sizes) >= 3 else [])
 
 
-def test_rates_are_of_the_whole() -> None:
+def test_rates_count_all_tokens() -> None:
     assert Prefill(100, 0.5).tokens_per_second == 200
     assert Decode(8, 128, 0.1).tokens_per_second == pytest.approx(80)
 
@@ -128,11 +128,11 @@ def test_a_decode_reads_all_weights_but_the_embeddings(tmp_path: Path, tied: boo
     assert model.bytes_read(1) == model.weight_bytes - (0 if tied else table)
 
 
-def test_memory_has_a_rate() -> None:
+def test_the_memory_bandwidth_is_measured() -> None:
     assert 1e8 < read_rate(torch.device("cpu")) < 1e13
 
 
-def test_a_model_is_measured_and_what_was_found_is_kept(
+def test_warming_up_a_model_times_its_steps_and_saves_its_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -40,7 +40,7 @@ def worker(checkpoint: Path) -> ModelWorker:
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_clients_are_told_whether_requests_may_have_grammars(tmp_path, worker, off):
+def test_info_reports_whether_requests_may_have_grammars(tmp_path, worker, off):
     """They may where the tokenizer is there and nobody has said no."""
     assert not worker.info().grammar
     path = make_llama(tmp_path / "llama", vocab_size=4096, tokenizer=demo.model_path())
@@ -51,7 +51,7 @@ def test_clients_are_told_whether_requests_may_have_grammars(tmp_path, worker, o
     said.close()
 
 
-def test_what_clients_are_told(checkpoint):
+def test_info_reports_the_model_and_its_limits(checkpoint):
     seen: list[tuple[int, int]] = []
     serve = ServeConfig(model_id="tiny", revision="r1", **SAID)
     worker, config = load_worker(serve, checkpoint, lambda done, total: seen.append((done, total)))
@@ -149,7 +149,7 @@ def test_a_context_that_memory_cannot_hold_is_lowered(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("promise", ["max_total_tokens", "max_batch_total_tokens"])
-def test_a_promise_that_memory_cannot_hold_is_an_error(checkpoint, monkeypatch, promise):
+def test_an_explicit_limit_that_does_not_fit_is_an_error(checkpoint, monkeypatch, promise):
     worker = load(checkpoint, **{promise: 512})
     block_bytes = worker.attention.block_bytes
     monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)

@@ -64,7 +64,7 @@ def run_into_its_end(workers: WorkerGroup) -> None:
         raise RuntimeError("Connection closed by peer")
 
 
-def test_a_shard_that_behaves_is_not_lost(start: Start) -> None:
+def test_a_responsive_shard_is_not_lost(start: Start) -> None:
     workers = start("well")
     lost = serving(workers)
     for _ in range(20):
@@ -83,7 +83,7 @@ def test_a_shard_that_behaves_is_not_lost(start: Start) -> None:
         ("babbles", ShardError, "invalid message from shard 1"),
     ],
 )
-def test_a_start_that_fails_says_why(
+def test_a_failed_start_raises_the_shards_error(
     start: Start, behaviour: str, kind: type[TgiError], cause: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -120,7 +120,7 @@ def test_a_shard_that_hangs_is_noticed_while_nothing_runs(
     assert lost.get(timeout=20).cause == "shard 1 has not answered for 0.25 s"
 
 
-def test_who_comes_late_hears_of_a_loss_too(start: Start) -> None:
+def test_a_loss_is_also_reported_to_later_watchers(start: Start) -> None:
     workers = start("is killed")
     serving(workers)
     with pytest.raises(ShardError):
@@ -138,7 +138,7 @@ def test_who_comes_late_hears_of_a_loss_too(start: Start) -> None:
         (MemoryError(), "shard 0: MemoryError"),
     ],
 )
-def test_what_fails_here_ends_the_others(
+def test_a_failure_on_shard_0_ends_the_other_shards(
     start: Start, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str
 ) -> None:
     monkeypatch.setattr(group, "_VERDICT_SECONDS", 0.01)
@@ -158,7 +158,7 @@ def test_a_shard_that_does_not_end_is_killed(start: Start, monkeypatch: pytest.M
     assert lost.empty()
 
 
-def test_an_adapter_is_there_when_all_hold_it(start: Start) -> None:
+def test_an_adapter_is_ready_once_all_shards_have_read_it(start: Start) -> None:
     workers = start("well")
     serving(workers)
     own: Future[None] = Future()
@@ -171,7 +171,7 @@ def test_an_adapter_is_there_when_all_hold_it(start: Start) -> None:
     assert future.result(timeout=20) is None
 
 
-def test_an_adapter_under_way_fails_with_the_shard(start: Start) -> None:
+def test_an_adapter_being_read_fails_with_the_shard(start: Start) -> None:
     workers = start("is killed")
     serving(workers)
     future = workers.prepare_adapter(1, "small", "/a", Future())

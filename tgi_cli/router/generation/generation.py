@@ -13,7 +13,7 @@ from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.router.generation import structured_output
 from tgi_cli.router.generation.deltas import Delta, Finish, Token
-from tgi_cli.router.generation.prompt_logprobs import PromptLogprobTable, shortest
+from tgi_cli.router.generation.prompt_logprobs import shortest
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.http import errors
@@ -22,7 +22,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import EngineClient, TokenBatch
 from tgi_cli.text.grammar.grammar import GrammarError
-from tgi_cli.text.sequence_text import CutAt, SequenceText
+from tgi_cli.text.sequence_text import CutAt, PromptLogprobTable, SequenceText
 from tgi_cli.text.tokenizer import Tokenizer
 
 _ENDS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)

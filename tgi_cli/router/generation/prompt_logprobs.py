@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import msgspec
-
-from tgi_cli.engine.messages import PromptLogprobs
 
 INLINE_SCORES = 2048
 """Most log-probabilities that are encoded on the event loop, at 2 us each; longer reports would
@@ -31,26 +29,3 @@ def encoded_rows(rows: Iterable[Any]) -> bytes:
     while taken := list(islice(rows, _SLICE)):
         parts.append(_encode(taken)[1:-1])
     return b",".join(parts)
-
-
-class PromptLogprobTable:
-    """The log-probabilities of one prompt, as parallel lists from token 1 on.
-
-    Attributes:
-        logprobs: Log-probability of each token after the first, from 32-bit floats.
-        tops: Ids and log-probabilities of the likeliest alternatives.
-    """
-
-    __slots__ = ("logprobs", "tops")
-
-    def __init__(self) -> None:
-        self.logprobs: list[float] = []
-        self.tops: list[tuple[Sequence[int], Sequence[float]]] = []
-
-    def take(self, run: PromptLogprobs) -> None:
-        """Append a run; one that starts earlier (of a recomputed prompt) reindexs the rest."""
-        index = run.start - 1
-        self.logprobs[index:] = run.logprobs
-        top_ids = run.top_ids or [[]] * len(run.logprobs)
-        top_logprobs = run.top_logprobs or [[]] * len(run.logprobs)
-        self.tops[index:] = zip(top_ids, top_logprobs, strict=True)

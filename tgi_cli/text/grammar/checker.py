@@ -42,12 +42,16 @@ class GrammarChecker:
         tokenizer: Grammars may name its added tokens.
         ends: Ids that end a text.
         limits: Limits of each grammar and of all of them.
+
+    Attributes:
+        pool: The processes.
+        cached_bytes: Size of the cached results.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, ends: Collection[int], limits: Limits | None = None
     ) -> None:
-        self._pool = WorkerPool(
+        self.pool = WorkerPool(
             "tgi_cli.text.grammar.compile_process",
             token_setup(tokenizer, ends),
             limits or Limits(),
@@ -56,7 +60,7 @@ class GrammarChecker:
             environment={"RAYON_NUM_THREADS": "1"},
         )
         self._cache: OrderedDict[bytes, _Verdict] = OrderedDict()
-        self._cached = 0
+        self.cached_bytes = 0
         self._pending: dict[bytes, asyncio.Task[_Verdict]] = {}
 
     async def compile(self, grammar: Grammar) -> str:
@@ -80,14 +84,14 @@ class GrammarChecker:
 
     def close(self) -> None:
         """End the processes, and with them what they compile."""
-        self._pool.close()
+        self.pool.close()
 
     def _known(self, key: bytes) -> _Verdict | None:
         verdict = self._cache.get(key)
         if verdict is None:
             return None
         if verdict.until < time.monotonic():
-            self._cached -= self._cache.pop(key).size
+            self.cached_bytes -= self._cache.pop(key).size
             return None
         self._cache.move_to_end(key)
         return verdict
@@ -106,13 +110,13 @@ class GrammarChecker:
 
     def _keep(self, key: bytes, verdict: _Verdict) -> None:
         self._cache[key] = verdict
-        self._cached += verdict.size
-        while self._cached > _CACHE_BYTES:
-            self._cached -= self._cache.popitem(last=False)[1].size
+        self.cached_bytes += verdict.size
+        while self.cached_bytes > _CACHE_BYTES:
+            self.cached_bytes -= self._cache.popitem(last=False)[1].size
 
     async def _verdict(self, form: bytes) -> _Verdict:
         try:
-            answer = await self._pool.run_async(form)
+            answer = await self.pool.run_async(form)
         except LimitError as error:
             cause = f"it takes {error} to compile"
             return _Verdict("", cause, time.monotonic() + _KEEP_SECONDS)
