@@ -43,7 +43,7 @@ from tgi_cli.bench.compare import compare
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.managed_server import start_server
 from tgi_cli.bench.reports.markdown import comparison, table, verdict
-from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.statistics.metrics import step_metrics
 
 Figures = dict[str, float]
 NAMES = ("requests", "ttft_p50", "tpot_p50", "e2e_p50", "requests_per_second", "tokens_per_second")

@@ -83,7 +83,7 @@ async def ours(url: str, streams: int) -> list[list[float]]:
     framed = b"%b%d\r\n\r\n%b" % (request_head(url, "/v1/completions", {}), len(BODY), BODY)
 
     async def one() -> list[float]:
-        answer = StreamedResponse("completions")
+        answer = StreamedResponse()
         await pool.send(framed, answer, lambda: None)
         answer.complete()
         assert answer.error is None, answer.detail

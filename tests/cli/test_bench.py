@@ -199,7 +199,7 @@ def test_a_run_writes_the_requested_files(
     out, err = capsys.readouterr()
     assert out == (tmp_path / "run.md").read_text()
     assert out.startswith("| Load ")
-    assert err.startswith("[1/1] 2 clients: 10 answers, TTFT ")
+    assert err.startswith("[1/1] 2 clients: 10 responses, TTFT ")
     assert saved_runs.load(tmp_path / "run.json").steps
 
 

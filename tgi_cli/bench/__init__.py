@@ -1,4 +1,4 @@
-"""Benchmarks of servers: workloads, drivers, statistics, saved runs, their comparison, the screen.
+"""Benchmarks: workloads, load generators, statistics, saved runs, comparison, reports, dashboard.
 
 No server process imports it. Only the dashboard (``bench/dashboard``) needs the extra ``bench``.
 """

@@ -1,8 +1,7 @@
-"""What a run of a benchmark is made of: the plan, the events while it runs, the record it leaves.
+"""Requests, steps and records of a benchmark, and the events while it runs.
 
-All are msgspec structs, so that they cross processes (msgpack) and are kept in files (JSON) as
-they are. Times are seconds of one monotonic clock, counted from the start of their step, unless a
-name says otherwise.
+All are msgspec structs, which processes exchange as msgpack and files store as JSON. Times are
+seconds of a monotonic clock since the start of their step, unless documented otherwise.
 """
 
 from __future__ import annotations
@@ -13,19 +12,20 @@ from typing import Any, Literal
 import msgspec
 
 VERSION = 1
-"""Of saved runs. A reader takes every version up to its own."""
+"""Version of saved runs. A reader supports every version up to its own."""
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request that a workload wants sent.
+    """One request of a workload.
 
     Attributes:
-        prompt: text; with ``messages`` the new turn of a conversation is the last of these.
-        prompt_tokens: as this machine's tokenizer counts it; 0 where there is none.
-        max_tokens: to be generated at most; with ``ignore_eos`` exactly.
-        at: when it is due; None: as soon as a place is free.
-        conversation: requests of one run one after the other, each behind the answer before it.
-        think: seconds between that answer and this request.
+        prompt: Text of the prompt; the new turn if ``messages`` are a conversation.
+        prompt_tokens: Tokens as counted by the local tokenizer, or 0 without one.
+        max_tokens: Maximum tokens to generate; exact with ``ignore_eos``.
+        at: When the request is due, or None for as soon as a client is free.
+        conversation: Number of its conversation, whose requests run one after another, each after
+            the response to the one before.
+        think: Seconds between that response and this request.
     """
 
     prompt: str
@@ -38,15 +38,15 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class BenchStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One load to be held for a while: a batch size, a number of clients, a rate.
+    """A load for a limited time: a batch size, a number of concurrent clients, or a rate.
 
     Attributes:
-        kind: ``batch`` closed batches (all at once, then all again), ``concurrency`` so many
-            clients that each wait for their answer, ``rate`` requests when they are due.
-        value: batch size, clients, or requests per second.
-        label: for tabs and tables.
-        warmup: of its requests (or runs of a batch), how many are not counted.
-        requests, seconds: when it ends, whichever comes first; None: no such bound.
+        kind: ``batch`` for closed batches, ``concurrency`` for clients that each wait for their
+            response (closed loop), ``rate`` for requests at given times (open loop).
+        value: Batch size, concurrent clients, or requests per second.
+        label: Label in tabs and tables.
+        warmup: Number of requests, or of runs of a batch, that are not counted.
+        requests, seconds: Limits, whichever is reached first, or None for no limit.
     """
 
     kind: Literal["batch", "concurrency", "rate"]
@@ -70,16 +70,16 @@ class BenchRequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """One request as its client saw it.
 
     Attributes:
-        scheduled: when it was due; equal to ``dispatched`` where nothing was due.
-        dispatched: when its first byte was written.
-        arrivals: when each event with tokens came; the first is the first token's.
-        counts: tokens in each of them, as far as the stream says (1 where it does not).
-        finished: when the answer was whole, or the error known.
-        input_tokens, output_tokens: as ``counted_by`` counts them.
-        counted_by: the server's own usage, this machine's tokenizer, or events.
-        error: None, or what kind: ``http 429``, ``connect``, ``timeout``, ``stream`` ...
-        detail: the error's text, shortened.
-        warmup: not to be counted.
+        scheduled: When it was due; equal to ``dispatched`` for clients that wait.
+        dispatched: When its first byte was written.
+        arrivals: When each event with tokens arrived; the first is that of the first token.
+        counts: Tokens of each event; 1 if the stream does not count.
+        finished: When the response was complete, or the error known.
+        input_tokens, output_tokens: Tokens as counted by ``counted_by``.
+        counted_by: The server's usage, the local tokenizer, or the number of events.
+        error: Kind of error (``http 429``, ``connect``, ``timeout``, ``stream`` ...), or None.
+        detail: Message of the error, shortened.
+        warmup: Whether it is not counted.
     """
 
     index: int
@@ -98,11 +98,11 @@ class BenchRequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One batch run straight on a shard, or over HTTP as TGI's benchmark would count it.
+    """One run of a batch on a shard, or over HTTP as TGI's benchmark would count it.
 
     Attributes:
-        prefill: seconds of the prefill call.
-        decodes: seconds of each decode call (over HTTP: between two tokens, mean of the batch).
+        prefill: Seconds of the prefill call.
+        decodes: Seconds of each decode call (over HTTP: between two tokens, mean of the batch).
     """
 
     batch_size: int
@@ -114,14 +114,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ClientHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the load generator itself fared during a step.
+    """Whether the load generator kept up during a step.
 
     Attributes:
-        lag_p99: how late its own clock ticked; 0.1 s is a client that falls behind.
-        cpu: share of one core that its busiest process took.
-        late_p99: how long after they were due requests were dispatched.
-        behind: whether its figures are its own limit rather than the server's; ``reason`` says
-            why.
+        lag_p99: Lag of its event loop; it falls behind from 0.1 s on.
+        cpu: Share of a core that its busiest process used.
+        late_p99: Delay from when requests were due until they were dispatched.
+        behind: Whether it was the bottleneck instead of the server, for ``reason``.
     """
 
     lag_p99: float = 0.0
@@ -132,12 +131,12 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step that has run.
+    """A completed step.
 
     Attributes:
         began: Unix time.
-        duration: from the first request that counts to the end of the last.
-        server: its own figures over the step, from /metrics, by TGI's names; empty where it has
+        duration: Seconds from the first counted request to the end of the last.
+        server: The server's metrics over the step, from /metrics, by TGI's names; empty if it has
             none.
     """
 
@@ -152,12 +151,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is measured.
+    """The server that is measured.
 
     Attributes:
         kind: ``shard-v3`` or ``engine`` (a socket), ``tgi`` or ``openai`` routes of a URL.
-        info: what the server says of itself (/info, /v1/models).
-        started_here: whether this run started the server, and with which command.
+        info: The server's /info or its entry in /v1/models.
+        started_here: The command with which this run started the server, if it did.
     """
 
     kind: Literal["shard-v3", "engine", "tgi", "openai"]
@@ -168,15 +167,15 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BenchRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A whole run: what is saved, reported, compared and opened again.
+    """A whole run, as it is saved.
 
     Attributes:
         created: Unix time.
-        command: the command line.
-        machine: processor, cores, memory, GPUs, system, versions.
-        workload: every setting that shaped the requests, seed included.
-        slo: limits by metric in ms, such as ``{"ttft": 200, "tpot": 50}``.
-        failure: what ended the run before its plan did; empty if nothing, or somebody, did.
+        command: The command line.
+        machine: Processor, cores, memory, GPUs, system, versions.
+        workload: Every setting that shaped the requests, with the seed.
+        slo: Limits by metric in ms, such as ``{"ttft": 200, "tpot": 50}``.
+        failure: The error that ended the run early; empty if none did.
     """
 
     version: int = VERSION
@@ -192,11 +191,11 @@ class BenchRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: str = ""
 
 
-# What happens while a run goes on, in order; the screens and the plain output follow these.
+# The events of a run, in order. The dashboard and the text output follow them.
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag=True):
-    """``index`` of ``total`` begins; ``total`` is 0 where the end is not known (a search)."""
+    """Step ``index`` of ``total`` begins; ``total`` is 0 if unknown (a search)."""
 
     index: int
     total: int
@@ -204,12 +203,12 @@ class StepStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepProgress(msgspec.Struct, frozen=True, tag=True):
-    """A few times a second: how far the step is, and what is in flight."""
+    """Progress of a step, a few times per second."""
 
     index: int
     done: int
     expected: int
-    """Requests or runs of the step; 0 where only its time is bounded."""
+    """Requests or runs of the step, or 0 if only its time is limited."""
     elapsed: float
     in_flight: int
     errors: int
@@ -218,21 +217,21 @@ class StepProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
-    """One request is over."""
+    """A request has ended."""
 
     index: int
     record: BenchRequestRecord
 
 
 class BatchDone(msgspec.Struct, frozen=True, tag=True):
-    """One run of a batch is over."""
+    """A run of a batch has ended."""
 
     index: int
     record: BatchRecord
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True):
-    """A run within a step failed; the sweep goes on unless ``fatal``."""
+    """A step failed; the run continues unless ``fatal``."""
 
     index: int
     cause: str
@@ -241,14 +240,14 @@ class StepFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepEnded(msgspec.Struct, frozen=True, tag=True):
-    """The step is over; ``record`` has all of it."""
+    """A step has ended; ``record`` has all of it."""
 
     index: int
     record: StepRecord
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
-    """The run is over, whole or cut short (``notes`` say why)."""
+    """The run has ended; its ``notes`` give the reason if it did so early."""
 
     run: BenchRun
 

@@ -1,4 +1,4 @@
-"""Load generators as their run sees them: processes that get requests and tell how they went."""
+"""Load generators as the parent process sees them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tgi_cli.bench.load.frames import (
 from tgi_cli.process.spawn import child_environment, module_command
 
 _CHUNK = 32
-"""Requests that are made and sent at a time."""
+"""Requests that are built and sent at a time."""
 _MOST_AHEAD = 256
-"""Before second 0; a generator takes twice as many in before it begins."""
-_READ = 1 << 18
-_LINES = 30
+"""Most requests sent before second 0; a generator queues twice as many."""
+_READ_BYTES = 1 << 18
+_STDERR_LINES = 30
 _GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class GeneratorLost:
-    """A process that ended without having said so."""
+    """A process that ended without GeneratorEnded."""
 
     cause: str
     remedy: str
@@ -46,54 +46,58 @@ class GeneratorProcess:
     """One load generator.
 
     Args:
-        number: among those of its step.
-        told: gets (number, message) of whatever it says; Lost if it ends before its Ended.
+        number: Number of the process within its step.
+        inbox: Receives its messages with its number; GeneratorLost if it ends early.
     """
 
     def __init__(
-        self, number: int, told: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]]
+        self, number: int, inbox: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]]
     ) -> None:
         self._number = number
-        self._told = told
+        self._inbox = inbox
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._errors: deque[str] = deque(maxlen=_LINES)
+        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
         self._ended = False
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self, job: ToGenerator) -> None:
-        """Start it with its job."""
-        self._process = await asyncio.create_subprocess_exec(
+        """Start the process with its job."""
+        self._process = process = await asyncio.create_subprocess_exec(
             *module_command("tgi_cli.bench.load"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=child_environment(),
-            start_new_session=True,  # Ctrl-C on the terminal is the run's to handle
+            start_new_session=True,  # Ctrl-C on the terminal is for the parent process
         )
-        self._tasks = [
-            asyncio.create_task(self._listen(self._process)),
-            asyncio.create_task(self._keep_errors(self._process)),
-        ]
+        tasks = (self._read_frames(process), self._read_stderr(process))
+        self._tasks = [asyncio.create_task(task) for task in tasks]
         self.send(job)
 
     def send(self, message: ToGenerator) -> None:
-        """Send a frame; into nothing if the process has ended."""
+        """Send a frame; ignored if the process has ended."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(pack(message))
 
     async def drain(self) -> None:
-        """Wait until it has taken in what was sent, but for a little."""
+        """Wait until most of what was sent is read."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(ConnectionError):  # its end is told elsewhere
+            with contextlib.suppress(ConnectionError):  # reported as GeneratorLost
                 await self._process.stdin.drain()
 
     def terminate(self, seconds: float) -> None:
-        """Ask it to end; it is killed if it has not after so many seconds."""
+        """Ask the process to end, and kill it after so many seconds."""
         self._signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(seconds, self._signal, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Make sure that it has ended."""
+        """End the process in any case."""
         if self._process is None:
             return
         if not self._ended:
@@ -114,51 +118,49 @@ class GeneratorProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_frames(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        unpacker = FrameReader()
-        broken = ""
-        while data := await process.stdout.read(_READ):
+        reader = FrameReader()
+        invalid = ""
+        while data := await process.stdout.read(_READ_BYTES):
             try:
-                messages = unpacker.feed(data)
+                messages = reader.feed(data)
             except msgspec.DecodeError as error:
-                broken = f"the load generator wrote what is no message: {error}"
+                invalid = f"the load generator wrote an invalid message: {error}"
                 self._signal(signal.SIGKILL)
                 break
             for message in messages:
                 self._ended = self._ended or isinstance(message, GeneratorEnded)
-                self._told.put_nowait((self._number, message))
-        if self._ended:
-            return
-        status = await process.wait()
-        await asyncio.wait(self._tasks[1:], timeout=1.0)
-        self._told.put_nowait((self._number, self._lost(status, broken)))
+                self._inbox.put_nowait((self._number, message))
+        if not self._ended:
+            status = await process.wait()
+            await asyncio.wait(self._tasks[1:], timeout=1.0)
+            self._inbox.put_nowait((self._number, self._lost(status, invalid)))
 
-    def _lost(self, status: int, broken: str) -> GeneratorLost:
-        """What its last words say."""
-        lines = [line for line in self._errors if line.strip()]
+    def _lost(self, status: int, invalid: str) -> GeneratorLost:
+        """The error that stderr has, or how the process ended."""
+        lines = [line for line in self._stderr if line.strip()]
         for number, line in enumerate(lines):
             if line.startswith("error: "):
-                return GeneratorLost(
-                    line.removeprefix("error: "), "".join(lines[number + 1 : number + 2])
-                )
+                remedy = "".join(lines[number + 1 : number + 2])
+                return GeneratorLost(line.removeprefix("error: "), remedy)
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         last = f": {lines[-1]}" if lines else ""
-        return GeneratorLost(broken or f"the load generator {how}{last}", "run the step again")
+        return GeneratorLost(invalid or f"the load generator {how}{last}", "run the step again")
 
-    async def _keep_errors(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
         with contextlib.suppress(ValueError):  # a line without end
             async for line in process.stderr:
-                self._errors.append(line.decode(errors="replace").rstrip("\n"))
+                self._stderr.append(line.decode(errors="replace").rstrip("\n"))
 
 
 class RequestFeeder:
-    """Hands requests out to processes, as they are made.
+    """Hands out requests to processes as they are built.
 
     Args:
-        requests: in the order of the step; read in a thread, because making them takes time.
-        on_made: is told of each, with its number.
+        requests: The requests of the step in order; read in a thread, as building takes time.
+        on_request: Called with each request and its number.
     """
 
     def __init__(
@@ -166,37 +168,37 @@ class RequestFeeder:
         processes: Sequence[GeneratorProcess],
         step: BenchStep,
         requests: Iterator[BenchRequest],
-        on_made: Callable[[int, BenchRequest], None],
+        on_request: Callable[[int, BenchRequest], None],
     ) -> None:
-        self._on_made = on_made
+        self._on_request = on_request
         self._processes = processes
         self._requests = requests
         self._next = 0
         size = int(step.value) if step.kind == "batch" else 1
         self._ahead = min(_MOST_AHEAD, max(2 * _CHUNK, 2 * int(step.value)))
-        self._left = None if step.requests is None else step.requests * size
+        self._total = None if step.requests is None else step.requests * size
         self._over = False
 
-    async def ahead(self) -> None:
-        """As many as may be needed at once."""
+    async def feed_ahead(self) -> None:
+        """Send as many requests as may be needed at once."""
         while self._next < self._ahead and not self._over:
-            await self._some()
+            await self._feed_chunk()
 
-    async def rest(self) -> None:
-        """All others, no faster than they are taken."""
+    async def feed_rest(self) -> None:
+        """Send all others, no faster than they are read."""
         while not self._over:
-            await self._some()
+            await self._feed_chunk()
 
-    async def _some(self) -> None:
-        count = _CHUNK if self._left is None else min(_CHUNK, self._left - self._next)
-        made: list[BenchRequest] = []
+    async def _feed_chunk(self) -> None:
+        count = _CHUNK if self._total is None else min(_CHUNK, self._total - self._next)
+        chunk: list[BenchRequest] = []
         try:
-            made = await asyncio.to_thread(lambda: list(islice(self._requests, count)))
+            chunk = await asyncio.to_thread(lambda: list(islice(self._requests, count)))
         finally:
-            self._over = len(made) < count or count == 0 or self._next + len(made) == self._left
+            self._over = len(chunk) < count or self._next + len(chunk) == self._total
             shares: list[list[IndexedRequest]] = [[] for _ in self._processes]
-            for request in made:
-                self._on_made(self._next, request)
+            for request in chunk:
+                self._on_request(self._next, request)
                 turn = self._next if request.conversation is None else request.conversation
                 shares[turn % len(shares)].append(IndexedRequest(self._next, request))
                 self._next += 1

@@ -1,4 +1,4 @@
-"""A server of this run's own: started, waited for, stopped whatever happens."""
+"""A server that the run starts, waits for, and stops in any case."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgi_cli import errors
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.spawn import child_environment, module_command
 
 _GRACE_SECONDS = 5
 _STOP_SECONDS = 40.0
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 _LAST_LINES = 3
 
 
 @dataclass(frozen=True)
 class ManagedServer:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        url: where it serves.
-        socket: of its shard, where one was asked for.
-        command: that started it.
-        log: file that has what it wrote, one JSON object a line; gone with the server.
+        url: URL of the server.
+        socket: Socket of its shard, or None if it has none.
+        command: Command that started it.
+        log: File with its log, one JSON object per line; removed with the server.
     """
 
     url: str
@@ -51,80 +50,71 @@ async def start_server(
     shard: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[ManagedServer]:
-    """``tgi serve MODEL`` on a free port of 127.0.0.1, ready; ended with the block.
+    """Run ``tgi serve MODEL`` on a free port of 127.0.0.1 until the end of the block.
 
     Args:
-        model: an id or a folder; empty: the bundled model.
-        arguments: more for ``tgi serve``.
-        shard: give its model server a socket that can be driven directly.
-        say: gets its log's lines while it starts, for people to read.
+        model: Model id or folder; empty for the bundled model.
+        arguments: Additional arguments for ``tgi serve``.
+        shard: Whether its model server opens a socket to be driven directly.
+        say: Called with the lines of its log during the start.
 
     Raises:
-        TgiError: it did not become ready; cause and remedy are its own where it said them.
+        TgiError: The server did not become ready; cause and remedy are its own if it logged them.
     """
-    # Short, because a socket's path may have 100 bytes; private, because it commands the model.
+    # Short, because the path of a socket has at most 100 bytes; private, because the socket
+    # controls the model.
     folder = Path(tempfile.mkdtemp(prefix="tgi-bench-"))
     log = folder / "server.log"
-    told = ["serve", *([model] if model else []), "--port=0", "--hostname=127.0.0.1"]
-    told.append(f"--graceful-termination-timeout={_GRACE_SECONDS}")
-    if shard:
-        told.append(f"--shard-uds-path={folder / 'shard'}")
-    told += ["--json-output", *arguments]
+    command = ["serve", *([model] if model else []), "--port=0", "--hostname=127.0.0.1"]
+    command.append(f"--graceful-termination-timeout={_GRACE_SECONDS}")
+    command += [f"--shard-uds-path={folder / 'shard'}"] if shard else []
+    command += ["--json-output", *arguments]
     process: asyncio.subprocess.Process | None = None
     pipe = contextlib.ExitStack()
     try:
         parent_fd = pipe.enter_context(parent_pipe())
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *module_command("tgi_cli", *told, f"--parent-fd={parent_fd}"),
+                *module_command("tgi_cli", *command, f"--parent-fd={parent_fd}"),
                 pass_fds=[parent_fd],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 env=child_environment(),
-                start_new_session=True,  # Ctrl-C on the terminal is the run's to handle
+                start_new_session=True,  # Ctrl-C on the terminal is for this process
             )
-        url = await _ready(process, log, say)
+        url = await _wait_until_ready(process, log, say)
         socket = folder / "shard-0" if shard else None
-        yield ManagedServer(url, socket, ["tgi", *told], log)
+        yield ManagedServer(url, socket, ["tgi", *command], log)
     finally:
         if process is not None:
-            await _stopped(process)
+            await _stop(process)
         pipe.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _ready(process: asyncio.subprocess.Process, log: Path, say: Callable[[str], None]) -> str:
-    """The URL of the line that says so. Raises TgiError."""
+async def _wait_until_ready(
+    process: asyncio.subprocess.Process, log: Path, say: Callable[[str], None]
+) -> str:
+    """Wait for the log line with the URL and return it. Raises TgiError."""
+    rest = ""
     with log.open(encoding="utf-8", errors="replace") as file:
-        lines = _lines(file)
         while True:
-            over = process.returncode is not None
+            ended = process.returncode is not None
+            *lines, rest = (rest + file.read()).split("\n")
             for line in lines:
-                if line is None:
-                    break
                 fields = _fields(line)
                 message = str(fields.get("message", line))
                 say(message)
                 if message.startswith("ready: ") and isinstance(fields.get("url"), str):
                     return str(fields["url"])
-            if over:
+            if ended:
                 raise _failure(process.returncode or 0, log)
-            await asyncio.sleep(_LOOK)
-
-
-def _lines(file: Any) -> Iterator[str | None]:
-    """Whole lines as they are written; None: there are no more for now."""
-    rest = ""
-    while True:
-        rest += file.read()
-        *whole, rest = rest.split("\n")
-        yield from whole
-        yield None
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _fields(line: str) -> dict[str, Any]:
-    """What a line of the log says; of one that is no JSON, nothing."""
+    """The fields of a log line; empty if it is not JSON."""
     with contextlib.suppress(ValueError):
         value = json.loads(line)
         if isinstance(value, dict) and isinstance(value.get("fields"), dict):
@@ -133,34 +123,29 @@ def _fields(line: str) -> dict[str, Any]:
 
 
 def _failure(status: int, log: Path) -> TgiError:
-    """The error that it ended with, in its own words."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    kinds = {
-        kind.exit_code: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type)
-        and issubclass(kind, TgiError)
-        and kind in TgiError.__subclasses__()
-    }
+    """The error with which the server ended."""
+    own = [kind for kind in TgiError.__subclasses__() if kind.__module__ == TgiError.__module__]
+    kinds = {kind.exit_code: kind for kind in own}
     kind = kinds.get(ExitCode(status), TgiError) if status in set(ExitCode) else TgiError
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     for line in reversed(lines):
         fields = _fields(line)
         if "remedy" in fields:
             return kind(f"tgi serve: {fields.get('message')}", str(fields["remedy"]))
-    last = [str(_fields(line).get("message", line)) for line in lines[-_LAST_LINES:]]
-    said = f": {' | '.join(last)}" if last else ""
-    return kind(f"tgi serve ended with status {status} before it was ready{said}")
+    last = " | ".join(str(_fields(line).get("message", line)) for line in lines[-_LAST_LINES:])
+    cause = f"tgi serve ended with status {status} before it was ready"
+    return kind(f"{cause}: {last}".removesuffix(": "))
 
 
-async def _stopped(process: asyncio.subprocess.Process) -> None:
-    """End it in order, and in any case."""
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Stop the server, gracefully if possible."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), _STOP_SECONDS)
         except TimeoutError:
-            # Its model server and router exit with it.
+            # Its model server and router end with their parent.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

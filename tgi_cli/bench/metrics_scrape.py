@@ -1,8 +1,8 @@
-"""What a server says of itself at /metrics, by TGI's names, before, during and after a step.
+"""Scrapes a server's /metrics before, during and after a step, by TGI's names.
 
 vLLM's (https://docs.vllm.ai/en/latest/usage/metrics/) and SGLang's
-(https://docs.sglang.ai/references/production_metrics.html) names are read as TGI's where they mean
-the same.
+(https://docs.sglang.ai/references/production_metrics.html) names are
+translated where they mean the same.
 """
 
 from __future__ import annotations
@@ -19,60 +19,67 @@ from tgi_cli.bench.settings import RequestSettings
 _SECONDS = 1.0
 _TIMEOUT = 2.0
 
-_ALSO = {
-    "vllm:num_requests_waiting": "tgi_queue_size",
-    "vllm:num_requests_running": "tgi_batch_current_size",
-    "vllm:kv_cache_usage_perc": "tgi_kv_cache_usage_ratio",
-    "sglang:num_queue_reqs": "tgi_queue_size",
-    "sglang:num_running_reqs": "tgi_batch_current_size",
-    "sglang:token_usage": "tgi_kv_cache_usage_ratio",
-    "vllm:prefix_cache_queries_total": "tgi_prefix_cache_query_tokens_total",
-    "vllm:prefix_cache_hits_total": "tgi_prefix_cache_hit_tokens_total",
-    "vllm:num_preemptions_total": "tgi_preemptions_total",
-    "vllm:prompt_tokens_total": "tgi_engine_prompt_tokens_total",
+_ALIASES = {
+    "tgi_queue_size": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "tgi_batch_current_size": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "tgi_kv_cache_usage_ratio": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+    ),
+    "tgi_prefix_cache_query_tokens_total": ("vllm:prefix_cache_queries_total",),
+    "tgi_prefix_cache_hit_tokens_total": ("vllm:prefix_cache_hits_total",),
+    "tgi_preemptions_total": ("vllm:num_preemptions_total",),
+    "tgi_engine_prompt_tokens_total": ("vllm:prompt_tokens_total",),
+    "tgi_request_generated_tokens_sum": ("vllm:generation_tokens_total",),
 }
+"""The names of other servers for TGI's metrics."""
 
 
 @dataclass(frozen=True)
 class MetricsReading:
-    """What an exposition says: sums over labels, and which of them are gauges."""
+    """The metrics of an exposition, summed over labels, and which of them are gauges."""
 
     values: dict[str, float]
     gauges: frozenset[str]
 
 
-def parse(text: str) -> MetricsReading:
-    """All TGI samples of an exposition but for the buckets of histograms.
+def parse_metrics(text: str) -> MetricsReading:
+    """Read the samples of an exposition by TGI's names, without buckets of histograms.
 
     Raises:
-        ValueError: no Prometheus text.
+        ValueError: The text is not in Prometheus' format.
     """
-    own: dict[str, float] = defaultdict(float)
-    theirs: dict[str, float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     gauges = set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name, found = sample.name, own
-            if name in _ALSO:
-                name, found = _ALSO[name], theirs
+            name = sample.name
             if family.type == "counter" and name not in text:
                 name = name.removesuffix("_total")  # which the parser appends to TGI's counters
-            if name.startswith("tgi_") and not name.endswith(("_bucket", "_info", "_created")):
-                found[name] += sample.value
+            if not name.endswith(("_bucket", "_info", "_created")):
+                sums[name] += sample.value
                 if family.type == "gauge":
                     gauges.add(name)
-    return MetricsReading({**theirs, **own}, frozenset(gauges))
+    values = {name: value for name, value in sums.items() if name.startswith("tgi_")}
+    for name, aliases in _ALIASES.items():
+        alias = next((alias for alias in aliases if alias in sums), None)
+        if name not in values and alias is not None:
+            values[name] = sums[alias]
+            if alias in gauges:
+                gauges.add(name)
+    return MetricsReading(values, frozenset(gauges & values.keys()))
 
 
 _NOTHING = MetricsReading({}, frozenset())
 
 
 class MetricsScraper:
-    """Reads /metrics once a second.
+    """Reads /metrics once per second.
 
     Args:
-        url: the server's; empty: there is nothing to read.
-        latest: is kept at what was read last.
+        url: URL of the server; empty to read nothing.
+        latest: Updated with the latest values.
     """
 
     def __init__(self, url: str, settings: RequestSettings, latest: dict[str, float]) -> None:
@@ -85,7 +92,7 @@ class MetricsScraper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """The step begins."""
+        """Start with the step."""
         self._latest.clear()
         if not self._url:
             return
@@ -95,7 +102,7 @@ class MetricsScraper:
             self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """The step is over."""
+        """Stop with the step."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -104,10 +111,10 @@ class MetricsScraper:
             await self._client.aclose()
             self._client = None
 
-    def figures(self) -> dict[str, float]:
-        """Of the step: how far each counter went, each gauge's mean, and its most (``NAME_max``).
+    def metrics(self) -> dict[str, float]:
+        """The increase of each counter over the step; mean and maximum (``NAME_max``) of gauges.
 
-        A histogram's ``NAME_sum`` and ``NAME_count`` are counters too.
+        ``NAME_sum`` and ``NAME_count`` of a histogram are counters too.
         """
         first, last = self._first.values, self._last
         found = {
@@ -128,14 +135,14 @@ class MetricsScraper:
                     self._levels[name].append(self._last.values[name])
 
     async def _read(self) -> bool:
-        """Whether there was something to read."""
+        """Read once; return whether there are metrics."""
         assert self._client is not None
         try:
             response = await self._client.get(self._url)
             response.raise_for_status()
-            now = parse(response.text)
+            now = parse_metrics(response.text)
         except (httpx.HTTPError, ValueError):
-            return False  # a server without metrics is measured all the same
+            return False  # a server without metrics can be measured too
         if not now.values:
             return False
         self._last = now
@@ -145,15 +152,12 @@ class MetricsScraper:
 
 
 def http_client(settings: RequestSettings, timeout: float) -> httpx.AsyncClient:
-    """A general client for what is not measured."""
+    """A client for requests that are not measured."""
     from tgi_cli.bench.load.http import tls_context
 
-    headers = dict(settings.headers)
-    if settings.api_key:
-        headers = {"authorization": f"Bearer {settings.api_key}"} | headers
     return httpx.AsyncClient(
-        headers=headers,
+        headers=settings.all_headers,
         timeout=timeout,
         verify=tls_context(settings.insecure, settings.ca_file),
-        trust_env=False,  # requests go straight to the server, and so does this
+        trust_env=False,  # measured requests use no proxy either
     )

@@ -16,8 +16,7 @@ from typing import Literal
 import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
-from tgi_cli.bench.statistics import StepMetrics, step_metrics
-from tgi_cli.bench.statistics.metrics import ENOUGH, find_knee, meets
+from tgi_cli.bench.statistics.metrics import ENOUGH, StepMetrics, find_knee, meets, step_metrics
 from tgi_cli.config.settings import BENCH, default
 from tgi_cli.errors import ConfigError
 
@@ -48,7 +47,7 @@ class SharedPrefix(msgspec.Struct, frozen=True):
             parts = [
                 kind(part) for kind, part in zip((int, float, int), text.split(":"), strict=False)
             ]
-            prefix = cls(*parts)  # type: ignore[arg-type]
+            prefix = cls(*parts)
             if (
                 text.count(":") > 2
                 or prefix.tokens < 1

@@ -1,4 +1,4 @@
-"""A run from nothing to its end: the server if it is ours to start, the target, the steps."""
+"""A whole run: starts the server if necessary, finds the target, and drives the plan's steps."""
 
 from __future__ import annotations
 
@@ -38,166 +38,26 @@ from tgi_cli.bench.workloads.build import described, notes_of, requests_of
 INTERRUPTED = "interrupted"
 
 
-class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be measured, and where.
-
-    Attributes:
-        address: a URL or a shard's socket; empty: a server is started for ``model``.
-        model: of the server to start; empty: the bundled one.
-        tokenizer_name: an id or a folder; empty: the target's model.
-        serve_arguments: more for ``tgi serve``.
-        command: the command line, without secrets.
-        jsonl: where events are written as they happen.
-    """
-
-    options: BenchOptions
-    settings: RequestSettings
-    address: str = ""
-    model: str = ""
-    tokenizer_name: str = ""
-    revision: str = ""
-    serve_arguments: tuple[str, ...] = ()
-    command: list[str] = []
-    jsonl: Path | None = None
-
-
-class BenchJob:
-    """Does what was asked for, once; can be stopped from any thread.
-
-    Args:
-        say: gets lines on what is waited for before the first step.
-
-    Attributes:
-        url: of the HTTP server, once it is known that there is one.
-    """
-
-    def __init__(
-        self, request: BenchConfig, say: Callable[[str], None] = lambda line: None
-    ) -> None:
-        self._request = request
-        self._say = say
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[BenchRun] | None = None
-        self._runner: PlanRunner | None = None
-        self._stopped = ""
-        self.url: str | None = None
-        self.plan = plan_of(request.options)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal ended it."""
-        return self._stopped == INTERRUPTED
-
-    def stop(self, reason: str = "stopped") -> None:
-        """End it soon: the steps so far are kept; asked again, or before the first step, at once.
-
-        A server that was started is stopped either way.
-        """
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it closed meanwhile: all is over
-                loop.call_soon_threadsafe(self._stop, reason)
-
-    def _stop(self, reason: str) -> None:
-        if self._runner is not None and not self._stopped:
-            self._runner.stop(reason)
-        elif self._task is not None:
-            self._task.cancel()
-        self._stopped = self._stopped or reason
-
-    def run(self, on_event: Callable[[Event], None], *, signals: bool = False) -> BenchRun:
-        """Do it, on a loop of this thread's own.
-
-        Args:
-            signals: SIGINT and SIGTERM stop it (main thread only).
-
-        Raises:
-            TgiError: the target cannot be had, or the workload cannot be.
-            KeyboardInterrupt: stopped before there was anything to keep.
-        """
-        try:
-            return asyncio.run(self._run(on_event, signals))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
-
-    async def _run(self, on_event: Callable[[Event], None], signals: bool) -> BenchRun:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        if signals:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.add_signal_handler(number, self._stop, INTERRUPTED)
-        async with self._found() as found:
-            return await self._measure(found, on_event)
-
-    @contextlib.asynccontextmanager
-    async def _found(self) -> AsyncIterator[ResolvedTarget]:
-        request = self._request
-        if request.address:
-            found = await resolve_target(
-                request.address,
-                request.settings,
-                tokenizer_name=request.tokenizer_name,
-                revision=request.revision,
-            )
-            if found.target.kind in ("tgi", "openai"):
-                self.url = found.target.address
-            yield found
-            return
-        shard = request.options.load == "batch"
-        revision = ("--revision", request.revision) if request.revision else ()
-        arguments = (*revision, *request.serve_arguments)
-        async with start_server(request.model, arguments, shard=shard, say=self._say) as server:
-            self.url = server.url
-            address = str(server.socket) if shard else server.url
-            yield await resolve_target(
-                address,
-                request.settings,
-                tokenizer_name=request.tokenizer_name or request.model,
-                revision=request.revision,
-                started_here=server.command,
-            )
-
-    async def _measure(self, found: ResolvedTarget, on_event: Callable[[Event], None]) -> BenchRun:
-        request = self._request
-        requests = requests_of(request.options, found.tokenizer)
-        driver = LoadDriver(found.target, request.settings, found.tokenizer)
-        about = {
-            "command": request.command,
-            "machine": machine.describe(),
-            "workload": described(
-                request.options, request.settings, request.tokenizer_name or found.target.model
-            ),
-            "slo": request.options.slo,
-            "notes": [*notes_of(request.options), *found.notes],
-        }
-        self._runner = PlanRunner(self.plan, found.target, driver, requests, about)
-        if request.jsonl is None:
-            return await self._runner.run(on_event)
-        with contextlib.closing(EventLog(request.jsonl)) as lines:
-            lines(RunStarted(self._runner.begun))
-            return await self._runner.run(broadcast(lines, on_event))
-
-
 class StepDriver(Protocol):
-    """What a run asks of a driver (``drive.Driver``)."""
+    """What a run needs of a driver (:class:`tgi_cli.bench.step_driver.LoadDriver`)."""
 
     notes: list[str]
 
     def drive(
         self, step: BenchStep, requests: Iterable[BenchRequest], index: int = 0, total: int = 0
     ) -> AsyncGenerator[Event, None]:
-        """The events of one step; the last is its StepEnded."""
+        """Yield the events of one step; the last is StepEnded."""
 
     def stop(self, reason: str = "stopped") -> None:
         """End the running step."""
 
 
 class PlanRunner:
-    """Does one run.
+    """Drives the steps of a plan.
 
     Args:
-        requests: of each step.
-        about: the other fields of the Run: ``command``, ``machine``, ``workload``, ``slo``,
+        requests: Builds the requests of each step.
+        fields: Other fields of the BenchRun: ``command``, ``machine``, ``workload``, ``slo``,
             ``notes``.
     """
 
@@ -207,38 +67,38 @@ class PlanRunner:
         target: BenchTarget,
         driver: StepDriver,
         requests: RequestsOfStep,
-        about: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan = plan
         self._driver = driver
         self._requests = requests
-        fields: dict[str, Any] = {"command": [], "machine": {}, "workload": {}, **(about or {})}
+        known: dict[str, Any] = {"command": [], "machine": {}, "workload": {}, **(fields or {})}
         self.begun = BenchRun(
-            created=time.time(), tgi=tgi_cli.__version__, target=target, steps=[], **fields
+            created=time.time(), tgi=tgi_cli.__version__, target=target, steps=[], **known
         )
         self._stopped = ""
         self._failure = ""
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run soon, with what there is; a note says why. To be called on its loop."""
+        """End the run early; a note gives the reason. Call it on the loop of the run."""
         self._stopped = self._stopped or reason
         self._driver.stop(reason)
 
     async def run(self, on_event: Callable[[Event], None]) -> BenchRun:
-        """All steps of the plan, as far as they get.
+        """Run all steps of the plan, as far as possible.
 
-        A step that fails is told of and the next one begins. The run ends before its plan does
-        when it is stopped, when its load generator died, and when nothing answers any more.
+        A failed step is reported, and the next one begins. The run ends early if it is stopped, if
+        its load generator died, or if the target no longer accepts connections.
 
         Args:
-            on_event: is told everything, the whole run (RunEnded) last; also if the task was
-                cancelled, which then goes on.
+            on_event: Called with every event; the last is RunEnded with the whole run, also if the
+                task is cancelled.
         """
         steps: list[StepRecord] = []
         notes = list(self.begun.notes)
         cancelled = False
         try:
-            notes += await self._steps(steps, on_event)
+            notes += await self._run_steps(steps, on_event)
         except asyncio.CancelledError:
             cancelled = True
             notes.append("the run was cancelled")
@@ -249,20 +109,26 @@ class PlanRunner:
             raise asyncio.CancelledError
         return run
 
-    async def _steps(self, steps: list[StepRecord], on_event: Callable[[Event], None]) -> list[str]:
+    async def _run_steps(
+        self, steps: list[StepRecord], on_event: Callable[[Event], None]
+    ) -> list[str]:
         search = self._plan.search()
         step = next(search, None)
         while step is not None and not self._stopped:
-            record, failure = await self._step(step, steps, on_event)
+            record, failure = await self._run_step(step, steps, on_event)
             if record is not None:
                 steps.append(record)
             if self._stopped:
                 break
-            if failure is None and record is None:
-                failure = "the step left no record"
-            if failure is None and record is not None and _unreachable(record):
-                failure = "nothing answers there"
-            if failure is not None or record is None:
+            if record is None:
+                failure = failure or "the step left no record"
+            elif (
+                not failure
+                and record.requests
+                and all(request.error == "connect" for request in record.requests)
+            ):
+                failure = "the target accepts no connections"
+            if failure or record is None:
                 self._failure = f"the run ended at {step.kind} {step.label}: {failure}"
                 return [self._failure]
             try:
@@ -271,16 +137,15 @@ class PlanRunner:
                 return list(end.value)
         return [f"the run was {self._stopped} before its end"] if self._stopped else []
 
-    async def _step(
+    async def _run_step(
         self, step: BenchStep, steps: list[StepRecord], on_event: Callable[[Event], None]
-    ) -> tuple[StepRecord | None, str | None]:
-        """Runs one step; cancelled, it leaves what it has in ``steps``.
+    ) -> tuple[StepRecord | None, str]:
+        """Run one step; if cancelled, append what it has to ``steps``.
 
-        Returns: its record, and what ends the run, if anything does.
+        Returns: Its record, and the error that ends the run, if any.
         """
         index = len(steps)
-        record: StepRecord | None = None
-        failure: str | None = None
+        record, failure = None, ""
         partial = StepRecord(step=step, began=time.time(), duration=0.0, requests=[], batches=[])
         drive = self._driver.drive(step, self._requests(step, index), index, self._plan.total)
         try:
@@ -301,18 +166,138 @@ class PlanRunner:
         return record, failure
 
 
-def _unreachable(record: StepRecord) -> bool:
-    """Whether no connection of the step came about: every further step would say the same."""
-    requests = record.requests
-    return bool(requests) and all(request.error == "connect" for request in requests)
+class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and its target.
+
+    Attributes:
+        address: URL or shard socket; empty to start a server for ``model``.
+        model: Model of the server to start; empty for the bundled one.
+        tokenizer_name: Model id or folder. Default: the target's model.
+        serve_arguments: Additional arguments for ``tgi serve``.
+        command: The command line, without secrets.
+        jsonl: File for the events as they occur.
+    """
+
+    options: BenchOptions
+    settings: RequestSettings
+    address: str = ""
+    model: str = ""
+    tokenizer_name: str = ""
+    revision: str = ""
+    serve_arguments: tuple[str, ...] = ()
+    command: list[str] = []
+    jsonl: Path | None = None
 
 
-def broadcast(*listeners: Callable[[Event], None] | None) -> Callable[[Event], None]:
-    """One listener that tells several; None among them is left out."""
-    heard = [listener for listener in listeners if listener is not None]
+class BenchJob:
+    """Does one run; any thread can stop it.
 
-    def tell(event: Event) -> None:
-        for listener in heard:
-            listener(event)
+    Args:
+        say: Called with lines about what the run waits for before the first step.
 
-    return tell
+    Attributes:
+        url: URL of the HTTP server, once it is known.
+    """
+
+    def __init__(self, config: BenchConfig, say: Callable[[str], None] = lambda line: None) -> None:
+        self.config = config
+        self._say = say
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[BenchRun] | None = None
+        self._runner: PlanRunner | None = None
+        self._stopped = ""
+        self.url: str | None = None
+        self.plan = plan_of(config.options)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the run."""
+        return self._stopped == INTERRUPTED
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run early with the steps so far, or at once if called again or before a step.
+
+        A server that was started is stopped in either case.
+        """
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(self._stop, reason)
+
+    def _stop(self, reason: str) -> None:
+        if self._runner is not None and not self._stopped:
+            self._runner.stop(reason)
+        elif self._task is not None:
+            self._task.cancel()
+        self._stopped = self._stopped or reason
+
+    def run(self, on_event: Callable[[Event], None], *, signals: bool = False) -> BenchRun:
+        """Do the run on an event loop of its own.
+
+        Args:
+            signals: Whether SIGINT and SIGTERM stop it (main thread only).
+
+        Raises:
+            TgiError: The target is unavailable, or the workload is invalid.
+            KeyboardInterrupt: Stopped before the first step.
+        """
+        try:
+            return asyncio.run(self._run(on_event, signals))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    async def _run(self, on_event: Callable[[Event], None], signals: bool) -> BenchRun:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        if signals:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.add_signal_handler(number, self._stop, INTERRUPTED)
+        config, options, settings = self.config, self.config.options, self.config.settings
+        async with self._resolved() as found:
+            driver = LoadDriver(found.target, settings, found.tokenizer)
+            requests = requests_of(options, found.tokenizer)
+            name = config.tokenizer_name or found.target.model
+            fields = {
+                "command": config.command,
+                "machine": machine.describe(),
+                "workload": described(options, settings, name),
+                "slo": options.slo,
+                "notes": [*notes_of(options), *found.notes],
+            }
+            self._runner = PlanRunner(self.plan, found.target, driver, requests, fields)
+            if config.jsonl is None:
+                return await self._runner.run(on_event)
+            with contextlib.closing(EventLog(config.jsonl)) as log:
+                log(RunStarted(self._runner.begun))
+
+                def log_event(event: Event) -> None:
+                    log(event)
+                    on_event(event)
+
+                return await self._runner.run(log_event)
+
+    @contextlib.asynccontextmanager
+    async def _resolved(self) -> AsyncIterator[ResolvedTarget]:
+        """The target; a server that was started ends with the block."""
+        config = self.config
+        async with contextlib.AsyncExitStack() as stack:
+            address, name, command = config.address, config.tokenizer_name, None
+            if not address:
+                shard = config.options.load == "batch"
+                revision = ("--revision", config.revision) if config.revision else ()
+                arguments = (*revision, *config.serve_arguments)
+                server = await stack.enter_async_context(
+                    start_server(config.model, arguments, shard=shard, say=self._say)
+                )
+                address = str(server.socket) if shard else server.url
+                name, command, self.url = name or config.model, server.command, server.url
+            found = await resolve_target(
+                address,
+                config.settings,
+                tokenizer_name=name,
+                revision=config.revision,
+                started_here=command,
+            )
+            if found.target.kind in ("tgi", "openai"):
+                self.url = found.target.address
+            yield found

@@ -1,7 +1,7 @@
-"""Saved runs: one JSON file (whole), JSON lines (while it runs), CSV (for spreadsheets).
+"""Saved runs: JSON (the whole run), JSON lines (events as they occur), CSV (for spreadsheets).
 
-The JSON is ``records.Run`` as it is; docs/bench.md describes it. Every reader takes every version
-up to its own.
+The JSON is an ``events.BenchRun``; docs/bench.md describes it. Readers support every version up to
+their own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 
 from tgi_cli.bench import events
 from tgi_cli.bench.events import BenchRun, StepRecord
-from tgi_cli.bench.statistics import BATCH_METRICS, LATENCIES, RATES, step_metrics
-from tgi_cli.bench.statistics.observations import MS, tpot
+from tgi_cli.bench.statistics.metrics import step_metrics
+from tgi_cli.bench.statistics.observations import BATCH_METRICS, LATENCIES, MS, RATES, tpot
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
 
@@ -31,7 +31,7 @@ class _RunVersion(msgspec.Struct):
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag=True):
-    """The first line of JSON lines: the run without its steps."""
+    """The first of the JSON lines: the run without its steps."""
 
     run: BenchRun
 
@@ -41,10 +41,10 @@ _LINES: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Line)
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Find out before a run, not after it, that its files cannot be written.
+    """Check before a run that its files can be written.
 
     Raises:
-        ConfigError: a folder is missing or may not be written to.
+        ConfigError: A folder is missing or not writable.
     """
     for path in paths:
         if path is None:
@@ -55,11 +55,11 @@ def check_writable(*paths: Path | None) -> None:
         if not folder.is_dir():
             raise ConfigError(f"the folder {folder} does not exist", f"mkdir -p {folder}")
         if not os.access(path if path.exists() else folder, os.W_OK):
-            raise ConfigError(f"{path} may not be written", "name another file")
+            raise ConfigError(f"{path} is not writable", "name another file")
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all. Raises ConfigError if the system refuses."""
+    """Write a file atomically. Raises ConfigError."""
     data = content.encode() if isinstance(content, str) else content
     temporary = ""
     try:
@@ -81,7 +81,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def save(run: BenchRun, path: Path) -> None:
-    """Write a run as JSON, whole or not at all. Raises ConfigError if that cannot be."""
+    """Write a run as JSON, atomically. Raises ConfigError."""
     write(path, msgspec.json.encode(_plain(run)))
 
 
@@ -89,7 +89,7 @@ def load(path: Path) -> BenchRun:
     """Read a saved run: JSON, or the JSON lines of a run that may not have ended.
 
     Raises:
-        ConfigError: the file cannot be read, is no run, or is of a newer version.
+        ConfigError: The file cannot be read, is not a saved run, or has a newer version.
     """
     try:
         data = read_bytes(path, WORKLOAD_BYTES)
@@ -118,15 +118,14 @@ def _check_version(data: bytes, path: Path) -> None:
 
 
 def _plain(run: BenchRun) -> dict[str, Any]:
-    """The run as it is written: its version too, which as a default would be left out."""
+    """The run as it is written, with its version, which omit_defaults would omit."""
     return {"version": run.version, **msgspec.to_builtins(run)}
 
 
 class EventLog:
-    """Writes a run's events as JSON lines while they happen; every line is flushed.
+    """Writes a run's events as JSON lines as they occur, without progress.
 
-    Progress is left out. The record of a step has no requests and batches: their lines came
-    before it.
+    The record of a step has neither requests nor batches, since they have lines of their own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,8 +151,8 @@ class EventLog:
 
 
 def _from_lines(data: bytes, path: Path) -> BenchRun:
-    """A run out of its events; of a step that did not end, what was done of it."""
-    whole = data[: data.rfind(b"\n") + 1].splitlines()  # a last line may have been cut short
+    """Restore a run from its events, with steps that did not end."""
+    whole = data[: data.rfind(b"\n") + 1].splitlines()  # the last line may be incomplete
     started = msgspec.json.decode(whole[0], type=dict[str, Any]) if whole else {}
     _check_version(msgspec.json.encode(started.get("run", {})), path)
     run: BenchRun | None = None
@@ -183,14 +182,14 @@ def _from_lines(data: bytes, path: Path) -> BenchRun:
         raise msgspec.ValidationError("it lacks its first line")
     for index in steps.keys() - over:
         steps[index] = cut_short(steps[index], "the run did not end")
-    notes = run.notes if ended else [*run.notes, "the run did not end; this is what it wrote"]
+    notes = run.notes if ended else [*run.notes, "the run did not end; this is what it had written"]
     return msgspec.structs.replace(
         run, steps=[steps[index] for index in sorted(steps)], notes=notes
     )
 
 
 def cut_short(record: StepRecord, why: str) -> StepRecord:
-    """The record of a step that did not come to its end, with the time that it has."""
+    """The record of a step that ended early."""
     counted = [request for request in record.requests if not request.warmup]
     first = min((request.scheduled for request in counted), default=0.0)
     last = max((request.finished for request in counted), default=first)
@@ -201,12 +200,12 @@ STATISTICS = ("count", "mean", "minimum", "maximum", "p50", "p90", "p95", "p99",
 
 
 def csv_paths(path: Path) -> tuple[Path, Path]:
-    """Where the steps go, and where the requests (or runs of batches) go."""
+    """The files of the steps, and of the requests or runs of batches."""
     return path, path.with_name(f"{path.stem}-requests{path.suffix or '.csv'}")
 
 
 def save_csv(run: BenchRun, path: Path) -> None:
-    """Write a row for each step, and in a second file (``csv_paths``) one for each request."""
+    """Write a row per step, and in a second file (``csv_paths``) a row per request."""
     for file, rows in zip(csv_paths(path), (step_rows(run), request_rows(run)), strict=True):
         out = StringIO()
         table = csv.writer(out, lineterminator="\n")
@@ -215,7 +214,7 @@ def save_csv(run: BenchRun, path: Path) -> None:
 
 
 def step_rows(run: BenchRun) -> Iterable[list[Any]]:
-    """The header, then a row of figures for each step; empty where a step has no such figure."""
+    """The header, then a row of metrics per step; empty if a step lacks the metric."""
     summaries = [
         (name, statistic) for name in (*LATENCIES, *BATCH_METRICS) for statistic in STATISTICS
     ]
@@ -247,7 +246,7 @@ def _column(name: str, statistic: str) -> str:
 
 
 def request_rows(run: BenchRun) -> Iterable[list[Any]]:
-    """The header, then a row for each request, or for each run of a batch."""
+    """The header, then a row per request, or per run of a batch."""
     if any(record.batches for record in run.steps):
         yield ["batch_size", "warmup", "prefill_ms", "decode_ms_each"]
         for record in run.steps:

@@ -1,13 +1,12 @@
-"""Runs one step of a benchmark in processes of its own, and tells what happens as it happens.
+"""Runs one step of a benchmark in load generator processes.
 
-    driver = Driver(target, settings, tokenizer)
+    driver = LoadDriver(target, settings, tokenizer)
     async with contextlib.aclosing(driver.drive(step, requests, index, total)) as events:
         async for event in events: ...
 
-The events of a step, in order: StepStarted; then Progress (four times a second), RequestDone,
-BatchDone and StepFailed as they come; StepEnded with the whole record. Always the last: also when
-the step was stopped, or its load generator died (StepFailed with ``fatal``, then StepEnded with
-what there was).
+The events of a step are StepStarted; then StepProgress (four times a second), RequestDone,
+BatchDone and StepFailed as they occur; and always StepEnded with the whole record, also if the step
+was stopped or its load generator died (StepFailed with ``fatal``).
 """
 
 from __future__ import annotations
@@ -54,71 +53,78 @@ from tgi_cli.errors import ConfigError
 
 _STREAMS_PER_PROCESS = 256
 _START_SECONDS = 0.02
-"""From the word that all are ready to second 0."""
+"""Seconds from the last GeneratorReady to second 0."""
 _STOP_SECONDS = 5.0
-_EARLY = frozenset({"stop", "eos_token", "stop_sequence"})
+_EARLY_REASONS = frozenset({"stop", "eos_token", "stop_sequence"})
+_EARLY = "The server ignores ignore_eos: responses ended before the last token requested."
 
 
 class LoadDriver:
     """Puts load on one target, a step at a time.
 
     Args:
-        target: a URL (``tgi``, ``openai``) or a socket (``shard-v3``).
-        settings: of all requests.
-        tokenizer: counts answers whose server does not say, and checks what others say; None:
-            events are counted, and nothing is checked.
+        target: A URL (``tgi``, ``openai``) or a socket (``shard-v3``).
+        settings: The settings of all requests.
+        tokenizer: Counts the tokens of responses without usage, and checks usage. None counts
+            events, and checks nothing.
 
     Attributes:
-        notes: what a reader of the figures must know, one sentence each, without repeats; for
-            ``Run.notes``.
-        server: the target's own figures of now, by TGI's names, read once a second while a step
-            runs; empty where it has none.
+        notes: Notes for the reader of the results (``BenchRun.notes``), without repeats.
+        server: The current metrics of the target by TGI's names, read once a second during a step;
+            empty if it has none.
     """
 
     def __init__(
-        self, target: BenchTarget, settings: RequestSettings, tokenizer: TokenCounter | None = None
+        self,
+        target: BenchTarget,
+        settings: RequestSettings,
+        tokenizer: TokenCounter | None = None,
     ) -> None:
         self.notes: list[str] = []
         self.server: dict[str, float] = {}
-        self._target = target
-        self._settings = settings
-        self._recount = TokenRecount(tokenizer)
+        self.target = target
+        self.settings = settings
+        self.recount = TokenRecount(tokenizer)
         self._running: _StepRun | None = None
         if target.kind == "engine":
             raise ConfigError(
-                "a model server is driven by generate.v3 here, not by its own sessions",
+                "a model server is measured by generate.v3, not by its own sessions",
                 "name its socket as a shard (shard-v3)",
             )
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the running load generators."""
+        return [process.pid for process in self._running.processes] if self._running else []
 
     async def drive(
         self, step: BenchStep, requests: Iterable[BenchRequest], index: int = 0, total: int = 0
     ) -> AsyncGenerator[Event, None]:
         """Run ``step`` with the requests in their order.
 
-        ``requests`` may be endless and slow: it is read in a thread, a little ahead of need. Of a
-        step of the kind ``batch`` each run takes ``step.value`` of them; ``step.requests`` counts
-        runs there, and the warm-ups are the first ones, within that count.
+        ``requests`` may be endless and slow: a thread reads it, a little ahead of need. In a step
+        of the kind ``batch`` each run takes ``step.value`` of them; ``step.requests`` counts runs
+        then, with the warm-ups, which come first.
 
-        Closing the generator (or cancelling the task) ends the load generator at once.
+        Closing the generator (or cancelling the task) ends the load generators at once.
 
         Raises:
-            ConfigError: the settings, the step and the target do not go together.
+            ConfigError: The settings, the step and the target are incompatible.
         """
-        _check(step, self._target, self._settings)
+        _check(step, self.target, self.settings)
         yield StepStarted(index, total, step)
-        run = _StepRun(self, step, requests, index)
-        self._running = run
+        self._running = _StepRun(self, step, requests, index)
         try:
-            async with contextlib.aclosing(run.events()) as events:
+            async with contextlib.aclosing(self._running.events()) as events:
                 async for event in events:
                     yield event
         finally:
             self._running = None
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the running step now; its record has what was done, and ``stopped`` says why.
+        """End the running step, if any; ``stopped`` of its record gives the reason.
 
-        Requests in flight are dropped and not recorded. Nothing happens where no step runs.
+        Requests in flight are dropped and not recorded.
         """
         if self._running is not None:
             self._running.stop(reason)
@@ -130,18 +136,16 @@ class LoadDriver:
 
 
 class _StepRun:
-    """One step: its processes, and what they told."""
+    """One step: its processes, and what they reported."""
 
     def __init__(
         self, driver: LoadDriver, step: BenchStep, requests: Iterable[BenchRequest], index: int
     ) -> None:
-        self._driver = driver
-        self._target, self._settings = driver._target, driver._settings
-        self._recount = driver._recount
+        self._driver, self._target, self._settings = driver, driver.target, driver.settings
         self._step, self._index = step, index
         self._requests = iter(requests)
-        self._processes: list[GeneratorProcess] = []
-        self._told: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]] = asyncio.Queue()
+        self.processes: list[GeneratorProcess] = []
+        self._inbox: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]] = asyncio.Queue()
         self._progress: dict[int, StepProgress] = {}
         self._records: list[BenchRequestRecord] = []
         self._batches: list[BatchRecord] = []
@@ -151,89 +155,94 @@ class _StepRun:
         self._began = time.time()
 
     def stop(self, reason: str) -> None:
-        """See :meth:`LoadDriver.stop`."""
+        """End the step early."""
         self._stopped = self._stopped or reason
-        for process in self._processes:
+        for process in self.processes:
             process.terminate(_STOP_SECONDS)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """All but the first."""
-        self._recount.begin()
+        """Yield all events but the first."""
+        driver, recount = self._driver, self._driver.recount
+        recount.reset()
         first = await asyncio.to_thread(lambda: list(islice(self._requests, 1)))
         route: Route = "completions"
+        url = ""
         if self._target.kind != "shard-v3":
             route = route_of(self._target, self._settings, bool(first and first[0].messages))
-        url = "" if self._target.kind == "shard-v3" else self._target.address
-        scraper = MetricsScraper(url, self._settings, self._driver.server)
-        feeder: asyncio.Task[None] | None = None
+            url = self._target.address
+        scraper = MetricsScraper(url, self._settings, driver.server)
+        rest: asyncio.Task[None] | None = None
         try:
             await self._start(route)
-            made = chain(first, self._requests)
-            feed = RequestFeeder(self._processes, self._step, made, self._recount.expect)
-            async for event in self._until_ready():
-                yield event
+            requests = chain(first, self._requests)
+            feeder = RequestFeeder(self.processes, self._step, requests, recount.expect)
+            waiting = set(range(len(self.processes)))
+            while waiting and not self._over:
+                number, message = await self._inbox.get()
+                waiting.discard(number)
+                async for event in self._handle(number, message):
+                    yield event
             if not self._over:
-                await feed.ahead()
+                await feeder.feed_ahead()
                 await scraper.start()
                 self._began = time.time()
                 origin = time.perf_counter() + _START_SECONDS
-                for process in self._processes:
+                for process in self.processes:
                     process.send(BeginStep(origin))
-                feeder = asyncio.create_task(feed.rest())
+                rest = asyncio.create_task(feeder.feed_rest())
             while not self._over:
-                number, message = await self._told.get()
-                async for event in self._taken(number, message):
+                async for event in self._handle(*await self._inbox.get()):
                     yield event
-            if feeder is not None and feeder.done() and not feeder.cancelled():
-                feeder.result()  # what making requests raised
+            if rest is not None and rest.done() and not rest.cancelled():
+                rest.result()  # raises what building requests raised
         finally:
-            if feeder is not None:
-                feeder.cancel()
-                await asyncio.gather(feeder, return_exceptions=True)
-            await asyncio.gather(*(process.close() for process in self._processes))
+            if rest is not None:
+                rest.cancel()
+                await asyncio.gather(rest, return_exceptions=True)
+            await asyncio.gather(*(process.close() for process in self.processes))
             await scraper.stop()
-        for text in [*self._recount.notes(), *self._early()]:
-            self._driver.note(text)
-        yield StepEnded(self._index, self._record(scraper.figures()))
+        early = any(r.error is None and r.finish_reason in _EARLY_REASONS for r in self._records)
+        for text in [*recount.notes(), *([_EARLY] if self._settings.ignore_eos and early else [])]:
+            driver.note(text)
+        records = sorted(self._records, key=lambda record: record.index)
+        record = StepRecord(
+            step=self._step,
+            began=self._began,
+            duration=_duration(records, self._batches),
+            requests=records,
+            batches=self._batches,
+            client=worst_of(self._clients),
+            server=scraper.metrics(),
+            stopped=self._stopped,
+        )
+        yield StepEnded(self._index, record)
 
     @property
     def _over(self) -> bool:
-        return len(self._ended) == len(self._processes)
+        return len(self._ended) == len(self.processes)
 
     async def _start(self, route: Route) -> None:
-        """The processes, each with its share of the step."""
+        """Start the processes, each with its share of the clients."""
         shares = _shares(self._step, self._target, self._settings)
+        expected = self._step.requests or 0
         for number, clients in enumerate(shares):
-            process = GeneratorProcess(number, self._told)
-            self._processes.append(process)
-            job = GeneratorJob(
-                self._target,
-                self._step,
-                self._settings,
-                route,
-                self._index,
-                clients,
-                self._step.requests or 0,
+            process = GeneratorProcess(number, self._inbox)
+            self.processes.append(process)
+            await process.start(
+                GeneratorJob(
+                    self._target, self._step, self._settings, route, self._index, clients, expected
+                )
             )
-            await process.start(job)
 
-    async def _until_ready(self) -> AsyncGenerator[Event, None]:
-        """Until every process waits for its second 0, or the first fails to."""
-        waiting = set(range(len(self._processes)))
-        while waiting and not self._over:
-            number, message = await self._told.get()
-            waiting.discard(number)
-            if not isinstance(message, GeneratorReady):
-                async for event in self._taken(number, message):
-                    yield event
-
-    async def _taken(
+    async def _handle(
         self, number: int, message: FromGenerator | GeneratorLost
     ) -> AsyncGenerator[Event, None]:
-        """What a message of a process means."""
+        """Take a message of a process, and yield its events."""
         match message:
+            case GeneratorReady():
+                pass
             case RequestFinished(record, text):
-                record = await self._recount.count(record, text)
+                record = await self._driver.recount.count(record, text)
                 self._records.append(record)
                 yield RequestDone(self._index, record)
             case BatchDone(_, batch):
@@ -243,8 +252,8 @@ class _StepRun:
                 yield message
             case StepProgress():
                 self._progress[number] = message
-                if number == min(set(range(len(self._processes))) - self._ended):
-                    yield self._whole_progress()
+                if number == min(set(range(len(self.processes))) - self._ended):
+                    yield self._total_progress()
             case RunNote(text):
                 self._driver.note(text)
             case GeneratorEnded(client, stopped):
@@ -257,17 +266,7 @@ class _StepRun:
                     yield StepFailed(self._index, cause, remedy, True)
                     self.stop(cause)
 
-    def _early(self) -> list[str]:
-        """A note on answers that ended by themselves although they were not to."""
-        whole = [record for record in self._records if record.error is None]
-        early = [record for record in whole if record.finish_reason in _EARLY]
-        if not self._settings.ignore_eos or not early:
-            return []
-        return [
-            "The server does not keep to ignore_eos: answers ended before the last token asked for."
-        ]
-
-    def _whole_progress(self) -> StepProgress:
+    def _total_progress(self) -> StepProgress:
         """The progress of all processes together."""
         parts = self._progress.values()
         return StepProgress(
@@ -281,22 +280,9 @@ class _StepRun:
             queued=int(self._driver.server.get("tgi_queue_size", 0)),
         )
 
-    def _record(self, server: dict[str, float]) -> StepRecord:
-        records = sorted(self._records, key=lambda record: record.index)
-        return StepRecord(
-            step=self._step,
-            began=self._began,
-            duration=_duration(records, self._batches),
-            requests=records,
-            batches=self._batches,
-            client=worst_of(self._clients),
-            server=server,
-            stopped=self._stopped,
-        )
-
 
 def _duration(records: list[BenchRequestRecord], batches: list[BatchRecord]) -> float:
-    """From the first request that counts to the end of the last; of a shard, the time in calls."""
+    """Seconds from the first counted request to the end of the last; for a shard, in calls."""
     counted = [record for record in records if not record.warmup]
     if counted:
         whole = [record for record in counted if record.error != "unfinished"] or counted
@@ -305,7 +291,7 @@ def _duration(records: list[BenchRequestRecord], batches: list[BatchRecord]) -> 
 
 
 def _shares(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> list[int]:
-    """How many clients each process has; of other kinds of load than those, 0."""
+    """The number of clients of each process; 0 for other kinds of load."""
     if step.kind == "batch" or target.kind == "shard-v3":
         return [0]
     streams = int(step.value)
@@ -315,20 +301,20 @@ def _shares(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> 
     if step.kind == "rate":
         return [0] * number
     number = min(number, streams)
-    return [streams // number + (place < streams % number) for place in range(number)]
+    return [streams // number + (rank < streams % number) for rank in range(number)]
 
 
 def _check(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> None:
-    """Raises ConfigError for what cannot be, before a process is started for it."""
+    """Raise ConfigError for an invalid step, before a process starts for it."""
     if target.kind != "shard-v3":
         request_head(target.address, "/", settings.headers)
         tls_context(settings.insecure, settings.ca_file)
-    if target.kind == "shard-v3" and step.kind != "batch":
+    elif step.kind != "batch":
         raise ConfigError(
-            f"a shard is driven in batches, not by {step.kind}", "name a server's URL for that"
+            f"a shard is driven in batches, not by {step.kind}", "name a server's URL instead"
         )
     if step.value <= 0 or (step.kind != "rate" and step.value != int(step.value)):
         raise ConfigError(
-            f"{step.value:g} is no {step.kind} (whole numbers above 0, of rates any)",
+            f"{step.value:g} is not a valid {step.kind}: whole numbers above 0, or a rate above 0",
             "give a number above 0",
         )

@@ -1,4 +1,4 @@
-"""What is behind an address: a shard's socket, TGI's routes, or OpenAI's; its model, its tokens."""
+"""Resolves an address to a target: a shard's socket, or a server with TGI's or OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _REFUSED = (401, 403)
 
 @dataclass(frozen=True)
 class ResolvedTarget:
-    """A target that answered.
+    """A target that responds.
 
     Attributes:
-        tokenizer: of its model; where no other could be had one that guesses (``exact`` False).
-        notes: for ``Run.notes``: how tokens are counted where that is not the plain way.
+        tokenizer: The tokenizer of its model, or an estimate (``exact`` False).
+        notes: For ``BenchRun.notes``: how tokens are counted, if not by the tokenizer.
     """
 
     target: BenchTarget
@@ -44,17 +44,16 @@ async def resolve_target(
     revision: str = "",
     started_here: list[str] | None = None,
 ) -> ResolvedTarget:
-    """Ask what is at ``address``: a URL, or a path (also ``unix://...``) of a shard's socket.
+    """Resolve an address: a URL, or the path (also ``unix://...``) of a shard's socket.
 
-    A URL may end in ``/v1``. The tokenizer is ``tokenizer_name``'s (a folder or a model id of the
-    hub), else that of the model that the server names, else the server's own /tokenize, else a
-    guess, of which a note tells.
+    A URL may end in ``/v1``. The tokenizer is that of ``tokenizer_name`` (a folder or a model id),
+    else that of the server's model, else the server's /tokenize, else an estimate, with a note.
 
     Raises:
-        ConfigError: no address, or a server that is neither TGI's nor OpenAI's.
-        RouterError: the URL cannot be reached, or refuses the key.
-        ShardError: nothing listens on the socket, or it does not speak generate.v3.
-        HubError, ModelError: ``tokenizer_name`` cannot be had.
+        ConfigError: Invalid address, or a server with neither TGI's nor OpenAI's routes.
+        RouterError: The URL cannot be reached, or the server rejects the key.
+        ShardError: Nothing listens on the socket, or it does not speak generate.v3.
+        HubError, ModelError: ``tokenizer_name`` is unavailable.
     """
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -81,10 +80,10 @@ async def resolve_target(
 
 async def _server(url: str, settings: RequestSettings) -> BenchTarget:
     async with http_client(settings, _SECONDS) as client:
-        info = await _asked(client, f"{url}/info")
+        info = await _get_json(client, f"{url}/info")
         if isinstance(info, dict) and isinstance(info.get("model_id"), str):
             return BenchTarget(kind="tgi", address=url, model=info["model_id"], info=info)
-        listed = await _asked(client, f"{url}/v1/models")
+        listed = await _get_json(client, f"{url}/v1/models")
     data = listed.get("data") if isinstance(listed, dict) else None
     models = [one for one in data or [] if isinstance(one, dict) and one.get("id")]
     if models:
@@ -93,13 +92,13 @@ async def _server(url: str, settings: RequestSettings) -> BenchTarget:
     if settings.model:  # it lists no models; its user knows one
         return BenchTarget(kind="openai", address=url, model=settings.model)
     raise ConfigError(
-        f"{url} answers neither /info as TGI does nor /v1/models as OpenAI does",
-        "check the URL; for a server without these routes name the model",
+        f"{url} has neither TGI's /info nor OpenAI's /v1/models",
+        "check the URL, or name the model of a server without these routes",
     )
 
 
-async def _asked(client: httpx.AsyncClient, url: str) -> Any:
-    """The JSON of a route; None: there is none. Raises RouterError."""
+async def _get_json(client: httpx.AsyncClient, url: str) -> Any:
+    """The JSON of a route, or None if there is none. Raises RouterError."""
     try:
         response = await client.get(url)
     except httpx.HTTPError as error:
@@ -133,13 +132,13 @@ def _shard(address: str, settings: RequestSettings, tokenizer_name: str) -> Benc
             f"there is no socket {path}",
             f"name one of {', '.join(beside)}" if beside else "see whether the server runs",
         )
-    told = ShardGroup(str(path), settings.timeout, settings.connect_timeout).info
+    details = ShardGroup(str(path), settings.timeout, settings.connect_timeout).info
     info: dict[str, Any] = {
-        "dtype": told.dtype,
-        "device_type": told.device_type,
-        "attention_impl": told.attention_impl,
-        "block_size": told.block_size,
-        "speculate": told.speculate,
+        "dtype": details.dtype,
+        "device_type": details.device_type,
+        "attention_impl": details.attention_impl,
+        "block_size": details.block_size,
+        "speculate": details.speculate,
     }
     model = tokenizer_name
     try:  # one of ours also knows its model
@@ -151,7 +150,7 @@ def _shard(address: str, settings: RequestSettings, tokenizer_name: str) -> Benc
         info |= {"max_total_tokens": own.max_total_tokens, "device": own.device}
     if not model:
         raise ConfigError(
-            f"the shard on {path} does not say which model it is",
+            f"the model of the shard on {path} is unknown",
             "name its tokenizer: --tokenizer-name MODEL",
         )
     return BenchTarget(kind="shard-v3", address=str(path), model=model, info=info)
@@ -175,28 +174,29 @@ def _tokenizer(
     except (HubError, ModelError) as error:
         cause = error.cause
     if url:
-        headers = dict(settings.headers)
-        if settings.api_key:
-            headers = {"authorization": f"Bearer {settings.api_key}"} | headers
-        context = tls_context(settings.insecure, settings.ca_file)
-        client = httpx.Client(headers=headers, timeout=_SECONDS, verify=context, trust_env=False)
+        client = httpx.Client(
+            headers=settings.all_headers,
+            timeout=_SECONDS,
+            verify=tls_context(settings.insecure, settings.ca_file),
+            trust_env=False,
+        )
         counter = ServerTokenCounter.find(url, client, settings.model or target.model)
         if counter is not None:
             notes.append(
-                f"The tokenizer of {target.model} is not here ({cause}): {counter.name} "
+                f"The tokenizer of {target.model} is unavailable ({cause}): {counter.name} "
                 "counts tokens."
             )
             return counter
         client.close()
     notes.append(
-        f"The tokenizer of {target.model} is not here ({cause}), and the server has no /tokenize: "
-        "lengths of prompts are guessed. Name a tokenizer to have them exact."
+        f"The tokenizer of {target.model} is unavailable ({cause}), and the server has no "
+        "/tokenize: lengths of prompts are estimates. Name a tokenizer to have them exact."
     )
     return TokenEstimator()
 
 
 def _local(name: str, revision: str) -> LocalTokenCounter:
-    """Of a folder, a model of the hub or the bundled one. Raises HubError, ModelError."""
+    """The tokenizer of a folder, a model id or the bundled model. Raises HubError, ModelError."""
     from tgi_cli import demo, hub
 
     if name == demo.MODEL_ID:

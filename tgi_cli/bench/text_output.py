@@ -1,4 +1,4 @@
-"""The run as lines of text: one when a step begins to take long, one when it is over."""
+"""Reports a run as lines of text."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ from tgi_cli.bench.events import (
     StepProgress,
     StepStarted,
 )
-from tgi_cli.bench.statistics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 
 PATIENCE = 10.0
-"""Seconds between two lines of a step's progress."""
+"""Seconds between lines of progress."""
 
 
 class TextReporter:
-    """Follows a run's events and writes lines; for stderr, so that stdout stays for data.
+    """Writes a line for each step, and for its progress if it takes long.
 
     Args:
-        slo: limits by metric in ms, for the goodput of each step.
+        out: Usually stderr, since stdout is for data.
+        slo: Limits by metric in ms, for the goodput of each step.
     """
 
     def __init__(self, out: TextIO, slo: dict[str, float] | None = None) -> None:
         self._out = out
         self._slo = slo or {}
-        self._place = ""
-        self._told = 0.0
+        self._prefix = ""
+        self._reported = 0.0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepStarted):
-            place = f"{event.index + 1}/{event.total}" if event.total else f"{event.index + 1}"
-            self._place = f"[{place}] {event.step.title}"
-            self._told = 0.0
+            number = f"{event.index + 1}/{event.total}" if event.total else f"{event.index + 1}"
+            self._prefix = f"[{number}] {event.step.title}"
+            self._reported = 0.0
         elif isinstance(event, StepProgress):
-            if event.elapsed - self._told >= PATIENCE:
-                self._told = event.elapsed
-                self._say(f"{self._place}: {_progress(event)}")
+            if event.elapsed - self._reported >= PATIENCE:
+                self._reported = event.elapsed
+                self._print(f"{self._prefix}: {_progress(event)}")
         elif isinstance(event, StepFailed):
             remedy = f" ({event.remedy})" if event.remedy else ""
-            self._say(f"{self._place}: error: {event.cause}{remedy}")
+            self._print(f"{self._prefix}: error: {event.cause}{remedy}")
         elif isinstance(event, StepEnded):
             figures = step_metrics(event.record, self._slo, intervals=False)
-            self._say(f"{self._place}: {line(figures)}")
+            self._print(f"{self._prefix}: {line(figures)}")
             for warning in figures.warnings:
-                self._say(f"{' ' * len(self._place)}  warning: {warning}")
+                self._print(f"{' ' * len(self._prefix)}  warning: {warning}")
         elif isinstance(event, RunEnded):
             for note in event.run.notes:
-                self._say(f"note: {note}")
+                self._print(f"note: {note}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
 
 def line(figures: StepMetrics) -> str:
-    """One step's figures in a line: what was done, how fast, how long one waited (p50, p99)."""
+    """The metrics of a step in a line; latencies as p50/p99."""
     if figures.batches:
         return _batch_line(figures)
     parts = []
@@ -72,7 +73,7 @@ def line(figures: StepMetrics) -> str:
     if figures.failed:
         kinds = ", ".join(f"{count} {kind}" for kind, count in figures.errors.items())
         parts.append(f"errors: {kinds}")
-    return f"{figures.succeeded} answers, {', '.join(parts)}"
+    return f"{figures.succeeded} responses, {', '.join(parts)}"
 
 
 def _batch_line(figures: StepMetrics) -> str:

@@ -1,10 +1,11 @@
-"""Counts tokens as a target does: by its tokenizer, by its own /tokenize, or by a guess."""
+"""Counts tokens: by the model's tokenizer, by the server's /tokenize, or by an estimate."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +18,16 @@ from tgi_cli.errors import RouterError
 from tgi_cli.text.tokenizer import Tokenizer
 
 _VOCABULARY_WORD = re.compile(r"[\u0120\u2581]?([a-z]{2,12})")
-"""A word, behind the mark of a space in byte-level and SentencePiece vocabularies."""
+"""A word behind the space of byte-level and SentencePiece vocabularies."""
 _MOST_WORDS = 4000
 _ENOUGH_WORDS = 64
 
-_WORDS = """
-the of and to in is it that for was on are as with his they at be this have from or one had
-by word but not what all were we when your can said there use an each which she do how their
-if will up other about out many then them these so some her would make like him into time
-has look two more write go see number no way could people my than first water been call who
-oil its now find long down day did get come made may part over new sound take only little
-work know place year live me back give most very after thing our just name good sentence man
-think say great where help through much before line right too mean old any same tell boy
-follow came want show also around form three small set put end does another well large must
-big even such because turn here why ask went men read need land different home us move try
-kind hand picture again change off play spell air away animal house point page letter mother
-answer found study still learn should world high every near add food between own below
-country plant last school father keep tree never start city earth eye light thought head
-under story saw left few while along might close something seem next hard open example begin
-life always those both paper together got group often run
-"""
-COMMON_WORDS = _WORDS.split()
+COMMON_WORDS = Path(__file__).with_name("common_words.txt").read_text().split()
 """Short English words; one token each in nearly every vocabulary."""
 
 
 class LocalTokenCounter:
-    """A tokenizer of this machine."""
+    """Counts with a local tokenizer."""
 
     exact = True
 
@@ -53,7 +38,7 @@ class LocalTokenCounter:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> LocalTokenCounter:
-        """Of a model's folder. Raises ModelError."""
+        """Load the tokenizer of a model's folder. Raises ModelError."""
         return cls(Tokenizer.load(folder), name)
 
     def count(self, text: str, special: bool = True) -> int:
@@ -61,7 +46,7 @@ class LocalTokenCounter:
         return len(self._tokenizer.encode(text, add_special_tokens=special))
 
     def words(self) -> Sequence[str]:
-        """The most frequent words of the vocabulary that are one token, wherever they stand."""
+        """The most frequent words of the vocabulary that are one token in any position."""
         if not self._words:
             self._words = self._found()
         return self._words
@@ -91,10 +76,10 @@ class LocalTokenCounter:
 
 
 class ServerTokenCounter:
-    """The server's own /tokenize: TGI's, vLLM's (SGLang's) or llama.cpp's.
+    """Counts with the server's /tokenize: TGI's, vLLM's (SGLang's) or llama.cpp's.
 
     Raises:
-        RouterError: from :meth:`count`, when the server no longer answers.
+        RouterError: From :meth:`count`, if the server no longer responds.
     """
 
     exact = True
@@ -109,7 +94,7 @@ class ServerTokenCounter:
 
     @classmethod
     def find(cls, url: str, client: httpx.Client, model: str) -> ServerTokenCounter | None:
-        """The form that the server understands; None: it has no such route."""
+        """The counter of the server's format, or None if it has no /tokenize."""
         for form in ("tgi", "vllm", "llama"):
             try:
                 return cls(url, client, form, model)
@@ -121,14 +106,14 @@ class ServerTokenCounter:
         """See :class:`tgi_cli.bench.settings.TokenCounter`."""
         if not text:
             return self._overhead if special else 0
-        tokens = self._asked(text)
+        tokens = self._request(text)
         return tokens if special else tokens - self._overhead
 
     def words(self) -> Sequence[str]:
-        """Common ones."""
+        """Common words."""
         return COMMON_WORDS
 
-    def _asked(self, text: str) -> int:
+    def _request(self, text: str) -> int:
         bodies: dict[str, dict[str, Any]] = {
             "tgi": {"inputs": text},
             "vllm": {"model": self._model, "prompt": text, "add_special_tokens": True},
@@ -146,14 +131,14 @@ class ServerTokenCounter:
             return int(answer["count"])
         if isinstance(answer, dict) and isinstance(answer.get("tokens"), list):
             return len(answer["tokens"])
-        raise RouterError(f"{self.name} answers in a form that is not known")
+        raise RouterError(f"{self.name} responds in an unknown format")
 
 
 class TokenEstimator:
-    """A token for a short word, for six letters of a longer one, and for every sign."""
+    """Estimates a token per six letters of a word, and per punctuation mark."""
 
     exact = False
-    name = "a guess from the letters"
+    name = "an estimate"
     _PIECE = re.compile(r"[^\W_]{1,6}|[^\w\s]|_")
 
     def count(self, text: str, special: bool = True) -> int:
@@ -161,84 +146,95 @@ class TokenEstimator:
         return len(self._PIECE.findall(text))
 
     def words(self) -> Sequence[str]:
-        """Common ones of six letters at most."""
+        """Common words of at most six letters."""
         return [word for word in COMMON_WORDS if len(word) <= 6]
 
 
 _CHECKED = 64
-"""Requests of a step whose usage is checked."""
+"""Requests per step with checked usage."""
 _TOLERANCE = 0.02
 
 
+@dataclass
+class _Difference:
+    """Token counts of the server beside our own, in so many texts."""
+
+    server: int = 0
+    local: int = 0
+    texts: int = 0
+
+    def add(self, server: int, local: int) -> None:
+        self.server += server
+        self.local += local
+        self.texts += 1
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference exceeds the tolerance, and a token per text.
+
+        The usage includes the token that ends a response, which its text lacks; and a server may
+        omit or add the special token in front of a prompt.
+        """
+        return abs(self.server - self.local) > max(_TOLERANCE * self.server, self.texts)
+
+
 class TokenRecount:
-    """Counts with the target's tokenizer; without one, or with a guess, it leaves all as it is."""
+    """Counts tokens of responses without usage, and checks usage; only with an exact tokenizer."""
 
     def __init__(self, tokenizer: TokenCounter | None) -> None:
         self._tokenizer = tokenizer if tokenizer is not None and tokenizer.exact else None
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Forget what was counted: a step begins."""
-        self._answers = self._said = self._counted = self._bare = 0
-        self._prompts: dict[int, int] = {}
-        self._read = self._made = self._compared = 0
+    def reset(self) -> None:
+        """Start over for a new step."""
+        self._output, self._input = _Difference(), _Difference()
+        self._expected: dict[int, int] = {}
+        self._uncounted = False
 
     def expect(self, index: int, request: BenchRequest) -> None:
-        """A request that will be sent: its server should read as many tokens as it has.
+        """Expect a request's prompt tokens in the usage.
 
-        Not of messages, around which a template is put, nor of what goes on with something.
+        Messages are not checked, because of their template, nor are conversations.
         """
         plain = request.messages is None and request.conversation is None
-        if self._tokenizer is not None and plain and len(self._prompts) < _CHECKED:
-            self._prompts[index] = request.prompt_tokens
+        if self._tokenizer is not None and plain and len(self._expected) < _CHECKED:
+            self._expected[index] = request.prompt_tokens
 
     async def count(self, record: BenchRequestRecord, text: str) -> BenchRequestRecord:
-        """The record, with its output counted if its server did not say."""
-        if record.counted_by == "usage" and record.error is None and record.index in self._prompts:
-            self._compared += 1
-            self._read += record.input_tokens
-            self._made += self._prompts[record.index]
-        if not text or record.error is not None:
+        """Return the record, with its output counted if there is no usage."""
+        if record.error is not None:
             return record
-        if record.counted_by == "usage":
-            if self._tokenizer is not None and self._answers < _CHECKED:
-                self._answers += 1
-                self._said += record.output_tokens
-                self._counted += await self._tokens(text)
+        usage = record.counted_by == "usage"
+        if usage and record.index in self._expected:
+            self._input.add(record.input_tokens, self._expected[record.index])
+        if not text or (usage and self._output.texts >= _CHECKED):
             return record
         if self._tokenizer is None:
-            self._bare += 1
+            self._uncounted |= not usage
             return record
-        tokens = await self._tokens(text)
+        tokens = await asyncio.to_thread(self._tokenizer.count, text, False)
+        if usage:
+            self._output.add(record.output_tokens, tokens)
+            return record
         return msgspec.structs.replace(record, output_tokens=tokens, counted_by="tokenizer")
 
     def notes(self) -> list[str]:
-        """What the step's counts leave to be said."""
+        """Notes on the counts of the step."""
         notes = []
-        difference = abs(self._said - self._counted)
-        # A token that ends an answer is counted by its server, and is not in its text.
-        if difference > max(_TOLERANCE * self._said, self._answers):
-            assert self._tokenizer is not None
+        name = self._tokenizer.name if self._tokenizer is not None else ""
+        if (found := self._output).significant:
             notes.append(
-                f"The server's usage is {self._said} output tokens where {self._tokenizer.name} "
-                f"counts {self._counted} in the same text ({self._answers} answers): the tokenizer "
-                "may be another model's, or tokens are not text."
+                f"The server's usage is {found.server} output tokens where {name} counts "
+                f"{found.local} in the same text ({found.texts} responses): the tokenizer may be "
+                "another model's, or tokens are not text."
             )
-        difference = abs(self._read - self._made)
-        # A server may leave out the one token that a tokenizer puts in front, or add it.
-        if difference > max(_TOLERANCE * self._made, self._compared):
-            assert self._tokenizer is not None
+        if (found := self._input).significant:
             notes.append(
-                f"The server reads {self._read} prompt tokens where {self._tokenizer.name} counts "
-                f"{self._made} ({self._compared} prompts): the tokenizer may be another model's."
+                f"The server reads {found.server} prompt tokens where {name} counts {found.local} "
+                f"({found.texts} prompts): the tokenizer may be another model's."
             )
-        if self._bare:
+        if self._uncounted:
             notes.append(
-                "The server does not say how many tokens it generates, and there is no tokenizer "
-                "to count them: events were counted."
+                "The server reports no token counts and there is no tokenizer: events were counted."
             )
         return notes
-
-    async def _tokens(self, text: str) -> int:
-        assert self._tokenizer is not None
-        return await asyncio.to_thread(self._tokenizer.count, text, False)

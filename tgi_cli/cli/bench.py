@@ -187,6 +187,7 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     """Run in a thread, the dashboard in this one. Returns None if the user quit before the end."""
     from tgi_cli.bench.dashboard import run_screen
     from tgi_cli.bench.dashboard.run_state import ScreenTitle
+    from tgi_cli.bench.dashboard.views import ScreenOptions
     from tgi_cli.bench.events import RunEnded
     from tgi_cli.bench.run import BenchJob
 
@@ -201,19 +202,17 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
         for job in jobs:
             job.stop()
 
-    headers = dict(config.settings.headers)
-    if config.settings.api_key:
-        headers["authorization"] = f"Bearer {config.settings.api_key}"
+    name = config.model or config.address or "the bundled model"
     return run_screen(
-        ScreenTitle(
-            config.model or config.address or "the bundled model", _details(config.options)
-        ),
-        start,
-        stop=stop,
-        url=lambda: jobs[0].url if jobs else None,
-        headers=headers,
-        slo=config.options.slo,
-        svg=svg,
+        ScreenOptions(
+            title=ScreenTitle(name, _details(config.options)),
+            start=start,
+            stop=stop,
+            url=lambda: jobs[0].url if jobs else None,
+            headers=config.settings.all_headers,
+            slo=config.options.slo,
+            svg=svg,
+        )
     )
 
 

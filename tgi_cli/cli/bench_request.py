@@ -9,7 +9,7 @@ from typing import Any
 from tgi_cli.bench.plan import BenchOptions, LoadKind, SharedPrefix
 from tgi_cli.bench.run import BenchConfig
 from tgi_cli.bench.settings import BenchSampling, RequestSettings
-from tgi_cli.bench.statistics import parse_slo
+from tgi_cli.bench.statistics.rates import parse_slo
 from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.setup import checked_key

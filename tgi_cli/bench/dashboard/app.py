@@ -6,9 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from textual import events, on
@@ -21,14 +19,11 @@ from tgi_cli.bench.dashboard import widgets
 from tgi_cli.bench.dashboard.metrics import MetricsCache
 from tgi_cli.bench.dashboard.poller import INTERVAL, ServerPoller
 from tgi_cli.bench.dashboard.run_state import (
-    Emit,
     EventQueue,
     RunState,
-    ScreenTitle,
     StepState,
-    Url,
 )
-from tgi_cli.bench.dashboard.views import VIEWS, ViewName, ViewState
+from tgi_cli.bench.dashboard.views import VIEWS, ScreenOptions, ViewName, ViewState
 from tgi_cli.bench.dashboard.views.compare import CompareView
 from tgi_cli.bench.dashboard.views.percentiles import PercentilesView
 from tgi_cli.bench.dashboard.views.requests import MAX_ZOOM, RequestsView
@@ -70,41 +65,23 @@ class BenchApp(App[None]):
         Binding("q,ctrl+c,ctrl+q", "leave", "Quit", priority=True),
     ]
 
-    def __init__(
-        self,
-        *,
-        title: ScreenTitle,
-        start: Callable[[Emit], BenchRun] | None = None,
-        stop: Callable[[], None] | None = None,
-        run: BenchRun | None = None,
-        url: Url = None,
-        headers: Mapping[str, str] | None = None,
-        other: BenchRun | None = None,
-        slo: Mapping[str, float] | None = None,
-        svg: Path | None = None,
-        first: ViewName = "steps",
-        step: int = 0,
-        poller: ServerPoller | None = None,
-    ) -> None:
+    def __init__(self, options: ScreenOptions, poller: ServerPoller | None = None) -> None:
         super().__init__()
         self.animation_level = "none"
-        self.heading = title
-        self.board = RunState() if run is None else RunState.of(run)
-        self.figures = MetricsCache(run.slo if run is not None and slo is None else slo)
+        run = options.run
+        self.heading = options.title
+        self.run_state = RunState() if run is None else RunState.of(run)
+        self.figures = MetricsCache(options.slo or (run.slo if run is not None else None))
         self.feed = EventQueue()
-        self.shown: StepState | None = self.board.steps[step] if self.board.steps else None
+        self.shown = self.run_state.steps[options.step] if self.run_state.steps else None
         self.following = run is None
         self.leaving = False
         self.signalled = 0
         self.zoomed = 0
-        self.current: ViewName = first
+        self.current = options.first
         self.svg_failure = ""
-        self._start_run = start
-        self._stop_run = stop
-        self._url, self._headers = url, headers
+        self._options = options
         self._poller = poller
-        self._other = other
-        self._svg = svg
         self._painted = (-1, -1)
         self._computing = False
         self._deadline = float("inf")
@@ -115,18 +92,18 @@ class BenchApp(App[None]):
         """Open the screen until it is left. Returns and raises what ``run_screen`` says."""
         streams = (sys.__stdin__, sys.__stderr__)
         if not all(stream is not None and stream.isatty() for stream in streams):
-            raise ConfigError("the dashboard needs a terminal", "take --ui plain")
+            raise ConfigError("the dashboard needs a terminal", "use --ui plain")
         self.run()
         if self.signalled:
             raise SystemExit(128 + self.signalled)
         if self.return_code:
             self._end_run()
             if self.feed.result is None:
-                raise TgiError("the dashboard failed; its traceback is above", "take --ui plain")
+                raise TgiError("the dashboard failed; its traceback is above", "use --ui plain")
         if self.feed.failure is not None:
             raise self.feed.failure
         if self.svg_failure:
-            raise ConfigError(f"{self._svg} cannot be written: {self.svg_failure}")
+            raise ConfigError(f"{self._options.svg} cannot be written: {self.svg_failure}")
         return self.feed.result
 
     def picture(self, width: int, height: int) -> str:
@@ -144,8 +121,8 @@ class BenchApp(App[None]):
         """Take in what has happened, compute everything that is missing, and paint it."""
         self.tick()
         await self.workers.wait_for_complete()
-        while self.figures.missing(self.board, self.shown, self.current == "percentiles"):
-            await self.figures.update(self.board, self.shown, self.current == "percentiles")
+        while self.figures.missing(self.run_state, self.shown, self.current == "percentiles"):
+            await self.figures.update(self.run_state, self.shown, self.current == "percentiles")
         self.paint()
         await self.workers.wait_for_complete()
 
@@ -168,8 +145,8 @@ class BenchApp(App[None]):
         """Begin the run, and to look at it."""
         self.query_one("#keys", DrawnText).show(lambda width, height: widgets.key_help())
         self._catch_signals()
-        if self._start_run is not None:
-            self.feed.follow(self._start_run)
+        if self._options.start is not None:
+            self.feed.follow(self._options.start)
         self.set_interval(TICK, self.tick)
         self.set_interval(INTERVAL, self._ask)
         await self.action_open(self.current)
@@ -191,83 +168,83 @@ class BenchApp(App[None]):
         """Take in the events since the last time, and paint if anything is new."""
         over = self.feed.over  # asked first: what was put before it is drained now
         for event in self.feed.drain():
-            self.board.apply(event)
-        if over and self.board.run is None and self.board.fatal is None:
+            self.run_state.apply(event)
+        if over and self.run_state.run is None and self.run_state.fatal is None:
             self._note_failure()
-        if self.board.run is not None and self.board.run.target.model:
-            self.heading = replace(self.heading, model=self.board.run.target.model)
-        if self.following and self.board.running is not None:
-            self.shown = self.board.running
-        elif self.shown not in self.board.steps:
-            self.shown = self.board.steps[0] if self.board.steps else None
+        if self.run_state.run is not None and self.run_state.run.target.model:
+            self.heading = replace(self.heading, model=self.run_state.run.target.model)
+        if self.following and self.run_state.running is not None:
+            self.shown = self.run_state.running
+        elif self.shown not in self.run_state.steps:
+            self.shown = self.run_state.steps[0] if self.run_state.steps else None
         if self.leaving and (over or time.monotonic() > self._deadline):
             self._close()
             return
         history = self._poller.history.version if self._poller is not None else 0
-        if (self.board.version, history) != self._painted:
-            self._painted = (self.board.version, history)
+        if (self.run_state.version, history) != self._painted:
+            self._painted = (self.run_state.version, history)
             self.paint()
         tables = self.current == "percentiles"
-        if not self._computing and self.figures.due(self.board, self.shown, tables):
+        if not self._computing and self.figures.due(self.run_state, self.shown, tables):
             self._computing = True
             self.run_worker(self._compute(tables))
 
     async def _compute(self, tables: bool) -> None:
         try:
-            await self.figures.update(self.board, self.shown, tables)
+            await self.figures.update(self.run_state, self.shown, tables)
         finally:
             self._computing = False
         self.paint()
 
     async def _ask(self) -> None:
         """Ask the server, once somebody has wanted to see what it says."""
-        run = self.board.run
-        if self._url is None or (run is not None and run.target.started_here):
+        run = self.run_state.run
+        if self._options.url is None or (run is not None and run.target.started_here):
             return  # a server of the run's own ends with it
         if self._poller is None and self.current == "server":
-            url = self._url if isinstance(self._url, str) else self._url()
-            self._poller = ServerPoller(url, self._headers) if url else None
+            url = self._options.url if isinstance(self._options.url, str) else self._options.url()
+            self._poller = ServerPoller(url, self._options.headers) if url else None
         if self._poller is not None:
             self.run_worker(self._poller.ask(), group="server", exclusive=True)
 
     def _note_failure(self) -> None:
         failure = self.feed.failure
         if isinstance(failure, TgiError):
-            self.board.give_up(failure.cause, failure.remedy)
+            self.run_state.give_up(failure.cause, failure.remedy)
         elif failure is not None:
-            self.board.give_up(f"{type(failure).__name__}: {failure}")
+            self.run_state.give_up(f"{type(failure).__name__}: {failure}")
 
     # Painting.
 
     @property
-    def scene(self) -> ViewState:
+    def view_state(self) -> ViewState:
         """This moment."""
         return ViewState(
-            board=self.board,
+            run_state=self.run_state,
             figures=self.figures,
             shown=self.shown,
             zoom=self.zoomed,
             dark=self.current_theme.dark,
             history=self._poller.history if self._poller is not None else None,
-            other=self._other,
+            other=self._options.other,
         )
 
     def paint(self) -> None:
         """Show this moment: the frame, and the view that is open."""
         if not (self.is_running and self.screen_stack and self.query("#head")):
             return  # not yet, or no more
-        scene = self.scene
-        state = widgets.status_text(scene, self.leaving, self._start_run is not None)
+        state = self.view_state
+        status = widgets.status_text(state, self.leaving, self._options.start is not None)
         self.query_one("#head", DrawnText).show(
-            lambda width, height: widgets.head_line(self.heading, state, width),
-            (self.heading, state),
+            lambda width, height: widgets.head_line(self.heading, status, width),
+            (self.heading, status),
         )
-        tabs = widgets.step_tabs(scene)
-        place = self.board.steps.index(self.shown) if self.shown in self.board.steps else -1
-        self.query_one("#tabs", TabRow).show(tabs, place)
+        tabs = widgets.step_tabs(state)
+        index = self.run_state.steps.index(self.shown) if self.shown in self.run_state.steps else -1
+        self.query_one("#tabs", TabRow).show(tabs, index)
         names = [Tab(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
         self.query_one("#view-tabs", TabRow).show(names, VIEWS.index(self.current))
-        message = widgets.message_line(scene, self.leaving)
+        message = widgets.message_line(state, self.leaving)
         drawing = self.query_one("#message", DrawnText)
         drawing.display = bool(message.plain)
         drawing.show(lambda width, height: widgets.truncated(message, width), message.plain)
@@ -275,13 +252,13 @@ class BenchApp(App[None]):
         assert isinstance(
             view, StepsView | PercentilesView | RequestsView | ServerView | CompareView
         )
-        view.paint(scene)
+        view.paint(state)
 
     # Keys and clicks.
 
     def action_step(self, by: int) -> None:
         """Show the next step, or the one before; the running one is followed no more."""
-        steps = self.board.steps
+        steps = self.run_state.steps
         if steps:
             here = steps.index(self.shown) if self.shown in steps else 0
             self._choose(steps[(here + by) % len(steps)])
@@ -289,8 +266,8 @@ class BenchApp(App[None]):
     @on(TabRow.Chosen, "#tabs")
     def choose_tab(self, event: TabRow.Chosen) -> None:
         """A step's tab was clicked."""
-        if event.index < len(self.board.steps):
-            self._choose(self.board.steps[event.index])
+        if event.index < len(self.run_state.steps):
+            self._choose(self.run_state.steps[event.index])
 
     @on(TabRow.Chosen, "#view-tabs")
     async def choose_view(self, event: TabRow.Chosen) -> None:
@@ -305,7 +282,7 @@ class BenchApp(App[None]):
     def action_follow(self) -> None:
         """Show the running step again, and go on with the next ones."""
         self.following = True
-        self.shown = self.board.running or self.shown
+        self.shown = self.run_state.running or self.shown
         self.paint()
 
     def action_zoom(self, by: int) -> None:
@@ -331,28 +308,33 @@ class BenchApp(App[None]):
             await self._ask()
         self.call_after_refresh(self.paint)
 
+    @property
+    def _unfinished(self) -> bool:
+        """Whether a run goes on."""
+        return self._options.start is not None and not self.feed.over
+
     def action_leave(self) -> None:
-        """Quit: a run that goes on is stopped and waited for; the second time, at once."""
-        going = self._start_run is not None and not self.feed.over
-        if not going or self.leaving or self._stop_run is None:
+        """Quit: stop a running benchmark and wait for it; the second time, leave at once."""
+        if not self._unfinished or self.leaving or self._options.stop is None:
             self._close()
             return
         self.leaving = True
-        self._stop_run()
+        self._options.stop()
         self.paint()
 
     def _close(self) -> None:
-        if self._svg is not None:
+        if self._options.svg is not None:
             try:
-                self._svg.write_text(self.export_screenshot(simplify=True), encoding="utf-8")
+                picture = self.export_screenshot(simplify=True)
+                self._options.svg.write_text(picture, encoding="utf-8")
             except OSError as error:
                 self.svg_failure = error.strerror or str(error)
         self.exit()
 
     def _end_run(self) -> None:
-        """Ask a run to end that nobody sees any more."""
-        if self._start_run is not None and self._stop_run is not None and not self.feed.over:
-            self._stop_run()
+        """Stop a run that is no longer shown."""
+        if self._unfinished and self._options.stop is not None:
+            self._options.stop()
             self.feed.wait(PATIENCE)
 
     def _catch_signals(self) -> None:

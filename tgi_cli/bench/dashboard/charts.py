@@ -18,6 +18,7 @@ from textual_plot import AxisFormatter, PlotWidget
 from textual_plot.plot_widget import Legend
 
 from tgi_cli.bench.dashboard.formatting import short
+from tgi_cli.bench.statistics.summary import round_up
 
 MAX_ZOOM = 6
 _TICK_COLUMNS = 7
@@ -53,9 +54,9 @@ class LatencyChart(PlotWidget, can_focus=False):
     """
 
     DEFAULT_CSS = """
-    Chart > .plot--axis { color: $text-muted; }
-    Chart > .plot--tick { color: $text-muted; text-style: none; }
-    Chart > .plot--label { color: $text-muted; text-style: none; }
+    LatencyChart > .plot--axis { color: $text-muted; }
+    LatencyChart > .plot--tick { color: $text-muted; text-style: none; }
+    LatencyChart > .plot--label { color: $text-muted; text-style: none; }
     """
 
     def __init__(self, *, id: str) -> None:
@@ -157,11 +158,7 @@ class RoundTicks(AxisFormatter):
         span = max_ - min_
         if not math.isfinite(span) or span <= 0:
             return []
-        step = 10.0 ** math.floor(math.log10(span / self.most))
-        for factor in (1, 2, 5, 10, 20):
-            if span / (step * factor) <= self.most:
-                step *= factor
-                break
+        step = round_up(span / self.most, (1, 2, 5))
         first, last = math.ceil(min_ / step), math.floor(max_ / step)
         return [number * step for number in range(first, last + 1)]
 

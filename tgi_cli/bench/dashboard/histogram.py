@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from tgi_cli.bench.dashboard.formatting import short
-from tgi_cli.bench.statistics import histogram
+from tgi_cli.bench.statistics.summary import histogram
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SPANS = ((0.0, 100.0), (1.0, 99.0), (5.0, 95.0), (10.0, 90.0), (25.0, 75.0))
@@ -34,15 +34,15 @@ def draw_histogram(
     edges = edge_labels([edge for edge, _ in lines])
     left = max(map(len, edges))
     right = max(len(str(count)) for _, count in lines)
-    room = max(width - left - right - 2, 1)
+    space = max(width - left - right - 2, 1)
     most = max(max(count for _, count in lines), 1)
     text = Text(no_wrap=True, overflow="crop")
     for number, (label, (_, count)) in enumerate(zip(edges, lines, strict=True)):
         if number:
             text.append("\n")
-        bar = bar_of(count / most, room)
+        bar = bar_of(count / most, space)
         text.append(f"{label:>{left}} ", style="dim")
-        text.append(f"{bar:<{room}}", style=style)
+        text.append(f"{bar:<{space}}", style=style)
         text.append(f" {count:>{right}}")
     return text
 
@@ -68,9 +68,9 @@ def edge_labels(edges: list[float]) -> list[str]:
     return labels
 
 
-def bar_of(share: float, room: int) -> str:
+def bar_of(share: float, space: int) -> str:
     """A bar of eighths of a cell; something of it is seen whenever there is anything."""
-    eighths = round(share * room * 8)
+    eighths = round(share * space * 8)
     if share > 0:
         eighths = max(eighths, 1)
     whole, rest = divmod(eighths, 8)

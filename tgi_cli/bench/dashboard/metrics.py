@@ -1,4 +1,4 @@
-"""The figures that screens show of a step, computed beside the screen and kept."""
+"""The metrics that screens show of a step, computed in a thread and cached."""
 
 from __future__ import annotations
 
@@ -12,23 +12,17 @@ from numpy.typing import NDArray
 
 from tgi_cli.bench.dashboard.run_state import RunState, StepState
 from tgi_cli.bench.events import StepRecord
-from tgi_cli.bench.statistics import (
-    StepMetrics,
-    Summary,
-    batch_values,
-    latencies_of,
-    step_metrics,
-    summarize,
-    windows,
-    without_warmup,
-)
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
+from tgi_cli.bench.statistics.rates import windows
+from tgi_cli.bench.statistics.summary import Summary, summarize
 
 SHARE = 0.1
-"""Of the time that may be spent on the figures of a step that runs."""
+"""Share of the time that may be spent on the metrics of a running step."""
 PAUSE = 0.5
-"""Seconds between two of its figures at least: drawing them costs more than the rest."""
+"""Least seconds between updates of a running step: drawing costs more than computing."""
 CHART_POINTS = 400
-"""Most points of one step in a chart; a terminal has no room for more."""
+"""Most points of one step in a chart; a terminal has no space for more."""
 
 Floats = NDArray[np.float64]
 NONE: Floats = np.zeros(0)
@@ -36,15 +30,15 @@ NONE: Floats = np.zeros(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPanel:
-    """One half of the first view: prefill, or decode.
+    """One half of the first view: prefill or decode.
 
     Attributes:
-        heading: of the statistics and the histogram.
-        columns: latencies by the heading of their column, ms.
-        rate: tokens per second, over the runs of a batch.
-        counts: other numbers by their names, the rate of a step of requests first.
-        values: float64 ``[n]``, ms: of the histogram.
-        latency, throughput: float64 ``[n]``, ms and tokens/s: the chart's points.
+        heading: Heading of the statistics and the histogram.
+        columns: Latencies in ms, by the heading of their column.
+        rate: Tokens per second over the runs of a batch.
+        counts: Other numbers by name, the rate of a step of requests first.
+        values: Values of the histogram, float64 ``[n]``, ms.
+        latency, throughput: Points of the chart, float64 ``[n]``, ms and tokens/s.
     """
 
     heading: str
@@ -67,36 +61,32 @@ class StepPanels:
 def panels(record: StepRecord) -> StepPanels:
     """What the first view shows of a step.
 
-    Closed batches are shown as text-generation-benchmark shows them; requests over HTTP by their
-    time to first token in the place of the prefill, their inter-token latency in that of a decode
-    step and their end-to-end time in that of all decode steps.
+    Closed batches are shown as text-generation-benchmark shows them. For requests over HTTP, the
+    time to first token takes the place of the prefill, the inter-token latency that of a decode
+    step, and the end-to-end latency that of all decode steps.
     """
-    if record.batches or (record.step.kind == "batch" and not record.requests):
-        return _of_batches(record)
-    return _of_requests(record)
-
-
-def _of_batches(record: StepRecord) -> StepPanels:
+    if not record.batches and (record.step.kind != "batch" or record.requests):
+        return _of_requests(record)
     found = batch_values(record.batches)
-    prefill, token = found["prefill"], found["decode_token"]
+
+    def panel(name: str, values: Floats, columns: dict[str, str]) -> StepPanel:
+        throughput = found[f"{name.lower()}_throughput"]
+        return StepPanel(
+            name,
+            {heading: _summary(found[metric]) for heading, metric in columns.items()},
+            _summary(throughput),
+            {},
+            values,
+            values[-CHART_POINTS:],
+            throughput[-CHART_POINTS:],
+        )
+
     return StepPanels(
-        StepPanel(
-            "Prefill",
-            {"ms": _summary(prefill)},
-            _summary(found["prefill_throughput"]),
-            {},
-            prefill,
-            prefill[-CHART_POINTS:],
-            found["prefill_throughput"][-CHART_POINTS:],
-        ),
-        StepPanel(
+        panel("Prefill", found["prefill"], {"ms": "prefill"}),
+        panel(
             "Decode",
-            {"total ms": _summary(found["decode_total"]), "token ms": _summary(token)},
-            _summary(found["decode_throughput"]),
-            {},
-            token,
-            token[-CHART_POINTS:],
-            found["decode_throughput"][-CHART_POINTS:],
+            found["decode_token"],
+            {"total ms": "decode_total", "token ms": "decode_token"},
         ),
     )
 
@@ -148,10 +138,10 @@ def _point(latency: Summary | None, rate: float | None) -> tuple[Floats, Floats]
 
 
 class MetricsCache:
-    """Panels and tables of all steps, each computed again only when its step has changed.
+    """Panels and tables of all steps, computed again only after a step has changed.
 
-    They are computed in a thread, since a long step takes seconds. Those of a step that runs are
-    computed so seldom that they take ``SHARE`` of the time.
+    They are computed in a thread, since a long step takes seconds; those of a running step so
+    seldom that they take ``SHARE`` of the time.
     """
 
     def __init__(self, slo: Mapping[str, float] | None = None) -> None:
@@ -161,46 +151,45 @@ class MetricsCache:
         self._next = 0.0
 
     def panels(self, step: StepState) -> StepPanels | None:
-        """The newest; None: none yet."""
-        kept = self._panels.get(step)
-        return kept[1] if kept else None
+        """The latest panels, or None if there are none yet."""
+        cached = self._panels.get(step)
+        return cached[1] if cached else None
 
     def table(self, step: StepState) -> StepMetrics | None:
-        """The newest, with intervals once the step has ended; None: none yet."""
-        kept = self._tables.get(step)
-        return kept[1] if kept else None
+        """The latest table, with intervals once the step has ended, or None."""
+        cached = self._tables.get(step)
+        return cached[1] if cached else None
 
-    def missing(self, board: RunState, shown: StepState | None, tables: bool) -> bool:
-        """Whether ``update`` has something to do."""
-        return bool(self._stale_panels(board)) or (tables and self._stale_table(shown))
+    def missing(self, run_state: RunState, shown: StepState | None, tables: bool) -> bool:
+        """Whether ``update`` has something to compute."""
+        return bool(self._stale_panels(run_state)) or (tables and self._stale_table(shown))
 
-    def due(self, board: RunState, shown: StepState | None, tables: bool) -> bool:
-        """Whether it is time for ``update`` to do it."""
-        return time.monotonic() >= self._next and self.missing(board, shown, tables)
+    def due(self, run_state: RunState, shown: StepState | None, tables: bool) -> bool:
+        """Whether it is time for ``update``."""
+        return time.monotonic() >= self._next and self.missing(run_state, shown, tables)
 
-    async def update(self, board: RunState, shown: StepState | None, tables: bool) -> None:
+    async def update(self, run_state: RunState, shown: StepState | None, tables: bool) -> None:
         """Compute what is missing: all panels, and the table of the step that is shown."""
         began = time.monotonic()
         live = False
-        for step in self._stale_panels(board):
+        for step in self._stale_panels(run_state):
             version, record = step.version, step.snapshot()
-            found = await asyncio.to_thread(panels, record)
-            self._panels[step] = (version, found)
+            self._panels[step] = (version, await asyncio.to_thread(panels, record))
             live |= step.record is None
         if shown is not None and tables and self._stale_table(shown):
             version, record = shown.version, shown.snapshot()
-            whole = shown.record is not None
-            figures = await asyncio.to_thread(step_metrics, record, self.slo, intervals=whole)
-            self._tables[shown] = (version, figures)
-            live |= not whole
-        ended = time.monotonic()
+            ended = shown.record is not None
+            table = await asyncio.to_thread(step_metrics, record, self.slo, intervals=ended)
+            self._tables[shown] = (version, table)
+            live |= not ended
+        now = time.monotonic()
         if live:
-            self._next = ended + max((ended - began) * (1 - SHARE) / SHARE, PAUSE)
+            self._next = now + max((now - began) * (1 - SHARE) / SHARE, PAUSE)
 
-    def _stale_panels(self, board: RunState) -> list[StepState]:
-        kept = self._panels
-        return [s for s in board if s not in kept or kept[s][0] != s.version]
+    def _stale_panels(self, run_state: RunState) -> list[StepState]:
+        cached = self._panels
+        return [s for s in run_state if s not in cached or cached[s][0] != s.version]
 
     def _stale_table(self, step: StepState | None) -> bool:
-        kept = self._tables.get(step) if step is not None else None
-        return step is not None and (kept is None or kept[0] != step.version)
+        cached = self._tables.get(step) if step is not None else None
+        return step is not None and (cached is None or cached[0] != step.version)

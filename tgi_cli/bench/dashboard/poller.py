@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,39 +9,29 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tgi_cli.bench.metrics_scrape import parse_metrics
+
 INTERVAL = 1.0
 """Seconds between two questions."""
 TIMEOUT = 5.0
 KEPT = 900
 """Samples: a quarter of an hour."""
 
-_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)")
-
-# What a server calls it: TGI's names and ours, then vLLM's. The first whose names are all there
-# is taken; several names are added up.
+# The first choice whose metrics the server has is taken; several metrics are added up.
 _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "queued": (("tgi_queue_size",), ("vllm:num_requests_waiting",)),
-    "running": (("tgi_batch_current_size",), ("vllm:num_requests_running",)),
-    "kv": (
-        ("tgi_kv_cache_usage_ratio",),
-        ("vllm:kv_cache_usage_perc",),
-        ("vllm:gpu_cache_usage_perc",),
-    ),
-    "hits": (("tgi_prefix_cache_hit_tokens_total",), ("vllm:prefix_cache_hits_total",)),
-    "looked_up": (("tgi_prefix_cache_query_tokens_total",), ("vllm:prefix_cache_queries_total",)),
+    "queued": (("tgi_queue_size",),),
+    "running": (("tgi_batch_current_size",),),
+    "kv": (("tgi_kv_cache_usage_ratio",),),
+    "hits": (("tgi_prefix_cache_hit_tokens_total",),),
+    "looked_up": (("tgi_prefix_cache_query_tokens_total",),),
     "output": (
         (
             "tgi_request_inter_token_seconds_count",
             "tgi_request_time_to_first_token_seconds_count",
         ),
         ("tgi_request_generated_tokens_sum",),
-        ("vllm:generation_tokens_total",),
     ),
-    "input": (
-        ("tgi_engine_prompt_tokens_total",),
-        ("tgi_request_input_length_sum",),
-        ("vllm:prompt_tokens_total",),
-    ),
+    "input": (("tgi_engine_prompt_tokens_total",), ("tgi_request_input_length_sum",)),
 }
 
 
@@ -139,24 +128,18 @@ class ServerPoller:
 
 
 def read(text: str) -> dict[str, float | None]:
-    """The totals that an exposition has, by our names; labels are added up."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        match = None if line.startswith("#") else _LINE.match(line)
-        if match is None:
-            continue
-        name, value = match.groups()
-        try:
-            found[name] = found.get(name, 0.0) + float(value)
-        except ValueError:  # not a number: not a line of an exposition
-            continue
-    totals: dict[str, float | None] = {}
-    for name, choices in _NAMES.items():
-        totals[name] = next(
+    """The totals of an exposition, by our names, or None if it lacks them."""
+    try:
+        found = parse_metrics(text).values
+    except ValueError:  # not an exposition
+        found = {}
+    return {
+        name: next(
             (sum(found[n] for n in names) for names in choices if all(n in found for n in names)),
             None,
         )
-    return totals
+        for name, choices in _NAMES.items()
+    }
 
 
 def _sample(

@@ -9,10 +9,13 @@ from typing import ClassVar
 from rich.cells import cell_len
 from rich.text import Text
 from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
+from textual.widgets import Static
 
-from tgi_cli.bench.dashboard.formatting import colour, error_style, warning_style
+from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
 from tgi_cli.bench.dashboard.views import ViewState
 
@@ -22,7 +25,7 @@ Draw = Callable[[int, int], Text]
 class DrawnText(Widget):
     """Text that is drawn for the size that there is: ``draw(width, height)``."""
 
-    DEFAULT_CSS = "Drawing { text-wrap: nowrap; text-overflow: clip; }"
+    DEFAULT_CSS = "DrawnText { text-wrap: nowrap; text-overflow: clip; }"
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -41,14 +44,31 @@ class DrawnText(Widget):
         return self._draw(size.width, size.height)
 
 
+class TextView(VerticalScroll):
+    """A text that scrolls."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._key: object = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(markup=False)
+
+    def show(self, key: object, draw: Callable[[], Text]) -> None:
+        """Draw the text, unless ``key`` is unchanged."""
+        if key != self._key:
+            self._key = key
+            self.query_one(Static).update(draw())
+
+
 class ProgressGauge(Widget):
     """How far something is: a name, a bar, and what it counts in the middle of the bar."""
 
     DEFAULT_CSS = """
-    Gauge { text-wrap: nowrap; text-overflow: clip; }
-    Gauge > .gauge--done { background: $primary; color: auto; }
-    Gauge > .gauge--bad { background: $error; color: auto; }
-    Gauge > .gauge--left { background: $surface-lighten-2; color: auto; }
+    ProgressGauge { text-wrap: nowrap; text-overflow: clip; }
+    ProgressGauge > .gauge--done { background: $primary; color: auto; }
+    ProgressGauge > .gauge--bad { background: $error; color: auto; }
+    ProgressGauge > .gauge--left { background: $surface-lighten-2; color: auto; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {"gauge--done", "gauge--bad", "gauge--left"}
 
@@ -114,7 +134,7 @@ class TabRow(Widget):
         self._tabs: list[Tab] = []
         self._active = 0
         self._first = 0
-        self._places: list[tuple[int, int, int]] = []
+        self._tab_spans: list[tuple[int, int, int]] = []
 
     def show(self, tabs: Sequence[Tab], active: int) -> None:
         """These tabs, from left to right."""
@@ -128,32 +148,32 @@ class TabRow(Widget):
         widths = [cell_len(self._text(tab)) for tab in self._tabs]
         self._first = _first_seen(widths, self._active, self._first, width)
         text = Text(no_wrap=True)
-        self._places = []
+        self._tab_spans = []
         if self._first > 0:
             text.append("‹", style="dim")
         for index in range(self._first, len(self._tabs)):
             more = index + 1 < len(self._tabs)
-            if self._places and text.cell_len + widths[index] + more > width:
+            if self._tab_spans and text.cell_len + widths[index] + more > width:
                 text.append("›", style="dim")
                 break
             start = text.cell_len
             text.append(self._text(self._tabs[index]), style=self._style(index))
-            self._places.append((start, text.cell_len, index))
+            self._tab_spans.append((start, text.cell_len, index))
         text.truncate(width, overflow="crop")
         return text
 
     def on_click(self, event: events.Click) -> None:
         """Choose the tab under the pointer; at an arrow the next one beyond it."""
-        if not self._places:
+        if not self._tab_spans:
             return
         index: int | None = None
-        if event.x < self._places[0][0]:
-            index = self._places[0][2] - 1
-        for start, end, place in self._places:
+        if event.x < self._tab_spans[0][0]:
+            index = self._tab_spans[0][2] - 1
+        for start, end, tab in self._tab_spans:
             if start <= event.x < end:
-                index = place
-        if event.x == self._places[-1][1] and self._places[-1][2] + 1 < len(self._tabs):
-            index = self._places[-1][2] + 1
+                index = tab
+        if event.x == self._tab_spans[-1][1] and self._tab_spans[-1][2] + 1 < len(self._tabs):
+            index = self._tab_spans[-1][2] + 1
         if index is not None:
             self.post_message(self.Chosen(self, index))
 
@@ -167,57 +187,57 @@ class TabRow(Widget):
         return f"{style} bold reverse" if index == self._active else style
 
 
-def _first_seen(widths: list[int], active: int, first: int, room: int) -> int:
+def _first_seen(widths: list[int], active: int, first: int, space: int) -> int:
     """The leftmost tab that is shown so that the active one is whole, moved as little as can be."""
-    if sum(widths) <= room:
+    if sum(widths) <= space:
         return 0
     first = min(first, active)
     # Two cells are kept for the arrows that tell of tabs beyond the edges.
-    while first < active and sum(widths[first : active + 1]) + 2 > room:
+    while first < active and sum(widths[first : active + 1]) + 2 > space:
         first += 1
     return first
 
 
-def head_line(title: ScreenTitle, state: str, width: int) -> Text:
-    """Model, lengths, and at the right how the run is getting on where there is room for it.
+def head_line(title: ScreenTitle, status: str, width: int) -> Text:
+    """Model, lengths, and at the right how the run is getting on where there is space for it.
 
     A name that is too long loses its front: the end tells models apart.
     """
     rest = "".join(f" | {detail}" for detail in title.details)
-    room = max(width - cell_len(rest), 12)
+    space = max(width - cell_len(rest), 12)
     model = title.model
-    while cell_len(model) > room and model:
+    while cell_len(model) > space and model:
         model = "…" + model.lstrip("…")[1:]
     text = Text(no_wrap=True, overflow="crop")
     text.append(model, style="bold")
     text.append(rest)
-    gap = width - text.cell_len - cell_len(state)
+    gap = width - text.cell_len - cell_len(status)
     if gap >= 2:
         text.append(" " * gap)
-        text.append(state, style="dim")
+        text.append(status, style="dim")
     return truncated(text, width)
 
 
-def status_text(scene: ViewState, leaving: bool, live: bool) -> str:
+def status_text(state: ViewState, leaving: bool, live: bool) -> str:
     """How the run is getting on."""
-    board = scene.board
+    run_state = state.run_state
     if leaving:
         return "stopping"
-    if board.fatal is not None:
+    if run_state.fatal is not None:
         return "failed"
-    if board.run is not None:
+    if run_state.run is not None:
         return "over" if live else "saved"
-    if board.running is None:
+    if run_state.running is None:
         return "starting" if live else ""
-    seen = board.running.progress
+    seen = run_state.running.progress
     return "running" if seen is None else f"{seen.in_flight} in flight"
 
 
-def step_tabs(scene: ViewState) -> list[Tab]:
+def step_tabs(state: ViewState) -> list[Tab]:
     """One for each step, in the colour of its points."""
     return [
-        Tab(_one_line(step.label), colour(place, scene.dark), step.bad)
-        for place, step in enumerate(scene.board)
+        Tab(_one_line(step.label), step_color(index, state.dark), step.bad)
+        for index, step in enumerate(state.run_state)
     ]
 
 
@@ -230,35 +250,35 @@ def key_help() -> Text:
     return text
 
 
-def message_line(scene: ViewState, leaving: bool) -> Text:
+def message_line(state: ViewState, leaving: bool) -> Text:
     """What the user must know now; empty where there is nothing."""
-    board, dark = scene.board, scene.dark
+    run_state, dark = state.run_state, state.dark
     if leaving:
         return Text(
             "stopping: waiting for the run's record; q again leaves at once",
             style=warning_style(dark),
         )
-    if board.fatal is not None:
-        cause, remedy = board.fatal
+    if run_state.fatal is not None:
+        cause, remedy = run_state.fatal
         advice = f" ({remedy})" if remedy else ""
         return Text(_one_line(f"failed: {cause}{advice}"), style=error_style(dark))
-    if board.error:
-        count = f"{board.errors} errors, the newest: " if board.errors > 1 else "error: "
-        return Text(_one_line(count + board.error), style=error_style(dark))
-    if board.saying:
-        return Text(_one_line(board.saying), style="dim")
-    notes = _notes(board, scene.shown)
+    if run_state.error:
+        count = f"{run_state.errors} errors, the newest: " if run_state.errors > 1 else "error: "
+        return Text(_one_line(count + run_state.error), style=error_style(dark))
+    if run_state.waiting_for:
+        return Text(_one_line(run_state.waiting_for), style="dim")
+    notes = _notes(run_state, state.shown)
     return Text(_one_line("; ".join(notes)), style=warning_style(dark))
 
 
-def _notes(board: RunState, shown: StepState | None) -> list[str]:
+def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
     notes = []
     record = shown.record if shown is not None else None
     if record is not None and record.client.behind:
         reason = record.client.reason or "its clock ticked late"
         notes.append(f"the client was the bottleneck: {reason}")
-    if board.run is not None:
-        notes += board.run.notes
+    if run_state.run is not None:
+        notes += run_state.run.notes
     return notes
 
 

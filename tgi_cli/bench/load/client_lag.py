@@ -1,4 +1,4 @@
-"""Whether the load generator kept up with what it measures."""
+"""Detects a load generator that falls behind and distorts what it measures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LAG = 0.1
 _CPU = 0.9
 _LATE = 0.1
 _LEAST_SECONDS = 1.0
-"""Shares of processor time over less than this say nothing."""
+"""Least duration over which a share of CPU time is meaningful."""
 
 
 class LagMonitor:
-    """Ticks beside the requests; late ticks are the event loop's, so they make times late too."""
+    """Measures the lag of the event loop, which delays all timestamps."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
@@ -25,12 +25,12 @@ class LagMonitor:
         self._wall = self._cpu = 0.0
 
     def start(self) -> None:
-        """From here on."""
+        """Start measuring."""
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         self._task = asyncio.ensure_future(self._tick())
 
     def stop(self, late: Sequence[float]) -> ClientHealth:
-        """How it went, with the times in s by which requests were begun late."""
+        """Stop measuring; ``late`` are the seconds by which requests were started late."""
         if self._task is not None:
             self._task.cancel()
         wall = time.perf_counter() - self._wall
@@ -45,20 +45,20 @@ class LagMonitor:
 
 
 def assess(lag: float, cpu: float, late: float, seconds: float) -> ClientHealth:
-    """The verdict on a client with these figures over so many seconds."""
+    """Assess a client by its 99th percentile of lag and its CPU share over so many seconds."""
     reasons = []
     if lag > _LAG:
-        reasons.append(f"its clock ticked {lag * 1e3:.0f} ms late (p99)")
+        reasons.append(f"its event loop lagged {lag * 1e3:.0f} ms (p99)")
     if cpu > _CPU and seconds >= _LEAST_SECONDS:
-        reasons.append(f"it took {cpu:.0%} of a core")
+        reasons.append(f"it used {cpu:.0%} of a core")
     if late > _LATE:
-        reasons.append(f"requests were begun {late * 1e3:.0f} ms after they were due (p99)")
-    reason = "the load generator was the limit: " + ", ".join(reasons) if reasons else ""
+        reasons.append(f"requests were started {late * 1e3:.0f} ms after they were due (p99)")
+    reason = "the load generator was the bottleneck: " + ", ".join(reasons) if reasons else ""
     return ClientHealth(lag_p99=lag, cpu=cpu, late_p99=late, behind=bool(reasons), reason=reason)
 
 
 def worst_of(clients: Sequence[ClientHealth]) -> ClientHealth:
-    """Of several processes: the worst of each figure."""
+    """The worst values of several processes."""
     if not clients:
         return ClientHealth()
     worst = [client for client in clients if client.behind]
@@ -72,7 +72,7 @@ def worst_of(clients: Sequence[ClientHealth]) -> ClientHealth:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of them lie, by the nearest rank; 0 of none."""
+    """The nearest-rank percentile, or 0 without values."""
     if not values:
         return 0.0
     ranked = sorted(values)

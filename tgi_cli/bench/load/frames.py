@@ -1,7 +1,8 @@
-"""What passes between a run and its load generators: msgpack behind four bytes of length.
+"""The messages between a run and its load generators: msgpack in frames.
 
-To the generator go a Job, Requests as they are made, NoMore after the last, and Begin once all
-generators are Ready. SIGTERM asks it to stop; it still answers with Ended. A closed pipe ends it.
+A generator receives a GeneratorJob, RequestChunks as they are built, EndOfRequests, and BeginStep
+once all generators are GeneratorReady. SIGTERM ends the step; the generator still sends
+GeneratorEnded. It exits when the pipe closes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tgi_cli.process.framing import FrameDecoder, encode_frame, read_frame
 
 
 class GeneratorJob(msgspec.Struct, frozen=True, tag=True):
-    """The step, or one generator's share of it.
+    """A step, or the share of one generator.
 
     Attributes:
-        index: of the step in its run.
-        clients: of a ``concurrency`` step, how many are this generator's.
-        expected: requests or runs that it will get; 0: not known.
+        index: Number of the step in its run.
+        clients: Number of concurrent clients of this generator.
+        expected: Number of requests or runs of the step, or 0 if unknown.
     """
 
     target: BenchTarget
@@ -43,47 +44,47 @@ class GeneratorJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class IndexedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request and its number within the step."""
+    """A request with its number within the step."""
 
     index: int
     request: BenchRequest
 
 
 class RequestChunk(msgspec.Struct, frozen=True, tag=True):
-    """Some more."""
+    """Some requests."""
 
     items: list[IndexedRequest]
 
 
 class EndOfRequests(msgspec.Struct, frozen=True, tag=True):
-    """That were all."""
+    """There are no more requests."""
 
 
 class BeginStep(msgspec.Struct, frozen=True, tag=True):
-    """``origin``: the second 0 of the step, on time.perf_counter(), which all processes share."""
+    """Start the step; its second 0 is ``origin`` on time.perf_counter(), which processes share."""
 
     origin: float
 
 
 class GeneratorReady(msgspec.Struct, frozen=True, tag=True):
-    """The generator can begin."""
+    """The generator is ready to begin."""
 
 
 class RequestFinished(msgspec.Struct, frozen=True, tag=True):
-    """One request is over; ``text`` is what was generated."""
+    """A request has ended; ``text`` is the generated text."""
 
     record: BenchRequestRecord
     text: str
 
 
 class RunNote(msgspec.Struct, frozen=True, tag=True):
-    """Something that a reader of the figures must know."""
+    """A note for the reader of the results."""
 
     text: str
 
 
 class GeneratorEnded(msgspec.Struct, frozen=True, tag=True):
-    """The last frame; ``stopped`` says why if that was before the step's own end."""
+    """The last frame; ``stopped`` is the reason if the step ended early."""
 
     client: ClientHealth
     stopped: str
@@ -100,28 +101,28 @@ FromGenerator = (
     | GeneratorEnded
 )
 
-_encoder = msgspec.msgpack.Encoder()
+_encode = msgspec.msgpack.Encoder().encode
 _to_generator = msgspec.msgpack.Decoder(ToGenerator)
 _from_generator = msgspec.msgpack.Decoder(FromGenerator)
 
 
 def pack(message: ToGenerator | FromGenerator) -> bytes:
-    """Return the message as a frame."""
-    return encode_frame(_encoder.encode(message))
+    """Encode a frame."""
+    return encode_frame(_encode(message))
 
 
 class FrameReader:
-    """Decodes what a generator wrote."""
+    """Decodes what a generator writes."""
 
     def __init__(self) -> None:
         self._decoder = FrameDecoder()
 
     def feed(self, data: bytes) -> list[FromGenerator]:
         """Return the messages that are complete by now. Raises msgspec.DecodeError."""
-        return [_from_generator.decode(body) for body in self._decoder.feed(data)]
+        return [_from_generator.decode(frame) for frame in self._decoder.feed(data)]
 
 
 def read(stream: BinaryIO) -> ToGenerator | None:
-    """Read the next message to the generator, or None if the pipe is closed. Blocks."""
-    body = read_frame(stream)
-    return None if body is None else _to_generator.decode(body)
+    """Wait for the next message to the generator, or None if the pipe is closed."""
+    frame = read_frame(stream)
+    return None if frame is None else _to_generator.decode(frame)

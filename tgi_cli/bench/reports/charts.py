@@ -16,15 +16,14 @@ import jinja2
 import numpy as np
 
 from tgi_cli.bench.events import BenchRequestRecord, BenchRun, StepRecord
-from tgi_cli.bench.statistics import (
+from tgi_cli.bench.statistics.metrics import StepMetrics, find_knee
+from tgi_cli.bench.statistics.observations import (
     METRICS,
-    StepMetrics,
     batch_values,
     latencies_of,
-    round_up,
     without_warmup,
 )
-from tgi_cli.bench.statistics.metrics import find_knee
+from tgi_cli.bench.statistics.summary import round_up
 
 _COLORS = 8
 _CURVE_POINTS = 200

@@ -9,7 +9,8 @@ from typing import Any
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.reports.charts import TEMPLATES, charts_of
 from tgi_cli.bench.reports.markdown import distinct_latencies, notes_of
-from tgi_cli.bench.statistics import METRICS, StepMetrics, step_metrics
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import METRICS
 
 
 def html(run: BenchRun) -> str:

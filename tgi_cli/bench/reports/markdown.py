@@ -10,21 +10,16 @@ import numpy as np
 from tgi_cli.bench.compare import ANSWERED, ComparedMetric, Comparison
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.plan import explain_knee
-from tgi_cli.bench.statistics import (
-    METRICS,
-    StepMetrics,
-    Summary,
-    batch_values,
-    step_metrics,
-    summarize,
-)
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import METRICS, batch_values
+from tgi_cli.bench.statistics.summary import Summary, summarize
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:
-    """A markdown table.
+    """Format a markdown table.
 
     Args:
-        merge: leave a cell empty that says what the one above it says, as TGI's benchmark does.
+        merge: Leave a cell empty if it equals the one above, as TGI's benchmark does.
     """
     shown = _merged(rows) if merge else [list(row) for row in rows]
     shown = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in shown]
@@ -72,10 +67,10 @@ _OPTIONAL = {
 
 
 def tgi_tables(run: BenchRun) -> str:
-    """What text-generation-benchmark prints on exit: parameters, latency, throughput.
+    """The tables of text-generation-benchmark: parameters, latency, throughput.
 
-    Its form to the letter (github.com/huggingface/text-generation-inference,
-    benchmark/src/table.rs); percentiles are of sorted values, which its are not always.
+    The format is exactly TGI's (github.com/huggingface/text-generation-inference,
+    benchmark/src/table.rs); percentiles are of sorted values, unlike some of TGI's.
     """
     workload = run.workload
     parameters = [["Model", str(workload.get("tokenizer_name") or run.target.model)]]
@@ -105,7 +100,7 @@ def tgi_tables(run: BenchRun) -> str:
 
 
 def _as_rust(name: str, value: Any) -> str:
-    """How TGI's table writes a value: ``None``, ``Some(0.5)``, ``true``."""
+    """Format a value as TGI's table does: ``None``, ``Some(0.5)``, ``true``."""
     if name in _OPTIONAL:
         return "None" if value is None else f"Some({value})"
     return str(bool(value)).lower() if name in ("watermark", "do_sample") else str(value or 0)
@@ -144,7 +139,7 @@ def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
 
 
 def load_table(figures: Sequence[StepMetrics]) -> str:
-    """A row for each step: how much was done, and what one typically waited."""
+    """A row per step: throughput and median latencies."""
     columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
         ("Load", lambda step: step.step.title),
         ("Requests", lambda step: str(step.succeeded)),
@@ -166,7 +161,7 @@ def load_table(figures: Sequence[StepMetrics]) -> str:
 
 
 def percentile_table(figures: Sequence[StepMetrics]) -> str:
-    """A row for each step and latency: the mean with its interval, and the percentiles, in ms."""
+    """A row per step and latency: mean and percentiles in ms, with intervals."""
     rows = []
     for step in figures:
         for name, summary in distinct_latencies(step).items():
@@ -184,7 +179,7 @@ def percentile_table(figures: Sequence[StepMetrics]) -> str:
 
 
 def distinct_latencies(step: StepMetrics) -> dict[str, Summary]:
-    """The step's latencies, less those that only repeat another: where nothing was due."""
+    """The step's latencies, without those from schedule if nothing was late."""
     late = step.latencies.get("late")
     if late is not None and late.maximum > 0:
         return step.latencies
@@ -220,13 +215,13 @@ def _middle(step: StepMetrics, name: str) -> str:
 
 
 def comparison(result: Comparison) -> str:
-    """A comparison as markdown, what differs besides the figures first."""
+    """A comparison as markdown, after the differences between the runs."""
     parts = []
     if result.notes or result.unmatched:
         parts.append("\n".join(f"- WARNING: {note}" for note in result.notes + result.unmatched))
     if result.rows:
         rows = [_row(row) for row in result.rows]
-        header = ["Load", "Figure", "First", "Second", "Change", "Interval", "Verdict"]
+        header = ["Load", "Metric", "First", "Second", "Change", "Interval", "Verdict"]
         parts.append(table(header, rows, merge=False))
     else:
         parts.append("the runs have no step in common")
@@ -235,15 +230,15 @@ def comparison(result: Comparison) -> str:
 
 
 def verdict(result: Comparison) -> str:
-    """The comparison in a sentence."""
+    """Summarize the comparison in a sentence."""
     counts = {name: sum(row.verdict == name for row in result.rows) for name in ("better", "worse")}
-    said = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} figures"
+    text = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} metrics"
     failed = result.regressions
     if not failed:
-        return f"no regression: {said}"
+        return f"no regression: {text}"
     worst = max(failed, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio else np.inf))
     return (
-        f"REGRESSION: {said}; the largest: {figure_name(worst)} of {worst.step}, "
+        f"REGRESSION: {text}; the largest: {figure_name(worst)} of {worst.step}, "
         f"{worst.ratio - 1:+.1%}"
     )
 
@@ -259,8 +254,8 @@ def figure_name(row: ComparedMetric) -> str:
 
 def _row(row: ComparedMetric) -> list[str]:
     unit = ".2%" if row.metric == ANSWERED else ".2f"
-    said = {"same": "no difference", "better": "better", "worse": "WORSE"}[row.verdict]
+    text = {"same": "not significant", "better": "better", "worse": "WORSE"}[row.verdict]
     return [
         *(row.step, figure_name(row), f"{row.a:{unit}}", f"{row.b:{unit}}"),
-        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", said),
+        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", text),
     ]

@@ -1,4 +1,4 @@
-"""All figures of one step."""
+"""All metrics of one step, and where a server is saturated."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from tgi_cli.bench.statistics.summary import Summary, summarize
 from tgi_cli.config.settings import BENCH, default
 
 MERGED = 1.05
-"""Tokens in an event above which ITL and TPOT say different things."""
+"""Tokens per event above which ITL and TPOT differ."""
 FEW = 20
-"""Requests below which a p95 is hardly more than the maximum."""
+"""Requests below which a p95 is little more than the maximum."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step showed, warm-ups left out.
+    """The metrics of one step, without warm-ups.
 
     Attributes:
-        duration: seconds.
-        requests: that count; ``succeeded`` and ``failed`` of them.
-        errors: how many by kind.
-        input_tokens, output_tokens: of the requests that succeeded.
-        latencies: by metric, ms; those without a value are absent.
-        rates: by metric, per second; ``goodput`` only with limits.
-        rate_intervals: 95 % bootstrap intervals of them.
-        batches: of runs of a batch, by metric.
-        attainment: share of the requests that met every limit; None without limits.
-        tokens_per_event: above 1 where the server sends several tokens in one event.
-        concurrency: requests in flight on average (the sum of their times over the step's).
-        counted_by: requests by who counted their tokens.
-        warnings: what makes these figures less than they seem.
+        duration: Seconds.
+        requests: Number of requests, ``succeeded`` and ``failed``.
+        errors: Number of errors by kind.
+        input_tokens, output_tokens: Tokens of the successful requests.
+        latencies: Latencies by metric in ms; those without a value are absent.
+        rates: Rates by metric, per second; ``goodput`` only with limits.
+        rate_intervals: 95 % bootstrap intervals of the rates.
+        batches: Metrics of the runs of a batch.
+        attainment: Share of the requests that met every limit, or None without limits.
+        tokens_per_event: Above 1 if the server sends several tokens in one event.
+        concurrency: Mean number of requests in flight.
+        counted_by: Number of requests by what counted their tokens.
+        warnings: Caveats about these metrics.
     """
 
     step: BenchStep
@@ -64,18 +64,18 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> int:
-        """Runs of a batch that count."""
+        """Number of runs of a batch."""
         return self.batches["prefill"].count if "prefill" in self.batches else 0
 
 
 def step_metrics(
     record: StepRecord, slo: Mapping[str, float] | None = None, *, intervals: bool = True
 ) -> StepMetrics:
-    """The figures of a step.
+    """Compute the metrics of a step.
 
     Args:
-        slo: limits by metric in ms (``parse_slo``).
-        intervals: with bootstrap intervals; without them it is many times faster.
+        slo: Limits by metric in ms (``parse_slo``).
+        intervals: Whether to compute bootstrap intervals, which takes most of the time.
     """
     requests = without_warmup(record.requests)
     answered = [request for request in requests if request.error is None]
@@ -135,7 +135,7 @@ def _rates(
 def _warnings(record: StepRecord, figures: StepMetrics) -> list[str]:
     warnings = []
     if record.client.behind:
-        warnings.append(record.client.reason or "the load generator was the limit")
+        warnings.append(record.client.reason or "the load generator was the bottleneck")
     if figures.requests and not figures.succeeded:
         warnings.append("every request failed: there are no latencies")
     elif figures.failed:
@@ -143,36 +143,34 @@ def _warnings(record: StepRecord, figures: StepMetrics) -> list[str]:
         warnings.append(f"{figures.failed} of {figures.requests} requests failed ({share:.1%})")
     if 0 < figures.succeeded < FEW and not figures.batches:
         warnings.append(
-            f"{figures.succeeded} requests: p95 and above are hardly more than the maximum"
+            f"{figures.succeeded} requests: p95 and above are little more than the maximum"
         )
     if figures.tokens_per_event > MERGED:
-        warnings.append(
-            f"{figures.tokens_per_event:.2f} tokens came in an event: gaps are between events"
-        )
+        warnings.append(f"{figures.tokens_per_event:.2f} tokens per event: gaps are between events")
     if figures.counted_by.get("events"):
-        warnings.append("the server does not say how many tokens it sent: events are counted")
+        warnings.append("the server reports no token counts: events are counted")
     if record.stopped:
         warnings.append(record.stopped)
     return warnings
 
 
 ENOUGH: float = default("slo_share", BENCH)
-"""Share of requests that must meet the limits (DistServe, OSDI 2024, calls it SLO attainment)."""
+"""Share of requests that must meet the limits (the SLO attainment of DistServe, OSDI 2024)."""
 PEAK_SHARE = 0.95
 SLOWER = 1.1
 
 
 def meets(figures: StepMetrics, enough: float = ENOUGH) -> bool:
-    """Whether a step with limits met them for a share ``enough`` of its requests."""
+    """Whether a share ``enough`` of the requests met the limits."""
     return figures.attainment is not None and figures.attainment >= enough
 
 
 def find_knee(points: Sequence[StepMetrics]) -> int | None:
-    """Position of the knee among steps by rising load; None while there is none.
+    """The position of the knee among steps by rising load, or None.
 
-    The knee is the lowest load that reaches 95 % of the highest output throughput of all. It is
-    one only if loads above it were tried and the highest of them has a median latency at least
-    10 % above the knee's: throughput no longer grows while latency does.
+    The knee is the lowest load that reaches 95 % of the highest output throughput of all. There
+    is one only if higher loads were tried and the highest has a median latency at least 10 %
+    above: throughput no longer grows while latency does.
     """
     usable = [i for i, point in enumerate(points) if point.succeeded and "e2e" in point.latencies]
     if len(usable) < 2:

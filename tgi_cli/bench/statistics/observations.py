@@ -1,4 +1,4 @@
-"""What every figure means: its name in files, its label, its unit, which way is better."""
+"""The definitions of all metrics, and their values from records."""
 
 from __future__ import annotations
 
@@ -13,115 +13,87 @@ from tgi_cli.bench.events import BatchRecord, BenchRequestRecord
 
 
 class MetricDefinition(msgspec.Struct, frozen=True):
-    """One figure.
+    """A metric.
 
     Attributes:
-        name: in files and on the command line.
-        label: in tables.
+        name: Name in files and on the command line.
+        label: Label in tables.
         unit: ``ms``, ``tokens/s`` or ``requests/s``.
-        meaning: one sentence.
+        meaning: Definition in one sentence.
     """
 
     name: str
     label: str
     unit: str
-    better: Literal["lower", "higher"]
     meaning: str
 
-
-def _latency(name: str, label: str, meaning: str) -> MetricDefinition:
-    return MetricDefinition(name, label, "ms", "lower", meaning)
-
-
-def _rate(name: str, label: str, unit: str, meaning: str) -> MetricDefinition:
-    return MetricDefinition(name, label, unit, "higher", meaning)
+    @property
+    def better(self) -> Literal["lower", "higher"]:
+        """Which values are better."""
+        return "lower" if self.unit == "ms" else "higher"
 
 
 _LATENCIES = (
-    _latency(
-        "ttft",
-        "TTFT",
-        "Time to the first token: from dispatch to the first event that carries a token.",
-    ),
-    _latency(
-        "ttft_scheduled",
-        "TTFT (scheduled)",
-        "The same from when the request was due: what a user waits who cannot be held back.",
-    ),
-    _latency(
+    ("ttft", "TTFT", "Time to first token: from dispatch to the first event with a token."),
+    ("ttft_scheduled", "TTFT (scheduled)", "TTFT from when the request was due."),
+    (
         "itl",
         "ITL",
-        "Inter-token latency: every gap between two consecutive events of a request, all gaps of "
-        "all requests together; an event that brings several tokens ends one gap.",
+        "Inter-token latency: all gaps between consecutive events of all requests; an event with "
+        "several tokens ends one gap.",
     ),
-    _latency(
+    (
         "tpot",
         "TPOT",
-        "Time per output token, one value a request: from its first event to its last, over the "
-        "tokens that came after the first event.",
+        "Time per output token, one value per request: from its first event to its last, over the "
+        "tokens after the first event.",
     ),
-    _latency("e2e", "E2E", "End to end: from dispatch until the answer is whole."),
-    _latency(
-        "e2e_scheduled",
-        "E2E (scheduled)",
-        "The same from when the request was due.",
-    ),
-    _latency("late", "Dispatch lag", "From when a request was due until it was dispatched."),
+    ("e2e", "E2E", "End-to-end latency: from dispatch until the response is complete."),
+    ("e2e_scheduled", "E2E (scheduled)", "E2E from when the request was due."),
+    ("late", "Dispatch lag", "From when a request was due until it was dispatched."),
 )
 _RATES = (
-    _rate("requests_per_second", "Requests", "requests/s", "Whole answers in the step's time."),
-    _rate(
-        "input_tokens_per_second",
-        "Input",
-        "tokens/s",
-        "Tokens of the prompts that were answered, each prompt at its first token.",
-    ),
-    _rate("output_tokens_per_second", "Output", "tokens/s", "Tokens that arrived."),
-    _rate("total_tokens_per_second", "Total", "tokens/s", "Both."),
-    _rate("goodput", "Goodput", "requests/s", "Whole answers that met every limit of the SLO."),
+    ("requests_per_second", "Requests", "requests/s", "Complete responses."),
+    ("input_tokens_per_second", "Input", "tokens/s", "Prompt tokens, at the first output token."),
+    ("output_tokens_per_second", "Output", "tokens/s", "Tokens that arrived."),
+    ("total_tokens_per_second", "Total", "tokens/s", "Input and output tokens."),
+    ("goodput", "Goodput", "requests/s", "Complete responses within every limit of the SLO."),
 )
-_BATCH = (
-    _latency("prefill", "Prefill", "One prefill call of a whole batch."),
-    _latency(
-        "decode_token",
-        "Decode (token)",
-        "A run's decode calls, over their number (decode length - 1).",
-    ),
-    _latency("decode_total", "Decode (total)", "A run's decode calls, all together."),
-    _rate(
-        "prefill_throughput",
-        "Prefill",
-        "tokens/s",
-        "Batch size x sequence length over the prefill's time.",
-    ),
-    _rate(
-        "decode_throughput",
-        "Decode",
-        "tokens/s",
-        "Batch size x number of decode calls over their time.",
-    ),
+_BATCH_LATENCIES = (
+    ("prefill", "Prefill", "One prefill call of a whole batch."),
+    ("decode_token", "Decode (token)", "Mean decode call of a run (decode length - 1 calls)."),
+    ("decode_total", "Decode (total)", "All decode calls of a run together."),
 )
-
-LATENCIES = tuple(metric.name for metric in _LATENCIES)
-"""Of requests, in ms."""
-RATES = tuple(metric.name for metric in _RATES)
-"""Of a step of requests, per second."""
-BATCH_METRICS = tuple(metric.name for metric in _BATCH)
-"""Of runs of a batch."""
-METRICS = {metric.name: metric for metric in (*_LATENCIES, *_RATES, *_BATCH)}
-
-
+_BATCH_RATES = (
+    ("prefill_throughput", "Prefill", "tokens/s", "Batch size x sequence length over the prefill."),
+    ("decode_throughput", "Decode", "tokens/s", "Batch size x decode calls over their time."),
+)
+METRICS = {
+    name: MetricDefinition(name, label, unit, meaning)
+    for name, label, unit, meaning in (
+        *((name, label, "ms", meaning) for name, label, meaning in _LATENCIES),
+        *_RATES,
+        *((name, label, "ms", meaning) for name, label, meaning in _BATCH_LATENCIES),
+        *_BATCH_RATES,
+    )
+}
+LATENCIES = tuple(row[0] for row in _LATENCIES)
+"""Latencies of requests."""
+RATES = tuple(row[0] for row in _RATES)
+"""Rates of a step of requests."""
+BATCH_METRICS = tuple(row[0] for row in (*_BATCH_LATENCIES, *_BATCH_RATES))
+"""Metrics of the runs of a batch."""
 MS = 1000.0
 MILLISECOND_DIGITS = 6
-"""Of clocks: a nanosecond. Differences of times are rounded to it, so that equal gaps are equal."""
+"""Digits of milliseconds: differences are rounded to nanoseconds, so that equal gaps are equal."""
 
 
 class LatencyValues(NamedTuple):
-    """All values of one latency.
+    """The values of one latency.
 
     Attributes:
-        values: float64, ms, in the order of the requests.
-        clusters: int64, for each value which of the requests (by position) it comes from.
+        values: Milliseconds in the order of the requests, float64.
+        clusters: The position of the request of each value, int64.
     """
 
     values: NDArray[np.float64]
@@ -129,12 +101,12 @@ class LatencyValues(NamedTuple):
 
 
 def without_warmup(requests: Iterable[BenchRequestRecord]) -> list[BenchRequestRecord]:
-    """Those that are no warm-ups."""
+    """The requests that are not warm-ups."""
     return [request for request in requests if not request.warmup]
 
 
 def tokens_after_first(request: BenchRequestRecord) -> int:
-    """How many of a request's tokens came after its first event."""
+    """Tokens of a request after its first event."""
     if not request.counts:
         return 0
     if request.counted_by == "events":
@@ -143,7 +115,7 @@ def tokens_after_first(request: BenchRequestRecord) -> int:
 
 
 def tpot(request: BenchRequestRecord) -> float | None:
-    """Seconds per token after the first event; None if nothing came after it."""
+    """Seconds per token after the first event, or None without such tokens."""
     after = tokens_after_first(request)
     if len(request.arrivals) < 2 or after == 0:
         return None
@@ -151,9 +123,9 @@ def tpot(request: BenchRequestRecord) -> float | None:
 
 
 def latencies_of(requests: Iterable[BenchRequestRecord]) -> dict[str, LatencyValues]:
-    """Every latency of every request that counts and was answered, by metric.
+    """All latencies of the successful requests that count, by metric.
 
-    A failed request has no latency: it is an error, and counts as not good.
+    Failed requests have no latencies; they count as errors, and as outside the limits.
     """
     answered = [request for request in without_warmup(requests) if request.error is None]
     values: dict[str, list[float]] = {name: [] for name in LATENCIES}
@@ -187,9 +159,9 @@ def latencies_of(requests: Iterable[BenchRequestRecord]) -> dict[str, LatencyVal
 
 
 def batch_values(batches: Iterable[BatchRecord]) -> dict[str, NDArray[np.float64]]:
-    """A value for each run that counts, by metric (``BATCH_METRICS``); ms and tokens/s.
+    """The values of each run that counts, by metric (``BATCH_METRICS``), in ms and tokens/s.
 
-    A decode length of 1 has no decode calls, so no values of decoding. Definitions:
+    With a decode length of 1 there are no decode calls. The definitions are those of
     github.com/huggingface/text-generation-inference, benchmark/src/generation.rs.
     """
     runs = [batch for batch in batches if not batch.warmup]
@@ -209,5 +181,5 @@ def batch_values(batches: Iterable[BatchRecord]) -> dict[str, NDArray[np.float64
 
 
 def _per_second(amount: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Their ratio; a clock too coarse to see a call pass counts as its nanosecond."""
+    """The ratio; a duration below the resolution of the clock counts as a nanosecond."""
     return amount / np.maximum(seconds, 1e-9)

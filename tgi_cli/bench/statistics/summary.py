@@ -1,10 +1,10 @@
-"""How sure a figure is: percentile bootstrap, by request where requests give several values.
+"""Summaries of distributions, their confidence intervals, and histograms.
 
-Gaps between the tokens of one request resemble each other, so requests are drawn, not gaps (the
-cluster bootstrap; Davison and Hinkley, Bootstrap Methods and their Application, 1997, section
-3.8). Draws are weights, never copies of the values; a quantile of a draw is found in its
-cumulated weights. What it costs is bounded: at most ``BINS`` places for values of clusters, and
-about ``WEIGHTS`` weights in all.
+Intervals are percentile bootstraps, by request if requests have several values: the gaps of one
+request are correlated, so requests are drawn, not gaps (the cluster bootstrap; Davison and Hinkley,
+Bootstrap Methods and their Application, 1997, section 3.8). Draws are weights, never copies of the
+values; the cumulative weights of a draw give its quantiles. The cost is bounded: at most ``BINS``
+bins for values of clusters, and about ``WEIGHTS`` weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 REPLICATES = 1000
 WEIGHTS = 4_000_000
-"""Numbers drawn at most (32 MB), unless that left fewer than ``FEWEST`` replicates."""
+"""Maximum of drawn numbers (32 MB), unless that leaves fewer than ``FEWEST`` replicates."""
 FEWEST = 200
 BINS = 1024
 CONFIDENCE = 0.95
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 def draws(clusters: int, seed: int) -> Floats:
-    """How often each cluster is drawn in each replicate. Returns: float64 ``[r, clusters]``."""
+    """How often each replicate draws each cluster, float64 ``[r, clusters]``."""
     replicates = int(np.clip(WEIGHTS // max(clusters, 1), FEWEST, REPLICATES))
     chosen = np.random.default_rng(seed).integers(0, clusters, (replicates, clusters))
     chosen += np.arange(replicates)[:, None] * clusters
@@ -42,36 +42,36 @@ def resampled(
 
     Args:
         values: ``[n]``, n > 0.
-        clusters: ``[n]``, which request each value is of, from 0; None: one of its own each.
+        clusters: The request of each value, from 0, ``[n]``, or None if each has its own.
 
     Returns: float64 ``[replicates, 1 + len(percentiles)]``.
     """
     if clusters is None:
         order = np.argsort(values, kind="stable")
-        places = values[order]
+        points = values[order]
         weights = draws(len(values), seed)[:, order]
-        sums, sizes = weights @ places, weights.sum(axis=1)
+        sums, sizes = weights @ points, weights.sum(axis=1)
     else:
         names, number = np.unique(clusters, return_inverse=True)
         drawn = draws(len(names), seed)
         sums = drawn @ np.bincount(number, values, len(names))
         sizes = drawn @ np.bincount(number, minlength=len(names)).astype(np.float64)
-        places, table = _tabulate(values, number, len(names))
+        points, table = _tabulate(values, number, len(names))
         weights = drawn @ table
-    return np.column_stack([sums / sizes, _quantiles(places, weights, percentiles)])
+    return np.column_stack([sums / sizes, _quantiles(points, weights, percentiles)])
 
 
 def interval(replicates: Floats) -> tuple[float, float]:
-    """The middle 95 % of a figure's replicates."""
+    """The middle 95 % of the replicates."""
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(replicates, [tail, 100 - tail])
     return float(low), float(high)
 
 
 def _tabulate(values: Floats, number: NDArray[np.intp], clusters: int) -> tuple[Floats, Floats]:
-    """Values grouped into places by rank, finer towards the upper tail, and a cluster's share.
+    """Group values into bins by rank, finer towards the upper tail.
 
-    Returns: the places' values ascending ``[b]``, how many each cluster has there
+    Returns: The ascending values of the bins ``[b]``, and the count of each cluster in each bin
     ``[clusters, b]``.
     """
     order = np.argsort(values, kind="stable")
@@ -84,23 +84,23 @@ def _tabulate(values: Floats, number: NDArray[np.intp], clusters: int) -> tuple[
         edges = np.unique(np.round(np.concatenate([body, tail]) * count).astype(np.int64))
     sizes = np.diff(edges)
     bins = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.add.reduceat(values[order], edges[:-1]) / sizes
+    points = np.add.reduceat(values[order], edges[:-1]) / sizes
     flat = np.bincount(number[order] * len(sizes) + bins, minlength=clusters * len(sizes))
-    return places, flat.reshape(clusters, len(sizes)).astype(np.float64)
+    return points, flat.reshape(clusters, len(sizes)).astype(np.float64)
 
 
-def _quantiles(places: Floats, weights: Floats, percentiles: Sequence[float]) -> Floats:
-    """numpy's linear percentiles of values that occur ``weights`` times. Returns: ``[r, p]``."""
+def _quantiles(points: Floats, weights: Floats, percentiles: Sequence[float]) -> Floats:
+    """numpy's linear percentiles of values that occur ``weights`` times, ``[r, p]``."""
     reached = np.cumsum(weights, axis=1)
     total = reached[:, -1]
-    # One search for all replicates: each one's sums lie above those of the one before.
+    # One search for all replicates: the sums of each are above those of the one before.
     base = np.concatenate([[0.0], np.cumsum(total)[:-1]])
     flat = (reached + base[:, None]).ravel()
-    first = np.arange(len(weights)) * len(places)
+    first = np.arange(len(weights)) * len(points)
 
     def at(rank: Floats) -> Floats:
         found = np.searchsorted(flat, rank + base, side="right") - first
-        values: Floats = places[np.minimum(found, len(places) - 1)]
+        values: Floats = points[np.minimum(found, len(points) - 1)]
         return values
 
     columns = [np.empty((len(weights), 0))]
@@ -117,11 +117,11 @@ PERCENTILE_NAMES = ("p50", "p90", "p95", "p99", "p999")
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one metric's values.
+    """Summary of the values of a metric.
 
     Attributes:
         intervals: 95 % bootstrap intervals of ``mean`` and the percentiles, by these names; empty
-            where none were asked for or there is one value only.
+            if not requested or for a single value.
     """
 
     count: int
@@ -137,7 +137,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def percentiles(self) -> dict[float, float]:
-        """Value by percentile (``PERCENTILES``)."""
+        """Values by percentile (``PERCENTILES``)."""
         return {p: getattr(self, n) for p, n in zip(PERCENTILES, PERCENTILE_NAMES, strict=True)}
 
 
@@ -148,14 +148,14 @@ def summarize(
     intervals: bool = True,
     seed: int = 0,
 ) -> Summary | None:
-    """The summary of values; None if there are none.
+    """Summarize values, or return None if there are none.
 
     Percentiles are numpy's (linear between order statistics).
 
     Args:
-        values: ``[n]``.
-        clusters: ``[n]``, which request each is of, where one request gives several.
-        seed: of the bootstrap; equal input and seed give equal intervals.
+        values: Values ``[n]``.
+        clusters: The request of each value, ``[n]``, if requests have several.
+        seed: Seed of the bootstrap; equal input and seed give equal intervals.
     """
     array = np.asarray(values, np.float64)
     if array.size == 0:
@@ -177,17 +177,17 @@ def summarize(
 
 
 class ValueHistogram(msgspec.Struct, frozen=True):
-    """How many values lie in ``[edges[i], edges[i + 1])``; the last has its upper edge too."""
+    """Counts of values in ``[edges[i], edges[i + 1])``; the last bin includes its upper edge."""
 
     edges: list[float]
     counts: list[int]
 
 
 def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> ValueHistogram:
-    """Equal bins over the values' range, whose edges are round numbers where that is possible.
+    """Count values in equal bins with round edges.
 
     Args:
-        upper: values above it go into the last bin (a long tail would hide the body).
+        upper: Values above it are counted in the last bin (a long tail would hide the body).
     """
     array = np.asarray(values, np.float64)
     if array.size == 0:
@@ -195,7 +195,7 @@ def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> 
     if upper is not None:
         array = np.minimum(array, upper)
     low, high = float(array.min()), float(array.max())
-    if high - low <= 1e-9 * max(1.0, abs(high)):  # all alike, but for rounding
+    if high - low <= 1e-9 * max(1.0, abs(high)):  # all equal but for rounding
         spread = abs(low) * 0.05 or 0.5
         low, high = low - spread, high + spread
     width = round_up((high - low) / bins)

@@ -8,7 +8,7 @@ from tests.unit.bench.dashboard.script import (
     MODEL,
     batch_run,
 )
-from tgi_cli.bench.dashboard import ScreenTitle
+from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle
 from tgi_cli.bench.dashboard.app import BenchApp
 from tgi_cli.bench.events import BenchRun
 
@@ -24,7 +24,7 @@ class Driven:
         self.stopped = 0
         self.stops = stops
         self.failure: BaseException | None = None
-        self.app = BenchApp(title=TITLE, start=self.start, stop=self.stop)
+        self.app = BenchApp(ScreenOptions(title=TITLE, start=self.start, stop=self.stop))
 
     def start(self, emit: object) -> BenchRun:
         assert self.ended.wait(20)
@@ -48,4 +48,4 @@ class Driven:
 
 
 def saved(run: BenchRun, **settings: object) -> BenchApp:
-    return BenchApp(title=ScreenTitle.of(run), run=run, **settings)  # type: ignore[arg-type]
+    return BenchApp(ScreenOptions(title=ScreenTitle.of(run), run=run, **settings))  # type: ignore[arg-type]

@@ -5,13 +5,13 @@ from tests.unit.bench.dashboard.script import batch_step, http_run, http_step
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.dashboard import ScreenTitle, histogram, widgets
 from tgi_cli.bench.dashboard.charts import RoundTicks, limits
-from tgi_cli.bench.dashboard.formatting import COLOURS, colour, fitted, seconds, short
+from tgi_cli.bench.dashboard.formatting import COLORS, fitted, seconds, short, step_color
 from tgi_cli.bench.dashboard.metrics import panels
 from tgi_cli.bench.dashboard.views import compare as comparison
 from tgi_cli.bench.dashboard.views import percentiles
 from tgi_cli.bench.dashboard.views.requests import TimelineRow, bars, rows_of
 from tgi_cli.bench.dashboard.views.steps import statistics
-from tgi_cli.bench.statistics import step_metrics
+from tgi_cli.bench.statistics.metrics import step_metrics
 
 
 def test_numbers_fit_their_columns() -> None:
@@ -123,9 +123,9 @@ def test_comparisons_name_what_became_worse() -> None:
         itl = next(line for line in text.split("\n") if line.startswith("ITL p50"))
         assert "worse" in itl
         assert "+5" in itl
-        assert "figures are worse" in text
+        assert "metrics are worse" in text
     assert (
-        "No figure is worse"
+        "No metric is worse"
         in comparison.draw_comparison(compare(http_run(), http_run()), 79).plain
     )
 
@@ -191,8 +191,8 @@ def test_a_long_model_name_loses_its_front_and_the_lengths_stay() -> None:
 
 def test_colours_differ_and_come_round() -> None:
     for dark in (True, False):
-        assert len({colour(index, dark) for index in range(COLOURS)}) == COLOURS
-        assert colour(COLOURS, dark) == colour(0, dark)
+        assert len({step_color(index, dark) for index in range(COLORS)}) == COLORS
+        assert step_color(COLORS, dark) == step_color(0, dark)
 
 
 @pytest.mark.parametrize(("dark", "background"), [(True, "#121212"), (False, "#e0e0e0")])
@@ -202,6 +202,6 @@ def test_colours_can_be_read_on_their_background(dark: bool, background: str) ->
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for index in range(COLOURS):
-        pair = sorted([luminance(colour(index, dark)), luminance(background)])
-        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, colour(index, dark)
+    for index in range(COLORS):
+        pair = sorted([luminance(step_color(index, dark)), luminance(background)])
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, step_color(index, dark)

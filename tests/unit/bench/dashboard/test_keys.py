@@ -23,19 +23,19 @@ async def test_tabs_follow_the_run_until_a_key_is_used() -> None:
         assert "starting" not in cells(app)[0]  # the title takes all of the line
         run = driven.result
         await driven.tell(*step_events(0, 6, run.steps[0]), *step_events(1, 6, run.steps[1], 4))
-        assert app.shown is app.board.steps[1]
+        assert app.shown is app.run_state.steps[1]
         screen = shown(app)
         assert "1 / 6" in screen
         assert "4 / 11" in screen
         await pilot.press("left")
-        assert app.shown is app.board.steps[0]
+        assert app.shown is app.run_state.steps[0]
         await driven.tell(*step_events(2, 6, run.steps[2], 1))
-        assert app.shown is app.board.steps[0]
+        assert app.shown is app.run_state.steps[0]
         assert "11 / 11" in shown(app)
         await pilot.press("f")
-        assert app.shown is app.board.steps[2]
+        assert app.shown is app.run_state.steps[2]
         await driven.tell(*step_events(3, 6, run.steps[3], 1))
-        assert app.shown is app.board.steps[3]
+        assert app.shown is app.run_state.steps[3]
         driven.end()
         await driven.tell()
         assert "6 / 6" in shown(app)
@@ -47,11 +47,11 @@ async def test_next_and_previous_go_round(key: str, places: list[int]) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         for place in places:
             await pilot.press(key)
-            assert app.shown is app.board.steps[place]
+            assert app.shown is app.run_state.steps[place]
         await pilot.press("left")
-        assert app.shown is app.board.steps[2]
+        assert app.shown is app.run_state.steps[2]
         await pilot.press("shift+tab")
-        assert app.shown is app.board.steps[1]
+        assert app.shown is app.run_state.steps[1]
 
 
 async def test_plus_and_minus_zoom_the_charts_and_the_histograms() -> None:
@@ -120,7 +120,7 @@ async def test_tabs_can_be_clicked() -> None:
         await pilot.pause()
         line = cells(app)[1]
         assert await pilot.click("#tabs", offset=(line.index("Batch: 8") + 1, 0))
-        assert app.shown is app.board.steps[3]
+        assert app.shown is app.run_state.steps[3]
         assert not app.following
         foot = cells(app)[23]
         assert await pilot.click("#view-tabs", offset=(foot.index("Percentiles"), 0))
@@ -141,7 +141,7 @@ async def test_more_tabs_than_columns_are_scrolled() -> None:
         assert len(line) <= 80
         await pilot.click("#tabs", offset=(len(line) - 1, 0))
         await pilot.press("left", "left")  # over the beginning to the last one
-        chosen = app.board.steps.index(app.shown) if app.shown else -1
+        chosen = app.run_state.steps.index(app.shown) if app.shown else -1
         await pilot.pause()
         assert f"Batch: {100 + chosen}" in cells(app)[1]
         await pilot.press(*["left"] * 12)

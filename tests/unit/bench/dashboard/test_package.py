@@ -11,8 +11,11 @@ from tgi_cli.errors import ConfigError
 
 
 def test_the_title_of_a_saved_run() -> None:
-    assert dashboard.Title.of(batch_run()).details == ("Sequence Length: 10", "Decode Length: 8")
-    assert dashboard.Title.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
+    assert dashboard.ScreenTitle.of(batch_run()).details == (
+        "Sequence Length: 10",
+        "Decode Length: 8",
+    )
+    assert dashboard.ScreenTitle.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
 
 
 def test_a_picture_needs_no_terminal() -> None:
@@ -34,7 +37,7 @@ def test_without_a_terminal_the_remedy_is_told_and_textual_comes_late() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "False\ntake --ui plain\n"
+    assert done.stdout == "False\nuse --ui plain\n"
 
 
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.unit.bench.dashboard.script import (
     http_step,
     step_events,
 )
-from tgi_cli.bench.dashboard import ScreenTitle
+from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle
 from tgi_cli.bench.dashboard.app import BenchApp
 from tgi_cli.bench.dashboard.widgets import TabRow
 from tgi_cli.bench.events import StepFailed
@@ -117,7 +117,7 @@ async def test_errors_are_red_and_the_sweep_goes_on() -> None:
         assert bad.lower() in app.export_screenshot().lower()
         await driven.tell(*step_events(1, 3, http_step(4), 10))
         await pilot.pause()
-        assert app.shown is app.board.steps[1]
+        assert app.shown is app.run_state.steps[1]
         assert "10 / 60" in shown(app)
 
 
@@ -139,7 +139,7 @@ async def test_names_in_any_script() -> None:
     run = batch_run()
     named = msgspec.structs.replace(run.target, model="組織/模型-🚀-[red]x[/]")
     run = msgspec.structs.replace(run, target=named)
-    app = BenchApp(title=ScreenTitle(named.model, ("длина: 10",)), run=run)
+    app = BenchApp(ScreenOptions(title=ScreenTitle(named.model, ("длина: 10",)), run=run))
     async with app.run_test(size=(80, 24)) as pilot:
         await app.settle()
         await pilot.pause()
@@ -198,9 +198,9 @@ async def test_thousands_of_requests_are_painted_seldom() -> None:
         app.tick()
         await pilot.pause()
         assert painted <= 5
-        assert len(app.board.steps[0].requests) == 5000
+        assert len(app.run_state.steps[0].requests) == 5000
         await app.settle()
-        table = app.figures.panels(app.board.steps[0])
+        table = app.figures.panels(app.run_state.steps[0])
         assert table is not None
         assert 0 < len(table.prefill.values) <= 4000
 

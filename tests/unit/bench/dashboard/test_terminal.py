@@ -15,7 +15,7 @@ import pytest
 PROGRAM = """
 import sys, threading, time
 from tests.unit.bench.dashboard.script import batch_run, step_events
-from tgi_cli.bench.dashboard import ScreenTitle, run_screen
+from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle, run_screen
 from tgi_cli.errors import ShardError
 
 over = threading.Event()
@@ -30,7 +30,7 @@ def start(emit):
     return run
 
 try:
-    run = run_screen(ScreenTitle("模型"), start, stop=over.set)
+    run = run_screen(ScreenOptions(title=ScreenTitle("模型"), start=start, stop=over.set))
 except ShardError as error:
     print("error:", error.cause)
     sys.exit(error.exit_code)

@@ -8,14 +8,16 @@ import httpx
 import msgspec
 
 from tests.unit.bench.dashboard.cells import cells
+from tests.unit.bench.dashboard.driven import saved
 from tests.unit.bench.dashboard.script import batch_run, http_run, http_step, step_events
 from tgi_cli.bench.compare import ComparedMetric, Comparison
 from tgi_cli.bench.dashboard.app import BenchApp
 from tgi_cli.bench.dashboard.poller import ServerPoller
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle
-from tgi_cli.bench.dashboard.views import VIEWS
+from tgi_cli.bench.dashboard.views import VIEWS, ScreenOptions
 from tgi_cli.bench.dashboard.views.compare import CompareView
-from tgi_cli.bench.statistics import Summary, step_metrics
+from tgi_cli.bench.statistics.metrics import step_metrics
+from tgi_cli.bench.statistics.summary import Summary
 
 SIZES = ((80, 24), (140, 45))
 
@@ -48,7 +50,7 @@ def server() -> ServerPoller:
 
 def steady(app: BenchApp) -> None:
     """Intervals that no other version of a random generator changes."""
-    for step in app.board:
+    for step in app.run_state:
         figures = step_metrics(step.snapshot(), app.figures.slo, intervals=False)
         if step.record is not None:
             figures = msgspec.structs.replace(
@@ -104,7 +106,7 @@ async def apps() -> AsyncIterator[tuple[str, BenchApp, list[str]]]:
     run = batch_run()
     yield (
         "batch",
-        BenchApp(title=ScreenTitle.of(run), run=run),
+        saved(run),
         ["steps", "percentiles", "requests"],
     )
     asked = server()
@@ -112,15 +114,15 @@ async def apps() -> AsyncIterator[tuple[str, BenchApp, list[str]]]:
         await asked.ask()
     run = http_run()
     before = http_run(slower=0.8)
-    app = BenchApp(title=ScreenTitle.of(run), run=run, other=before, poller=asked)
+    app = BenchApp(ScreenOptions(title=ScreenTitle.of(run), run=run, other=before), asked)
     yield "http", app, list(VIEWS)
-    live = BenchApp(title=ScreenTitle.of(run))
-    live.board = RunState()
+    live = BenchApp(ScreenOptions(title=ScreenTitle.of(run)))
+    live.run_state = RunState()
     for event in (
         *step_events(0, 3, http_step(4)),
         *step_events(1, 3, http_step(16), upto=30),
     ):
-        live.board.apply(event)
+        live.run_state.apply(event)
     yield "live", live, ["steps", "percentiles", "requests", "server", "compare"]
 
 
@@ -135,7 +137,7 @@ async def opened(size: tuple[int, int]) -> AsyncIterator[tuple[str, BenchApp]]:
     async for name, app, names in apps():
         steady(app)
         async with app.run_test(size=size) as pilot:
-            app.query_one(CompareView)._found = compared()
+            app.query_one(CompareView).comparison = compared()
             for view in names:
                 await app.action_open(view)  # type: ignore[arg-type]
                 await pilot.pause()

@@ -20,7 +20,7 @@ from tgi_cli.bench.load.frames import (
     pack,
 )
 from tgi_cli.bench.load.generator import batch_record
-from tgi_cli.bench.metrics_scrape import parse
+from tgi_cli.bench.metrics_scrape import parse_metrics
 from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
 
 
@@ -43,7 +43,7 @@ def test_frames_survive_any_pieces() -> None:
 
 def test_what_is_no_frame_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        FrameReader().feed(b"\0\0\0\x02\xc1\xc1")
+        FrameReader().feed(b"\x02\0\0\0\xc1\xc1")
 
 
 def test_generators_read_frames_until_the_pipe_ends() -> None:
@@ -58,7 +58,7 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
     ("figures", "behind"),
     [
         ((0.001, 0.2, 0.001, 60.0), ""),
-        ((0.2, 0.2, 0.001, 60.0), "200 ms late"),
+        ((0.2, 0.2, 0.001, 60.0), "lagged 200 ms"),
         ((0.001, 0.97, 0.001, 60.0), "97% of a core"),
         ((0.001, 0.97, 0.001, 0.2), ""),
         ((0.001, 0.2, 0.3, 60.0), "300 ms after they were due"),
@@ -111,7 +111,7 @@ vllm:prefix_cache_hits_total{model_name="m"} 9
 
 
 def test_metrics_are_summed_by_tgis_names() -> None:
-    reading = parse(METRICS)
+    reading = parse_metrics(METRICS)
     assert reading.values == {
         "tgi_request_count": 5,
         "tgi_queue_size": 3,
@@ -120,9 +120,9 @@ def test_metrics_are_summed_by_tgis_names() -> None:
         "tgi_request_duration_count": 5,
     }
     assert reading.gauges == {"tgi_queue_size"}
-    theirs = parse(VLLM)
+    theirs = parse_metrics(VLLM)
     assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens_total": 9}
-    assert parse(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
+    assert parse_metrics(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
 
 
 def test_the_machine_is_described() -> None:

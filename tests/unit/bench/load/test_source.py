@@ -54,7 +54,7 @@ async def test_a_conversation_that_rested_goes_on_with_what_was_said() -> None:
     first = await source.take()
     assert first is not None
     assert first[1] is not None
-    first[1].talk.text = "said"
+    first[1].text = "said"
     assert await source.turn(first[1]) is None
     await source.put(item(2, 7))
     await source.put(None)
@@ -62,7 +62,7 @@ async def test_a_conversation_that_rested_goes_on_with_what_was_said() -> None:
     resumed = await source.take()
     assert resumed is not None
     assert resumed[1] is not None
-    assert (resumed[0].index, resumed[1].talk.text) == (2, "said")
+    assert (resumed[0].index, resumed[1].text) == (2, "said")
 
 
 async def test_turns_behind_one_that_failed_are_left_out() -> None:
@@ -71,7 +71,7 @@ async def test_turns_behind_one_that_failed_are_left_out() -> None:
     assert first is not None
     assert first[1] is not None
     assert (await source.take() or (item(-1), None))[0].index == 2
-    first[1].talk.failed = True
+    first[1].failed = True
     assert await source.turn(first[1]) is None
     assert (await source.take() or (item(-1), None))[0].index == 4
     assert await source.take() is None

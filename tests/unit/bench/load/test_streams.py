@@ -19,7 +19,7 @@ def answer(route: Route, *events: Any, cut: int = 10**9, done: bool = True) -> S
     )
     if done and route != "generate_stream":
         data += b"data: [DONE]\n\n"
-    found = StreamedResponse(route)
+    found = StreamedResponse()
     found.head(200, "text/event-stream; charset=utf-8")
     for number, begin in enumerate(range(0, len(data), cut)):
         found.body(data[begin : begin + cut], float(number))
@@ -53,7 +53,7 @@ def test_native_events_are_a_token_each() -> None:
 
 
 def test_empty_deltas_and_comments_are_no_first_token() -> None:
-    found = StreamedResponse("chat")
+    found = StreamedResponse()
     found.head(200, "text/event-stream")
     found.body(b": keep-alive\n\n", 1.0)
     found.body(b"data: " + json.dumps(delta(role="assistant", content="")).encode() + b"\n\n", 2.0)
@@ -120,8 +120,8 @@ def test_counts_come_from_logprobs() -> None:
         ("chat", {"error": {"message": "boom", "http_status_code": 422}}, "stream", "boom"),
         ("chat", {"error": {"message": "no", "type": "rate_limit"}}, "stream rate_limit", "no"),
         ("completions", {"error": "text"}, "stream", "text"),
-        ("completions", "{no json", "protocol", "cannot be read"),
-        ("completions", {"choices": [{"text": 5}]}, "protocol", "cannot be read"),
+        ("completions", "{no json", "protocol", "is invalid"),
+        ("completions", {"choices": [{"text": 5}]}, "protocol", "is invalid"),
     ],
 )
 def test_errors_in_a_stream_are_errors(route: Route, event: Any, kind: str, detail: str) -> None:
@@ -149,13 +149,13 @@ def test_an_answer_with_a_reason_to_end_needs_no_done() -> None:
 
 
 def test_statuses_and_other_types_are_errors_with_what_was_said() -> None:
-    found = StreamedResponse("chat")
+    found = StreamedResponse()
     found.head(429, "application/json")
     found.body(b'{"error": "Model is ', 1.0)
     found.body(b'overloaded", "error_type": "overloaded"}', 2.0)
     found.complete()
     assert (found.error, found.detail) == ("http 429", "Model is overloaded")
-    page = StreamedResponse("chat")
+    page = StreamedResponse()
     page.head(200, "text/html")
     page.body(b"<html>", 1.0)
     page.complete()

@@ -67,7 +67,7 @@ async def test_openai_is_known_by_its_models() -> None:
         )
     assert (first.target.kind, first.target.model) == ("openai", "acme/one")
     assert not first.tokenizer.exact
-    assert "guessed" in first.notes[0]
+    assert "estimates" in first.notes[0]
     assert second.target.info["max_model_len"] == 5
     assert second.tokenizer.exact
     assert second.notes == []
@@ -104,7 +104,7 @@ async def test_servers_count_tokens_if_there_is_no_tokenizer(tokenize: Any) -> N
 
 async def test_a_server_that_is_neither_is_refused() -> None:
     with FakeServer(routes()).serving() as server:
-        with pytest.raises(ConfigError, match="neither /info"):
+        with pytest.raises(ConfigError, match="neither TGI's /info"):
             await resolve_target(server.url, RequestSettings())
         named = await resolve_target(server.url, RequestSettings(model="mine"))
     assert (named.target.kind, named.target.model) == ("openai", "mine")
@@ -131,7 +131,7 @@ async def test_shards_are_asked_and_named() -> None:
         settings = RequestSettings(connect_timeout=0.5)
         with FakeShard().serving(path):
             found = await resolve_target(f"unix://{path}", settings, tokenizer_name=demo.MODEL_ID)
-            with pytest.raises(ConfigError, match="does not say which model"):
+            with pytest.raises(ConfigError, match="model of the shard"):
                 await resolve_target(str(path), settings)
         assert (found.target.kind, found.target.address) == ("shard-v3", str(path))
         assert found.target.model == demo.MODEL_ID

@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 
 from tests.unit.bench.results.simulation import request
 from tgi_cli.bench.events import BatchRecord, BenchRequestRecord
-from tgi_cli.bench.statistics import (
+from tgi_cli.bench.statistics.observations import (
     LATENCIES,
     METRICS,
     batch_values,
     latencies_of,
-    meets_slo,
-    parse_slo,
-    windows,
     without_warmup,
 )
+from tgi_cli.bench.statistics.rates import meets_slo, parse_slo, windows
 
 
 def test_every_latency_of_one_request() -> None:

@@ -9,8 +9,7 @@ from tests.unit.bench.results.simulation import Server, played
 from tgi_cli.bench import plan
 from tgi_cli.bench.events import BenchStep, StepRecord
 from tgi_cli.bench.plan import StepBounds
-from tgi_cli.bench.statistics import StepMetrics, step_metrics
-from tgi_cli.bench.statistics.metrics import find_knee, meets
+from tgi_cli.bench.statistics.metrics import StepMetrics, find_knee, meets, step_metrics
 
 BOUNDS = StepBounds(seconds=15, warmups=1)
 

@@ -133,7 +133,7 @@ def test_lines_of_a_run_that_was_killed(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"type":"RequestDone","index":0,"rec')
     found = saved_runs.load(path)
-    assert found.notes == ["the run did not end; this is what it wrote"]
+    assert found.notes == ["the run did not end; this is what it had written"]
     (record,) = found.steps
     assert record.requests == run().steps[0].requests[:5]
     assert record.stopped == "the run did not end"

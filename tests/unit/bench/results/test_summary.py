@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.bench.statistics import PERCENTILES, histogram, summarize
 from tgi_cli.bench.statistics.summary import (
     BINS,
     FEWEST,
+    PERCENTILES,
     REPLICATES,
     draws,
+    histogram,
     interval,
     resampled,
+    summarize,
 )
 
 numbers = st.floats(0, 1e6, allow_subnormal=False)

@@ -1,65 +1,41 @@
-"""The second view: every metric's mean and percentiles, with their intervals."""
+"""The second view: every metric's mean and percentiles with their intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from rich.text import Text
-from textual.app import ComposeResult
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
-from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
+from tgi_cli.bench.dashboard.formatting import SHORT_LABELS, error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
-from tgi_cli.bench.statistics import METRICS, StepMetrics, Summary
+from tgi_cli.bench.dashboard.widgets import TextView
+from tgi_cli.bench.statistics.metrics import StepMetrics
+from tgi_cli.bench.statistics.observations import METRICS
+from tgi_cli.bench.statistics.summary import Summary
 
-_COLUMNS = (
-    ("mean", "mean"),
-    ("p50", "p50"),
-    ("p90", "p90"),
-    ("p95", "p95"),
-    ("p99", "p99"),
-    ("p999", "p99.9"),
-)
+_COLUMNS = {name: name for name in ("mean", "p50", "p90", "p95", "p99")} | {"p999": "p99.9"}
 _WIDE = 124
-"""Columns from which an interval stands behind its value, not below it."""
-_LABELS = {
-    "ttft_scheduled": "TTFT (due)",
-    "e2e_scheduled": "E2E (due)",
-    "late": "Lag",
-    "decode_token": "Dec. token",
-    "decode_total": "Dec. total",
-}
-"""Shorter than in reports, where there is no room."""
+"""Columns from which intervals are beside their values instead of below."""
 
 
-class PercentilesView(VerticalScroll):
+class PercentilesView(TextView):
     """The table of the step that is shown."""
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self._painted: object = None
+    def paint(self, state: ViewState) -> None:
+        """Show the state."""
+        width = self.size.width - 1  # without the scroll bar
+        step = state.shown
+        table = state.figures.table(step) if step is not None else None
 
-    def compose(self) -> ComposeResult:
-        """Textual's."""
-        yield Static(id="percentiles", markup=False)
-
-    def paint(self, scene: ViewState) -> None:
-        """Show this moment."""
-        width = self.size.width - 1  # the scroll bar's
-        table = scene.figures.table(scene.shown) if scene.shown is not None else None
-        key = (table, scene.shown, width, scene.dark)
-        if key == self._painted:
-            return
-        self._painted = key
-        if table is None:
-            text = Text("no figures yet", style="dim")
-        else:
-            running = scene.shown is not None and scene.shown.record is None
-            text = draw_percentiles(
-                table, width, slo=scene.figures.slo, running=running, dark=scene.dark
+        def draw() -> Text:
+            if table is None or step is None:
+                return Text("no metrics yet", style="dim")
+            running = step.record is None
+            return draw_percentiles(
+                table, width, slo=state.figures.slo, running=running, dark=state.dark
             )
-        self.query_one("#percentiles", Static).update(text)
+
+        self.show((table, step, width, state.dark), draw)
 
 
 def draw_percentiles(
@@ -70,7 +46,7 @@ def draw_percentiles(
     running: bool = False,
     dark: bool = True,
 ) -> Text:
-    """The whole table as lines."""
+    """Draw the whole table."""
     width = max(width, 60)
     wide = width >= _WIDE
     first = 17 if wide else 12
@@ -84,10 +60,10 @@ def draw_percentiles(
         }
         if rows:
             space = " " * 10 if wide else ""
-            heads = "".join(f"{head:>{column - len(space)}}{space}" for _, head in _COLUMNS)
+            heads = "".join(f"{head:>{column - len(space)}}{space}" for head in _COLUMNS.values())
             text.append(f"{unit:<{first}}{heads}\n", style="bold")
         for name, summary in rows.items():
-            label = METRICS[name].label if wide else _LABELS.get(name, METRICS[name].label)
+            label = METRICS[name].label if wide else SHORT_LABELS.get(name, METRICS[name].label)
             _append_row(text, label[: first - 1], first, summary, column, wide)
     if figures.rates:
         text.append("\n")
@@ -97,9 +73,9 @@ def draw_percentiles(
     for warning in figures.warnings:
         text.append(f"! {warning}\n", style=warning_style(dark))
     if running:
-        text.append("The intervals come when the step has ended.", style="dim")
+        text.append("The intervals are shown when the step has ended.", style="dim")
     elif figures.latencies or figures.batches:
-        text.append("Below each figure its 95 % bootstrap interval." if not wide else "")
+        text.append("Below each value: its 95 % bootstrap interval." if not wide else "")
     text.rstrip()
     return text
 
@@ -109,7 +85,7 @@ def _append_row(
 ) -> None:
     text.append(f"{label:<{first}}")
     below = ""
-    for name, _ in _COLUMNS:
+    for name in _COLUMNS:
         value = fitted(getattr(summary, name), 9 if wide else column - 1)
         interval = summary.intervals.get(name)
         span = span_of(*interval) if interval else ""
@@ -125,7 +101,7 @@ def _append_row(
 
 
 def _append_rates(text: Text, figures: StepMetrics, width: int) -> None:
-    """Two in a line: the rate, its unit, its interval."""
+    """Append two rates per line: value, unit, interval."""
     half = width // 2
     for number, (name, rate) in enumerate(figures.rates.items()):
         metric = METRICS[name]
@@ -143,7 +119,7 @@ def _append_counts(text: Text, figures: StepMetrics, slo: Mapping[str, float], e
         text.append(f"{figures.runs} runs\n")
     if figures.requests:
         text.append(f"{figures.requests} requests, {figures.concurrency:.1f} at a time")
-        counted = ", ".join(f"{count} by {who}" for who, count in figures.counted_by.items())
+        counted = ", ".join(f"{count} by {source}" for source, count in figures.counted_by.items())
         text.append(f"; tokens counted: {counted}\n" if counted else "\n")
     if figures.errors:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in figures.errors.items())
@@ -154,7 +130,7 @@ def _append_counts(text: Text, figures: StepMetrics, slo: Mapping[str, float], e
 
 
 def span_of(low: float, high: float) -> str:
-    """An interval in at most nine columns."""
+    """Format an interval in at most nine columns."""
     return f"{_brief(low)}–{_brief(high)}"
 
 

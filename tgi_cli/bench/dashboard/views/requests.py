@@ -15,9 +15,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tgi_cli.bench.dashboard.charts import RoundTicks
-from tgi_cli.bench.dashboard.formatting import colour, error_style, seconds
+from tgi_cli.bench.dashboard.formatting import error_style, seconds, step_color
 from tgi_cli.bench.dashboard.metrics import PAUSE
-from tgi_cli.bench.dashboard.run_state import StepState, described
+from tgi_cli.bench.dashboard.run_state import StepState, error_of
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText
 from tgi_cli.bench.events import BatchRecord, BenchRequestRecord, StepRecord
@@ -63,7 +63,7 @@ def _row(request: BenchRequestRecord) -> TimelineRow:
         first=request.arrivals[0] if request.arrivals else request.finished,
         last=request.finished,
         tokens=request.output_tokens,
-        error=described(request) if request.error is not None else "",
+        error=error_of(request) if request.error is not None else "",
         warmup=request.warmup,
     )
 
@@ -100,10 +100,10 @@ class RequestsView(Vertical):
         yield Timeline(id="timeline")
         yield DrawnText(id="legend")
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
-        shown = scene.shown
-        key = (shown, shown.version if shown is not None else 0, scene.zoom, scene.dark)
+        shown = state.shown
+        key = (shown, shown.version if shown is not None else 0, state.zoom, state.dark)
         running = shown is not None and shown.record is None
         if running and time.monotonic() < self._next and self._same(key):
             return  # so many rows are not laid out anew ten times a second
@@ -111,7 +111,7 @@ class RequestsView(Vertical):
         timeline = self.query_one("#timeline", Timeline)
         if key != self._painted:
             self._painted = key
-            timeline.show(scene)
+            timeline.show(state)
         self.query_one("#axis", DrawnText).show(lambda width, _: timeline.axis(width), key)
         self.query_one("#legend", DrawnText).show(lambda width, _: timeline.legend(), key)
 
@@ -128,9 +128,9 @@ class Timeline(ScrollView, can_focus=True):
         self._style = ""
         self._error = ""
 
-    def show(self, scene: ViewState) -> None:
+    def show(self, state: ViewState) -> None:
         """The step of this moment; a running one is followed down unless it was scrolled up."""
-        step = scene.shown
+        step = state.shown
         following = self.scroll_offset.y >= self.max_scroll_y and step is not None
         another = step is not self._shown
         self._shown = step
@@ -141,10 +141,10 @@ class Timeline(ScrollView, can_focus=True):
             self.scroll_to(y=0, animate=False)
         if following and step is not None and step.record is None:
             self.scroll_end(animate=False)
-        place = scene.board.steps.index(step) if step is not None else 0
-        self._style = colour(place, scene.dark)
-        self._error = error_style(scene.dark)
-        self._zoom = min(scene.zoom, MAX_ZOOM)
+        index = state.run_state.steps.index(step) if step is not None else 0
+        self._style = step_color(index, state.dark)
+        self._error = error_style(state.dark)
+        self._zoom = min(state.zoom, MAX_ZOOM)
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -165,14 +165,14 @@ class Timeline(ScrollView, can_focus=True):
 
     def axis(self, width: int) -> Text:
         """The times above the rows."""
-        room = max(width - _LEFT - _RIGHT - self.scrollbar_size_vertical, 10)
+        space = max(width - _LEFT - _RIGHT - self.scrollbar_size_vertical, 10)
         low, high = self.window
         ticks = RoundTicks()
-        ticks.most = max(room // 12, 1)
-        places, labels = ticks.get_ticks_and_labels(low, high)
-        line = [" "] * (room + _RIGHT)
-        for place, label in zip(places, labels, strict=True):
-            at = int((place - low) / (high - low) * room)
+        ticks.most = max(space // 12, 1)
+        ticks_at, labels = ticks.get_ticks_and_labels(low, high)
+        line = [" "] * (space + _RIGHT)
+        for tick, label in zip(ticks_at, labels, strict=True):
+            at = int((tick - low) / (high - low) * space)
             for offset, letter in enumerate(f"╷{label} s"):
                 if at + offset < len(line):
                     line[at + offset] = letter
@@ -203,16 +203,16 @@ class Timeline(ScrollView, can_focus=True):
         return strip.apply_style(self.rich_style)
 
     def _segments(self, row: TimelineRow, width: int) -> list[Segment]:
-        room = max(width - _LEFT - _RIGHT, 1)
+        space = max(width - _LEFT - _RIGHT, 1)
         dim = Style(dim=True)
         style = Style.parse(self._style) if self._style else Style()
-        parts = bars(row, *self.window, room)
+        parts = bars(row, *self.window, space)
         label = f"{row.label:>{_LEFT - 1}} "[-_LEFT:]
         if row.error:
             used = len("".join(parts))
             note = f"✕ {row.error}"
-            if used + len(note) > room + _RIGHT:
-                note = note[: max(room + _RIGHT - used, 1)]
+            if used + len(note) > space + _RIGHT:
+                note = note[: max(space + _RIGHT - used, 1)]
             return [
                 Segment(label, dim),
                 *(Segment(part, style) for part in parts),
@@ -222,25 +222,25 @@ class Timeline(ScrollView, can_focus=True):
         return [
             Segment(label, dim),
             *(Segment(part, style + dim if row.warmup else style) for part in parts),
-            Segment(" " * (room - len("".join(parts)))),
+            Segment(" " * (space - len("".join(parts)))),
             Segment(tail[:_RIGHT], dim),
         ]
 
 
-def bars(row: TimelineRow, low: float, high: float, room: int) -> tuple[str, str, str, str]:
+def bars(row: TimelineRow, low: float, high: float, space: int) -> tuple[str, str, str, str]:
     """Space, queued, prefill, decode: cells of a row between two times. At least one is drawn."""
 
     def cell(time: float) -> int:
-        return min(max(int((time - low) / (high - low) * room), 0), room)
+        return min(max(int((time - low) / (high - low) * space), 0), space)
 
     due, sent, first = cell(row.due), cell(row.sent), cell(row.first)
     last = cell(row.last)
     if row.last < low or row.due > high:
         return "", "", "", ""
     if not row.error:
-        last = max(last, first + 1) if first < room else last
+        last = max(last, first + 1) if first < space else last
     if last <= due:
-        due = sent = first = min(due, room - 1)
+        due = sent = first = min(due, space - 1)
         last = due + 1
-    last = min(last, room)
+    last = min(last, space)
     return " " * due, _QUEUED * (sent - due), _PREFILL * (first - sent), _DECODE * (last - first)

@@ -11,11 +11,12 @@ from textual.app import ComposeResult
 from textual.containers import Grid, Vertical
 from textual.widgets import Static
 
-from tgi_cli.bench.dashboard.formatting import colour, error_style, fitted, seconds, short
+from tgi_cli.bench.dashboard.formatting import error_style, fitted, seconds, short, step_color
 from tgi_cli.bench.dashboard.histogram import columns
 from tgi_cli.bench.dashboard.poller import ServerHistory, ServerSample
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText
+from tgi_cli.bench.statistics.summary import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,20 @@ class ServerView(Vertical):
             for plot in _PLOTS:
                 yield DrawnText(id=f"plot-{plot.name}")
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
-        history = scene.history
+        history = state.history
         self.query_one("#plots").display = history is not None
-        self.query_one("#server-state", Static).update(state_of(scene))
+        self.query_one("#server-state", Static).update(state_of(state))
         if history is None:
             return
-        key = (history.version, scene.dark)
-        for place, plot in enumerate(_PLOTS):
+        key = (history.version, state.dark)
+        for index, plot in enumerate(_PLOTS):
             drawing = self.query_one(f"#plot-{plot.name}", DrawnText)
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"
-            drawing.show(partial(_drawn, plot, history, colour(place, scene.dark)), key)
+            drawing.show(partial(_drawn, plot, history, step_color(index, state.dark)), key)
 
 
 def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, height: int) -> Text:
@@ -71,11 +72,11 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
     samples = list(history.samples)
     values = [plot.value(sample) for sample in samples]
     if width < 12 or height < 1 or all(value is None for value in values):
-        return Text("not told", style="dim")
-    room = width - 7
-    shown = [(value or 0.0) * plot.scale for value in values][-room:]
-    top = plot.top or _round_top(max(shown))
-    lines = columns(shown, room, height, top)
+        return Text("unavailable", style="dim")
+    space = width - 7
+    shown = [(value or 0.0) * plot.scale for value in values][-space:]
+    top = plot.top or round_up(max(*shown, 1.0), (1, 2, 5))
+    lines = columns(shown, space, height, top)
     text = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(lines):
         label = short(top) if number == 0 else "0" if number == height - 1 else ""
@@ -86,36 +87,26 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
     return text
 
 
-def _round_top(value: float) -> float:
-    """The next of 1, 2 and 5 times a power of ten, at least 1."""
-    top = 1.0
-    while True:
-        for factor in (1.0, 2.0, 5.0):
-            if value <= top * factor:
-                return top * factor
-        top *= 10
-
-
-def state_of(scene: ViewState) -> Text:
+def state_of(state: ViewState) -> Text:
     """The line above the plots; of a saved run, what its record says of the server."""
-    history = scene.history
+    history = state.history
     if history is not None:
         if history.error:
-            return Text(f"{history.url}: {history.error}", style=error_style(scene.dark))
+            return Text(f"{history.url}: {history.error}", style=error_style(state.dark))
         if not history.samples:
             return Text(f"{history.url}: asking ...", style="dim")
         span = history.samples[-1].at - history.samples[0].at
         return Text(f"{history.url}, the last {seconds(span)}", style="dim")
-    told = scene.shown.record.server if scene.shown and scene.shown.record else {}
-    if not told:
+    metrics = state.shown.record.server if state.shown and state.shown.record else {}
+    if not metrics:
         return Text(
             "No server to ask: this is a saved run, or a shard without HTTP.\n"
             "With --url, and in `tgi bench` of a model, its /metrics are drawn here.",
             style="dim",
         )
     text = Text("What the server said of itself over the step:\n\n")
-    longest = max(map(len, told))
-    for name, value in told.items():
+    longest = max(map(len, metrics))
+    for name, value in metrics.items():
         text.append(f"{name:<{longest}}", style="dim")
         text.append(f"  {fitted(value, 12, 3):>12}\n")
     return text

@@ -10,12 +10,12 @@ from textual.containers import Horizontal, Vertical
 
 from tgi_cli.bench.dashboard import histogram
 from tgi_cli.bench.dashboard.charts import ChartSeries, LatencyChart
-from tgi_cli.bench.dashboard.formatting import colour, fitted, seconds
+from tgi_cli.bench.dashboard.formatting import fitted, seconds, step_color
 from tgi_cli.bench.dashboard.metrics import StepPanel
 from tgi_cli.bench.dashboard.run_state import StepState
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import DrawnText, ProgressGauge
-from tgi_cli.bench.statistics import Summary
+from tgi_cli.bench.statistics.summary import Summary
 
 _ROWS = (
     ("Average", "mean"),
@@ -61,47 +61,47 @@ class StepsView(Vertical):
             chart.release()
         self._painted = None
 
-    def paint(self, scene: ViewState) -> None:
+    def paint(self, state: ViewState) -> None:
         """Show this moment."""
-        board, shown = scene.board, scene.shown
-        count = f"{board.done} / {board.total or '?'}"
-        share = board.done / board.total if board.total else None
-        self.query_one("#total", ProgressGauge).show(share, count, bad=board.bad)
+        run_state, shown = state.run_state, state.shown
+        count = f"{run_state.done} / {run_state.total or '?'}"
+        share = run_state.done / run_state.total if run_state.total else None
+        self.query_one("#total", ProgressGauge).show(share, count, bad=run_state.bad)
         gauge = self.query_one("#step", ProgressGauge)
         if shown is None:
             gauge.show(0.0, "", bad=False)
         else:
             label = "Batch Progress" if shown.step.kind == "batch" else "Step Progress"
             gauge.show(shown.share, counted(shown), bad=shown.bad, label=label)
-        all_panels = [scene.figures.panels(step) for step in board]
-        key = (all_panels, shown, scene.zoom, scene.dark)
+        all_panels = [state.figures.panels(step) for step in run_state]
+        key = (all_panels, shown, state.zoom, state.dark)
         if key == self._painted:
             return  # the rest costs a hundred times as much
         self._painted = key
-        found = scene.figures.panels(shown) if shown is not None else None
-        place = board.steps.index(shown) if shown is not None else 0
-        style = colour(place, scene.dark)
+        found = state.figures.panels(shown) if shown is not None else None
+        index = run_state.steps.index(shown) if shown is not None else 0
+        style = step_color(index, state.dark)
         for kind in ("prefill", "decode"):
             panel: StepPanel = getattr(found, kind) if found is not None else _EMPTY
             heading = panel.heading or kind.capitalize()
             self._paint_statistics(kind, heading, panel)
             drawing = self.query_one(f"#{kind}-histogram", DrawnText)
             drawing.border_title = heading_of_histogram(panel, heading)
-            zoom = min(scene.zoom, histogram.HISTOGRAM_ZOOM)
+            zoom = min(state.zoom, histogram.HISTOGRAM_ZOOM)
             drawing.show(partial(histogram.draw_histogram, panel.values, style=style, zoom=zoom))
-            self._paint_chart(kind, heading, scene)
+            self._paint_chart(kind, heading, state)
 
     def _paint_statistics(self, kind: str, heading: str, panel: StepPanel) -> None:
         drawing = self.query_one(f"#{kind}-statistics", DrawnText)
         drawing.border_title = heading
         drawing.show(partial(statistics, panel))
 
-    def _paint_chart(self, kind: str, heading: str, scene: ViewState) -> None:
+    def _paint_chart(self, kind: str, heading: str, state: ViewState) -> None:
         chart = self.query_one(f"#{kind}-chart", LatencyChart)
         chart.border_title = f"{heading}: tokens/s over ms"
         series = []
-        for place, step in enumerate(scene.board):
-            found = scene.figures.panels(step)
+        for index, step in enumerate(state.run_state):
+            found = state.figures.panels(step)
             if found is None:
                 continue
             panel: StepPanel = getattr(found, kind)
@@ -109,11 +109,11 @@ class StepsView(Vertical):
                 ChartSeries(
                     panel.latency,
                     panel.throughput,
-                    colour(place, scene.dark),
-                    chosen=step is scene.shown,
+                    step_color(index, state.dark),
+                    chosen=step is state.shown,
                 )
             )
-        chart.show(series, scene.zoom)
+        chart.show(series, state.zoom)
 
 
 def counted(step: StepState) -> str:
