@@ -207,6 +207,6 @@ def test_what_cannot_be_shared_out_is_refused_once(
     server = start_server(str(tmp_path / "model"), "--num-shard", "2", TMPDIR=str(tmp_path / "tmp"))
     assert server.wait() == ExitCode.MODEL_UNUSABLE
     (line,) = errors_in(server.log)
-    assert "cannot be shared out evenly to 2 shards" in line
+    assert "cannot be split evenly among 2 shards" in line
     assert "Traceback" not in server.log
     assert list((tmp_path / "tmp").iterdir()) == []
