@@ -12,10 +12,11 @@ import httpx
 import pytest
 import torch
 
-from tests.system.conftest import ServerProcess, StartServer, kill, poll
+from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
 from tests.tools.concurrent_requests import ROUTES, ConcurrentRequests, Outcome, request_body
 from tests.tools.process_tree import descendants_of, follower_of, is_gone
+from tests.tools.server_process import ServerProcess, kill, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -115,7 +116,7 @@ def start(
     for server in started.values():
         if server.running:
             processes = server.everything()
-            server.process.end()
+            server.process.kill()
             for pid in processes:
                 kill(pid)
 

@@ -13,9 +13,11 @@ import httpx
 import pytest
 import torch
 
-from tests.system.conftest import ServerProcess, StartServer, is_gone, kill, poll
+from tests.system.conftest import StartServer
 from tests.system.test_serve import assert_nothing_is_left, errors_in, events
 from tests.tools.checkpoints import make_llama
+from tests.tools.process_tree import is_gone
+from tests.tools.server_process import ServerProcess, kill, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -81,7 +83,7 @@ def start_sharded(
 
     yield start
     for shards in started:
-        shards.server.end()
+        shards.server.kill()
         kill(shards.follower)
 
 
@@ -127,7 +129,7 @@ def test_two_shards_answer_what_one_answers(
                 for answer in (ours, theirs)
             ]
             assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
-    alone.end()
+    alone.kill()
 
 
 @pytest.mark.tgi_pain(11)
@@ -205,6 +207,6 @@ def test_what_cannot_be_shared_out_is_refused_once(
     server = start_server(str(tmp_path / "model"), "--num-shard", "2", TMPDIR=str(tmp_path / "tmp"))
     assert server.wait() == ExitCode.MODEL_UNUSABLE
     (line,) = errors_in(server.log)
-    assert "cannot be shared out evenly to 2 shards" in line
+    assert "cannot be split evenly among 2 shards" in line
     assert "Traceback" not in server.log
     assert list((tmp_path / "tmp").iterdir()) == []
