@@ -180,7 +180,7 @@ def fetch_dataset(name: str) -> list[Path]:
     repository, subset = _DATASETS.get(name) or (*name.split(":", 1), "")[:2]
     if hub.offline:
         raise OfflineError(f"{name} is on the hub, and HF_HUB_OFFLINE is set")
-    connection_errors = (*transport_errors(), OSError)
+    connection_errors: tuple[type[Exception], ...] = (*transport_errors(), OSError)
     api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
     try:
         info: Any = api.dataset_info(repository, timeout=_HUB_TIMEOUT_SECONDS)

@@ -126,7 +126,7 @@ def upload(folder: Path, model_id: str) -> str:
     check_upload(model_id)
     environment = HubEnvironment.read()
     remedy = f"{folder} is complete: `hf upload {model_id} {folder}` tries again"
-    connection_errors = (*transport_errors(), OSError)
+    connection_errors: tuple[type[Exception], ...] = (*transport_errors(), OSError)
     api = HfApi(endpoint=environment.endpoint, token=environment.token)
     try:
         url = api.create_repo(model_id, exist_ok=True)
