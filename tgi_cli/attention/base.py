@@ -26,8 +26,8 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
-    """How many positions a query sees, its own included (transformers' ``sliding_window``);
-    None: all before it."""
+    """Number of positions that a query sees, its own included (transformers' ``sliding_window``).
+    Default: all before it."""
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class PagedAttention(ABC):
     ``allocate`` once, then per step one ``plan`` and one call per layer. ``key_cache`` and
     ``value_cache`` hold one tensor per layer: [blocks, block_size, kv_heads, head_dim].
 
-    ``dtype`` is what queries, keys and values come in. The cache keeps them in ``cache_dtype``
-    (None: the same; else an 8-bit float, saturating): what a query sees, its own step's keys
+    ``dtype`` is the dtype of queries, keys and values. The cache stores them in ``cache_dtype``, by
+    default the same, else an 8-bit float (saturating). All keys that a query sees, its own step's
     included, went through the cache, so chunks do not change a result.
     """
 
@@ -155,7 +155,7 @@ class PagedAttention(ABC):
         Copies ``metadata`` into the tensors of :meth:`decode_buffers`, on the current stream and
         without waiting; ``metadata`` itself need not outlive the call. Rows from B on are
         padding: KV length 0, slot -1. Their keys and values are not written, no block is read
-        for them, and what comes out of attention for them are zeros. None: all rows are padding.
+        for them, and their attention output is zeros. With None, all rows are padding.
 
         Until the next plan a call per layer takes tensors of ``rows`` tokens. What it launches
         depends on their shapes and on ``rows`` alone; everything else is read on the device, from

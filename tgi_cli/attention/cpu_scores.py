@@ -107,10 +107,10 @@ class Scoring:
                 torch.add(hidden, scores, alpha=2 * cap, out=scores)
             before, largest = largest, largest.maximum(weights.amax(-1, keepdim=True))
             weights.sub_(largest).exp_()
-            kept = before.sub_(largest).exp_()
+            rescale = before.sub_(largest).exp_()
             # A product adds up a row in order, ``sum`` in one that depends on its length.
-            sums = sums.mul_(kept).add_((weights @ ones[: weights.shape[2]])[..., :1])
-            attended.mul_(kept).baddbmm_(weights, _widened(values[:, :, piece], wide))
+            sums = sums.mul_(rescale).add_((weights @ ones[: weights.shape[2]])[..., :1])
+            attended.mul_(rescale).baddbmm_(weights, _widened(values[:, :, piece], wide))
         output.copy_(attended.div_(sums).view(output.shape))
 
     def _sinks_of_rows(self, queries: Tensor) -> Tensor:

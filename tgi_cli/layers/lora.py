@@ -1,7 +1,7 @@
 """LoRA adapters (https://arxiv.org/abs/2106.09685) beside the weights they change, many in a batch.
 
-Every linear layer keeps the A and B matrices of all *slots* side by side, as if they were one
-adapter of a rank that is the sum of theirs. A step then takes two products, whoever uses what:
+Every linear layer stores the A and B matrices of all *slots* side by side, as if they were one
+adapter with the sum of their ranks. A step then takes two products for any mix of adapters:
 
     y += ((x A^T) where the token's slot is the column's, else 0) B^T
 

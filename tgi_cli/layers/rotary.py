@@ -96,8 +96,8 @@ def _default(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) ->
 def _dynamic(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
     """NTK-aware (https://arxiv.org/abs/2309.00071, appendix A.1): a base that grows with the text.
 
-    It grows beyond the original context only, and with what is served rather than with each text,
-    whose first tokens are cached before its length is known.
+    It grows beyond the original context only, and with the served context, not with each text: its
+    first tokens are cached before its length is known.
     """
     original = float(parameters["original_max_position_embeddings"])
     served, dims = float(parameters["served_positions"]), 2 * len(frequencies)
@@ -161,8 +161,8 @@ def _longrope(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -
     """LongRoPE (https://arxiv.org/abs/2402.13753): a factor per frequency.
 
     There is a set for texts within the original context and one for longer ones. The served
-    context chooses, since a text's early tokens are cached before its length is known: who
-    serves no more than the original context gets the short set.
+    context chooses, since a text's early tokens are cached before its length is known: up to the
+    original context the short set is used.
     """
     original = float(parameters["original_max_position_embeddings"])
     long = float(parameters["served_positions"]) > original
