@@ -171,7 +171,7 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
                 f"{cannot}: it looks at numbers while it computes, to decide how to go on"
             ) from error
         raise UnsupportedModelError(
-            f"{cannot}: its code fails in a rehearsal ({type(error).__name__}: {first})"
+            f"{cannot}: its code fails in a dry run ({type(error).__name__}: {first})"
         ) from error
 
 
