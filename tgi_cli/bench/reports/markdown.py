@@ -44,22 +44,13 @@ def _merged(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return merged
 
 
-# TGI's parameters by our names of them, in its order.
 _PARAMETERS = (
-    ("Sequence Length", "sequence_length"),
-    ("Decode Length", "decode_length"),
-    ("Top N Tokens", "top_n_tokens"),
-    ("N Runs", "runs"),
-    ("Warmups", "warmups"),
-    ("Temperature", "temperature"),
-    ("Top K", "top_k"),
-    ("Top P", "top_p"),
-    ("Typical P", "typical_p"),
-    ("Repetition Penalty", "repetition_penalty"),
-    ("Frequency Penalty", "frequency_penalty"),
-    ("Watermark", "watermark"),
-    ("Do Sample", "do_sample"),
+    *("sequence_length", "decode_length", "top_n_tokens", "runs", "warmups", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark"),
+    "do_sample",
 )
+"""TGI's parameters in its order."""
+_LABELS = {name: name.replace("_", " ").title() for name in _PARAMETERS} | {"runs": "N Runs"}
 _OPTIONAL = {
     *("top_n_tokens", "temperature", "top_k", "top_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty"),
@@ -74,7 +65,7 @@ def tgi_tables(run: BenchRun) -> str:
     """
     workload = run.workload
     parameters = [["Model", str(workload.get("tokenizer_name") or run.target.model)]]
-    parameters += [[label, _as_rust(name, workload.get(name))] for label, name in _PARAMETERS]
+    parameters += [[label, _as_rust(name, workload.get(name))] for name, label in _LABELS.items()]
     steps = [record for record in run.steps if record.step.kind == "batch"]
     found = [(f"{record.step.value:g}", batch_values(record.batches)) for record in steps]
     latency, throughput = [], []
