@@ -96,7 +96,7 @@ class LoadDriver:
         yield events.StepStarted(index, total, step)
         self._running = _StepRun(self, step, requests, index)
         try:
-            async with contextlib.aclosing(self._running.events()) as stream:
+            async with contextlib.aclosing(self._running.run()) as stream:
                 async for event in stream:
                     yield event
         finally:
@@ -147,7 +147,7 @@ class _StepRun:
         for process in self.processes:
             process.terminate(_STOP_SECONDS)
 
-    async def events(self) -> AsyncGenerator[events.Event, None]:
+    async def run(self) -> AsyncGenerator[events.Event, None]:
         """Yield all events but the first."""
         driver, recount = self._driver, self._driver.recount
         recount.reset()
