@@ -29,8 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     seen: list[BenchConfig] = []
 
     class SavedJob(BenchJob):
-        def __init__(self, request: BenchConfig, say: Callable[[str], None]) -> None:
-            super().__init__(request, say)
+        def __init__(self, request: BenchConfig, log_line: Callable[[str], None]) -> None:
+            super().__init__(request, log_line)
             seen.append(request)
 
         def run(self, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:

@@ -189,15 +189,17 @@ class BenchJob:
     """Does one run; any thread can stop it.
 
     Args:
-        say: Called with lines about what the run waits for before the first step.
+        log_line: Called with lines about what the run waits for before the first step.
 
     Attributes:
         url: URL of the HTTP server, once it is known.
     """
 
-    def __init__(self, config: BenchConfig, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, config: BenchConfig, log_line: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.config = config
-        self._say = say
+        self._log_line = log_line
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[events.BenchRun] | None = None
         self._runner: PlanRunner | None = None
@@ -287,7 +289,7 @@ class BenchJob:
                 revision = ("--revision", config.revision) if config.revision else ()
                 arguments = (*revision, *config.serve_arguments)
                 server = await stack.enter_async_context(
-                    start_server(config.model, arguments, shard=shard, say=self._say)
+                    start_server(config.model, arguments, shard=shard, log_line=self._log_line)
                 )
                 address = str(server.socket) if shard else server.url
                 name, command, self.url = name or config.model, server.command, server.url

@@ -71,7 +71,7 @@ class BenchApp(App[None]):
         run = options.run
         self.heading = options.title
         self.run_state = RunState() if run is None else RunState.of(run)
-        self.figures = MetricsCache(options.slo or (run.slo if run is not None else None))
+        self.metrics = MetricsCache(options.slo or (run.slo if run is not None else None))
         self.feed = EventQueue()
         self.shown = self.run_state.steps[options.step] if self.run_state.steps else None
         self.following = run is None
@@ -121,8 +121,8 @@ class BenchApp(App[None]):
         """Process all events, compute all missing metrics, and paint."""
         self.tick()
         await self.workers.wait_for_complete()
-        while self.figures.missing(self.run_state, self.shown, self.current == "percentiles"):
-            await self.figures.update(self.run_state, self.shown, self.current == "percentiles")
+        while self.metrics.missing(self.run_state, self.shown, self.current == "percentiles"):
+            await self.metrics.update(self.run_state, self.shown, self.current == "percentiles")
         self.paint()
         await self.workers.wait_for_complete()
 
@@ -185,13 +185,13 @@ class BenchApp(App[None]):
             self._painted = (self.run_state.version, history)
             self.paint()
         tables = self.current == "percentiles"
-        if not self._computing and self.figures.due(self.run_state, self.shown, tables):
+        if not self._computing and self.metrics.due(self.run_state, self.shown, tables):
             self._computing = True
             self.run_worker(self._compute(tables))
 
     async def _compute(self, tables: bool) -> None:
         try:
-            await self.figures.update(self.run_state, self.shown, tables)
+            await self.metrics.update(self.run_state, self.shown, tables)
         finally:
             self._computing = False
         self.paint()
@@ -221,7 +221,7 @@ class BenchApp(App[None]):
         """The state that views are painted from."""
         return ViewState(
             run_state=self.run_state,
-            figures=self.figures,
+            metrics=self.metrics,
             shown=self.shown,
             zoom=self.zoomed,
             dark=self.current_theme.dark,

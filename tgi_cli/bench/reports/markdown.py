@@ -129,7 +129,7 @@ def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def load_table(figures: Sequence[StepMetrics]) -> str:
+def load_table(metrics: Sequence[StepMetrics]) -> str:
     """A row per step: throughput and median latencies."""
     columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
         ("Load", lambda step: step.step.title),
@@ -139,22 +139,22 @@ def load_table(figures: Sequence[StepMetrics]) -> str:
         ("Input tokens/s", lambda step: _rate(step, "input_tokens_per_second", 1)),
         ("Output tokens/s", lambda step: _rate(step, "output_tokens_per_second", 1)),
     ]
-    if any(step.attainment is not None for step in figures):
+    if any(step.attainment is not None for step in metrics):
         columns.append(("Goodput/s", lambda step: _rate(step, "goodput", 2)))
         columns.append(("Within limits", lambda step: _share(step.attainment)))
-    if any(step.step.kind == "rate" for step in figures):
+    if any(step.step.kind == "rate" for step in metrics):
         columns.append(("TTFT (scheduled)", lambda step: _middle(step, "ttft_scheduled")))
     for name in ("ttft", "itl", "tpot", "e2e"):
         label = METRICS[name].label
         columns.append((f"{label} p50", lambda step, name=name: _middle(step, name)))  # type: ignore[misc]
-    rows = [[cell(step) for _, cell in columns] for step in figures]
+    rows = [[cell(step) for _, cell in columns] for step in metrics]
     return table([label for label, _ in columns], rows)
 
 
-def percentile_table(figures: Sequence[StepMetrics]) -> str:
+def percentile_table(metrics: Sequence[StepMetrics]) -> str:
     """A row per step and latency: mean and percentiles in ms, with intervals."""
     rows = []
-    for step in figures:
+    for step in metrics:
         for name, summary in distinct_latencies(step).items():
             rows.append(
                 [

@@ -200,7 +200,7 @@ async def test_thousands_of_requests_are_painted_seldom() -> None:
         assert painted <= 5
         assert len(app.run_state.steps[0].requests) == 5000
         await app.settle()
-        table = app.figures.panels(app.run_state.steps[0])
+        table = app.metrics.panels(app.run_state.steps[0])
         assert table is not None
         assert 0 < len(table.prefill.values) <= 4000
 

@@ -55,7 +55,7 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "behind"),
+    ("metrics", "behind"),
     [
         ((0.001, 0.2, 0.001, 60.0), ""),
         ((0.2, 0.2, 0.001, 60.0), "lagged 200 ms"),
@@ -65,9 +65,9 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
     ],
 )
 def test_a_client_that_falls_behind_is_reported(
-    figures: tuple[float, float, float, float], behind: str
+    metrics: tuple[float, float, float, float], behind: str
 ) -> None:
-    client = client_lag.assess(*figures)
+    client = client_lag.assess(*metrics)
     assert client.behind == bool(behind)
     assert behind in client.reason
 

@@ -657,7 +657,7 @@ async def test_messages_need_the_chat_route() -> None:
             pass
 
 
-# ------------------------------------------------------------------ the server's own figures
+# ------------------------------------------------------------------ the server's own metrics
 
 
 async def test_metrics_of_the_step_are_the_differences() -> None:

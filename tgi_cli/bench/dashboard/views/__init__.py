@@ -30,7 +30,7 @@ class ViewState:
     """
 
     run_state: RunState
-    figures: MetricsCache
+    metrics: MetricsCache
     shown: StepState | None
     zoom: int = 0
     dark: bool = True

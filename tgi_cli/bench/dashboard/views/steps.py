@@ -73,12 +73,12 @@ class StepsView(Vertical):
         else:
             label = "Batch Progress" if shown.step.kind == "batch" else "Step Progress"
             gauge.show(shown.share, counted(shown), bad=shown.bad, label=label)
-        all_panels = [state.figures.panels(step) for step in run_state]
+        all_panels = [state.metrics.panels(step) for step in run_state]
         key = (all_panels, shown, state.zoom, state.dark)
         if key == self._painted:
             return  # the rest costs a hundred times as much
         self._painted = key
-        found = state.figures.panels(shown) if shown is not None else None
+        found = state.metrics.panels(shown) if shown is not None else None
         index = run_state.steps.index(shown) if shown is not None else 0
         style = step_color(index, state.dark)
         for kind in ("prefill", "decode"):
@@ -101,7 +101,7 @@ class StepsView(Vertical):
         chart.border_title = f"{heading}: tokens/s over ms"
         series = []
         for index, step in enumerate(state.run_state):
-            found = state.figures.panels(step)
+            found = state.metrics.panels(step)
             if found is None:
                 continue
             panel: StepPanel = getattr(found, kind)
