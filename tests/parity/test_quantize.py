@@ -23,6 +23,7 @@ from tgi_cli.models import model_facts, read_config
 from tgi_cli.quantization.algorithms.recipe import Recipe
 from tgi_cli.quantize.block_runner import BlockRunner
 from tgi_cli.quantize.calibration import heldout_windows
+from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES
 from tgi_cli.quantize.evaluation import evaluate
 from tgi_cli.quantize.gptq import MIN_EXPERT_TOKENS
 from tgi_cli.quantize.offloaded_model import OffloadedModel
@@ -62,14 +63,12 @@ AWQ = Recipe(method="awq", group_size=16, sym=False, format="awq", group_aware=F
 RTN = Recipe(method="rtn", group_size=16, group_aware=False)
 
 
-def job(model: Path, out: Path, recipe: Recipe, **changes: object) -> QuantizeJob:
-    options = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"} | changes
-    return QuantizeJob(
-        model,
-        out,
-        recipe,
-        QuantizeOptions(model_id=str(model), **options),  # type: ignore[arg-type]
-    )
+def job(
+    model: Path, out: Path, recipe: Recipe, shard_bytes: int = SHARD_BYTES, **changes: object
+) -> QuantizeJob:
+    values = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"} | changes
+    options = QuantizeOptions(model_id=str(model), **values)  # type: ignore[arg-type]
+    return QuantizeJob(model, out, recipe, options, "tgi quantize x y", shard_bytes)
 
 
 def check_served(case: Case, plain: Path, quantized: Path, twin: Path) -> None:
@@ -180,8 +179,9 @@ def test_what_is_written(tmp_path: Path) -> None:
     plain = make_miniature(CASES["Mixtral"], tmp_path / "plain")
     (plain / "README.md").write_text("---\nlicense: apache-2.0\ndatasets: [x]\n---\nwords\n")
     (plain / "LICENSE").write_text("terms")
-    wanted = job(plain, tmp_path / "out", GPTQ, evaluate=True, exclude=("*.layers.1.*",))
-    outcome = quantize(replace(wanted, command_line="tgi quantize x y", shard_bytes=40_000))
+    outcome = quantize(
+        job(plain, tmp_path / "out", GPTQ, 40_000, evaluate=True, exclude=("*.layers.1.*",))
+    )
     files = {file.name for file in outcome.path.iterdir()}
     assert files >= {
         *("config.json", "generation_config.json", "quantize_config.json", "README.md"),

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import ServerProcess, poll
 from tests.tools.httpx_load import load
 from tests.tools.openai_stub import MODEL, Stub
+from tests.tools.server_process import ServerProcess, poll
 from tgi_cli.bench import saved_runs
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.events import BenchRun

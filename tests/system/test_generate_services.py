@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,9 @@ import grpc
 import httpx
 import pytest
 
-from tests.system.conftest import START_SECONDS, STOP_SECONDS, ServerProcess, StartServer, poll
+from tests.system.conftest import StartServer
 from tests.tools.grpc_reflection import ReflectionClient
+from tests.tools.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, free_ports, poll
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.engine.messages import GenerationRequest
@@ -43,7 +43,7 @@ def shard(start_server: StartServer) -> Iterator[tuple[ServerProcess, Path]]:
         server = start_server("--shard-uds-path", str(prefix), *LIMITS)
         server.wait_ready()
         yield server, Path(f"{prefix}-0")
-        server.end()
+        server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +148,7 @@ def test_tgis_own_programs_find_each_other() -> None:
     """As TGI's launcher starts them: a shard under a prefix, a router that is told its socket."""
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as name, contextlib.ExitStack() as ends:
         folder, model = Path(name), str(demo.model_path())
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        [port] = free_ports(1)
 
         def start(program: str, *words: str) -> subprocess.Popen[bytes]:
             code = f"from tgi_cli.cli.tgi_aliases import {program}; {program}()"

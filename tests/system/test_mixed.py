@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.conftest import ServerProcess, StartServer
+from tests.system.conftest import StartServer
+from tests.tools.server_process import ServerProcess
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -17,8 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.system.conftest import ServerProcess, StartServer, is_gone, poll
+from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
+from tests.tools.process_tree import is_gone
+from tests.tools.server_process import ServerProcess, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 

@@ -14,7 +14,7 @@ from huggingface_hub import InferenceClient
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from tests.system.conftest import ServerProcess
+from tests.tools.server_process import ServerProcess
 
 PERSON: dict[str, Any] = {
     "type": "object",

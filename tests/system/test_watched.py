@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests.router.test_metrics import DASHBOARD
-from tests.system.conftest import ServerProcess, StartServer, poll
+from tests.system.conftest import StartServer
 from tests.tools.certificate_authority import CertificateFiles
 from tests.tools.otlp_collector import Collector, attributes, collecting
+from tests.tools.server_process import ServerProcess, poll
 
 pytestmark = pytest.mark.system
 

@@ -43,7 +43,8 @@ class CommandEntry:
         help: the first sentence of its function's docstring.
         module: the module in ``tgi_cli.cli``. Default: the command's name.
         function: the function in that module. Default: the command's name.
-        cls: the name of the command class in that module. Default: SettingsCommand.
+        cls: the name of the command class in that module. Default: the
+            ``command_class`` of the function.
     """
 
     name: str
@@ -56,10 +57,8 @@ class CommandEntry:
         """Import the function and the command class."""
         name = self.name.replace("-", "_")
         module = import_module(f"tgi_cli.cli.{self.module or name}")
-        from tgi_cli.cli.settings_flags import SettingsCommand
-
-        cls = getattr(module, self.cls) if self.cls else SettingsCommand
-        return getattr(module, self.function or name), cls
+        function = getattr(module, self.function or name)
+        return function, getattr(module, self.cls) if self.cls else function.command_class
 
 
 COMMANDS = (

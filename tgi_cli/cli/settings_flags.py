@@ -39,6 +39,7 @@ def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
         called.__annotations__ = {p.name: p.annotation for p in parameters}
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.settings = settings_of(command)  # type: ignore[attr-defined]
+        called.command_class = SettingsCommand  # type: ignore[attr-defined]
         return called
 
     return declare

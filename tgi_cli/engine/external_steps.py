@@ -44,7 +44,7 @@ class _Call:
     """An Advance under way.
 
     Attributes:
-        new: the sequences that it brought, once they are added.
+        new: its new sequences, once they are added.
         targets: its sequences, each with the number of tokens up to which it is computed.
         outputs, forward_ns: of its steps so far.
     """
@@ -168,7 +168,7 @@ class ExternalStepScheduler:
         """Add new sequences, and allocate all for the first step; False if the call has to wait.
 
         Raises:
-            AdvanceError: it cannot be carried out; nothing has changed.
+            AdvanceError: it is invalid or does not fit; nothing has changed.
         """
         if not call.added:
             self._add(call)

@@ -75,7 +75,7 @@ class GenerationRequest:
             position or of every generated token; in the engine's own process only.
         fork_of: id of a live request with the same prompt, salt and adapter (another sample of
             it): the prompt's KV is computed once and shared, copied only where the two write.
-        adapter_id: of a loaded LoRA adapter; 0: the base model.
+        adapter_id: of a loaded LoRA adapter, or 0 for the base model.
         grammar: a grammar of llguidance in its JSON form, of bounded size, that constrains the
             generated text (https://github.com/guidance-ai/llguidance), or None for free text. It
             ends the request, as a stop id does, where only a stop id may follow, even with
@@ -144,7 +144,7 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    """Forget an adapter: new requests for it are refused from now on, live ones run to their end.
+    """Unload an adapter: new requests for it are refused from now on, live ones finish.
 
     Answered by an AdapterAnswer once no live request uses it.
     """
@@ -154,9 +154,9 @@ class UnloadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterAnswer:
-    """A LoadAdapter or an UnloadAdapter is done. The answers for one adapter come in order.
+    """The outcome of a LoadAdapter or an UnloadAdapter; those of one adapter come in order.
 
-    ``error`` is the cause in one line, with the remedy where there is one; empty: all is well.
+    ``error`` is the cause in one line, with the remedy if there is one, or empty on success.
     """
 
     adapter_id: int

@@ -118,8 +118,8 @@ class EngineMetrics:
     @property
     def queue_seconds(self) -> float:
         """How long the longest waiting request has been waiting."""
-        waiting = self.oldest_ns and self.load.queued
-        return (time.monotonic_ns() - self.oldest_ns) / 1e9 if waiting else 0.0
+        oldest = self.oldest_ns  # read once: the loop's thread may replace it
+        return (time.monotonic_ns() - oldest) / 1e9 if oldest and self.load.queued else 0.0
 
     def step_launched(self, step: Step, join_reason: str, oldest_ns: int) -> None:
         """Record a step; ``join_reason`` is empty unless requests join a running batch."""

@@ -98,21 +98,21 @@ def retry_delay(attempt: int, requested: float | None) -> float:
     return INITIAL_DELAY * 2.0 ** (attempt - 1) * random.uniform(0.8, 1.2)
 
 
-def error_fields(status: int, headers: Mapping[str, str]) -> tuple[int, str, str]:
-    """Extract the arguments of an :data:`ErrorTranslator` from a response."""
-    return status, headers.get("x-error-code", ""), headers.get("x-error-message", "")
+class RetryableStatus(Exception):
+    """The hub answered with a status that is worth another attempt."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"the hub answered {status}")
+        self.status = status
+        self.retry_after = retry_after(headers)
 
 
-def retries_exhausted(hub: HubEnvironment, status: int, requested: float | None) -> OfflineError:
-    """Build the error for a retryable ``status`` on the last attempt."""
-    wait = f"; it asks to wait {requested:.0f} s" if requested else ""
-    if status == 429:
-        remedy = "wait a while" + ("" if hub.token else "; with HF_TOKEN the limits are higher")
-        return OfflineError(f"{hub.endpoint} limits the rate of requests (429){wait}", remedy)
-    return OfflineError(
-        f"{hub.endpoint} keeps answering {status}{wait}",
-        "it is overloaded or down: try again later, the download will resume",
-    )
+def status_error(
+    to_error: ErrorTranslator, status: int, headers: Mapping[str, str]
+) -> HubError | RetryableStatus:
+    """Translate an error status of the hub."""
+    code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
+    return to_error(status, code, message) or RetryableStatus(status, headers)
 
 
 def unreachable_error(hub: HubEnvironment, error: BaseException) -> OfflineError:
@@ -166,7 +166,7 @@ def call_with_retries(
     attempt = 0
     while True:
         attempt += 1
-        requested = None
+        failure: Exception
         try:
             return request()
         except OfflineModeIsEnabled as error:
@@ -175,17 +175,42 @@ def call_with_retries(
             response: Any = error.response
             if response is None:
                 raise unreachable_error(hub, error) from error
-            translated = to_error(*error_fields(response.status_code, response.headers))
-            if translated is not None:
-                raise translated from error
-            requested = retry_after(response.headers)
-            if attempt >= MAX_ATTEMPTS or (requested or 0) > MAX_DELAY:
-                raise retries_exhausted(hub, response.status_code, requested) from error
-            reason = f"{response.status_code}"
+            failure = status_error(to_error, response.status_code, response.headers)
+            if isinstance(failure, HubError):
+                raise failure from error
         except transport_errors() as error:
-            if attempt >= (2 if type(error).__name__ == "ConnectError" else MAX_ATTEMPTS):
-                raise unreachable_error(hub, error) from error
-            reason = str(error) or type(error).__name__
-        seconds = retry_delay(attempt, requested)
-        logger.warning("%s: %s; trying again in %.0f s", description, reason, seconds)
-        (stop or threading.Event()).wait(seconds)
+            failure = error
+        attempts = 2 if type(failure).__name__ == "ConnectError" else MAX_ATTEMPTS
+        wait_to_retry(hub, description, failure, attempt, attempts, stop)
+
+
+def wait_to_retry(
+    hub: HubEnvironment,
+    description: str,
+    failure: Exception,
+    attempt: int,
+    attempts: int = MAX_ATTEMPTS,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Sleep before the next attempt; return whether ``stop`` was set meanwhile.
+
+    Raises:
+        OfflineError: ``attempt`` was the last, or the hub requests too long a delay.
+    """
+    refused = failure if isinstance(failure, RetryableStatus) else None
+    requested = refused.retry_after if refused else None
+    if attempt >= attempts or (requested or 0) > MAX_DELAY:
+        if refused is None:
+            raise unreachable_error(hub, failure) from failure
+        wait = f"; it asks to wait {requested:.0f} s" if requested else ""
+        if refused.status == 429:
+            remedy = "wait a while" + ("" if hub.token else "; with HF_TOKEN the limits are higher")
+            raise OfflineError(f"{hub.endpoint} limits the rate of requests (429){wait}", remedy)
+        raise OfflineError(
+            f"{hub.endpoint} keeps answering {refused.status}{wait}",
+            "it is overloaded or down: try again later, the download will resume",
+        )
+    seconds = retry_delay(attempt, requested)
+    reason = str(failure) or type(failure).__name__
+    logger.warning("%s: %s; trying again in %.0f s", description, reason, seconds)
+    return (stop or threading.Event()).wait(seconds)

@@ -53,15 +53,6 @@ class _NotResumable(Exception):
     """The server ignores Range, or the bytes here do not fit its file."""
 
 
-class _RetryableStatus(Exception):
-    """The hub answered with a status that is worth another attempt."""
-
-    def __init__(self, status: int, retry_after: float | None) -> None:
-        super().__init__(f"the hub answered {status}")
-        self.status = status
-        self.retry_after = retry_after
-
-
 def download_progress(*, quiet: bool = False, json_output: bool = False) -> ProgressReporter:
     """A reporter for downloads: silent, log lines for ``json_output``, else a bar or log lines."""
     return ProgressReporter(
@@ -242,7 +233,10 @@ class FileDownloader:
         """Download the rest of ``partial``, resuming after cuts; return its checksum."""
         digest = _digest_for(file)
         size = _resume(file, partial, digest)
-        retryable: tuple[type[Exception], ...] = (_RetryableStatus, *client.transport_errors())
+        retryable: tuple[type[Exception], ...] = (
+            client.RetryableStatus,
+            *client.transport_errors(),
+        )
         attempt = 0
         # Unbuffered: received bytes survive however this process ends.
         with partial.open("ab", buffering=0) as sink:
@@ -262,28 +256,17 @@ class FileDownloader:
                 # After any progress, attempts are counted anew.
                 attempt = 1 if sink.tell() > size else attempt + 1
                 size = sink.tell()
-                if size < file.size:
-                    self._wait(file, attempt, failure)
+                if size < file.size and client.wait_to_retry(
+                    self._hub, file.name, failure, attempt, stop=self._stop
+                ):
+                    raise DownloadStopped
         return str(digest.hexdigest())
-
-    def _wait(self, file: RepoFile, attempt: int, failure: Exception) -> None:
-        """Sleep before the next attempt, or raise ``failure`` translated after the last."""
-        refused = failure if isinstance(failure, _RetryableStatus) else None
-        requested = refused.retry_after if refused else None
-        if attempt >= client.MAX_ATTEMPTS or (requested or 0) > client.MAX_DELAY:
-            if refused:
-                raise client.retries_exhausted(self._hub, refused.status, requested)
-            raise client.unreachable_error(self._hub, failure) from failure
-        seconds = client.retry_delay(attempt, requested)
-        logger.warning("%s: %s; trying again in %.0f s", file.name, failure, seconds)
-        if self._stop.wait(seconds):
-            raise DownloadStopped
 
     def _stream(self, file: RepoFile, sink: FileIO, start: int, digest: Any) -> None:
         """Send one GET from byte ``start`` on.
 
         Raises:
-            _RetryableStatus: the hub answered with a retryable status.
+            RetryableStatus: the hub answered with a retryable status.
             _NotResumable: it sends the file from its first byte although ``start`` > 0.
         """
         path = f"{self._repository.model_id}/resolve/{self._repository.commit}/{quote(file.name)}"
@@ -291,10 +274,7 @@ class FileDownloader:
         with self._http.stream("GET", f"{self._hub.endpoint}/{path}", headers=headers) as response:
             status = response.status_code
             if status >= 400 and not (status == 416 and start):
-                error = self._to_error(*client.error_fields(status, response.headers))
-                if error is not None:
-                    raise error
-                raise _RetryableStatus(status, client.retry_after(response.headers))
+                raise client.status_error(self._to_error, status, response.headers)
             resumed = response.headers.get("content-range", "").startswith(f"bytes {start}-")
             if start and not (status == 206 and resumed):
                 raise _NotResumable

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from tgi_cli.errors import ExitCode, ShardError
 from tgi_cli.launcher.backoff import WINDOW_SECONDS, Restarts
@@ -33,23 +34,19 @@ _SERVER_SECONDS = 10.0
 """Seconds before the model server is killed: nothing is in flight when it gets its signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
+class _Ended(NamedTuple):
     child: ChildProcess
 
 
-@dataclass(frozen=True, slots=True)
-class _Signalled:
+class _Signalled(NamedTuple):
     number: signal.Signals
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(NamedTuple):
     server: ChildProcess
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(NamedTuple):
     """It is time to restart the model server."""
 
 

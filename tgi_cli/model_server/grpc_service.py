@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 
@@ -17,31 +18,29 @@ if TYPE_CHECKING:
     from tgi_cli.engine.core import Inbound
 
 
-class GrpcService(Protocol):
+class GrpcService(ABC):
     """Services besides the engine's own, or an address besides its socket.
 
     Attributes:
         remote: Whether clients may be on other machines.
     """
 
-    @property
-    def remote(self) -> bool: ...
+    __slots__ = ()
+    remote: ClassVar[bool] = False
 
+    @abstractmethod
     def add_to(self, server: grpc.Server) -> None:
         """Add services and addresses to a server that is not started yet.
 
         Raises:
             TgiError: They cannot be served.
         """
-        ...
 
-    def drain(self) -> None:
+    def drain(self) -> None:  # noqa: B027
         """Refuse new work from now on; work in progress continues."""
-        ...
 
-    def end(self, cause: str) -> None:
+    def end(self, cause: str) -> None:  # noqa: B027
         """End all calls that wait: the engine's loop has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tgi_cli.errors import AddressInUseError, ConfigError
+from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.process.bind import bind, format_address
 from tgi_cli.rpc.endpoint import is_loopback, split_tcp
 from tgi_cli.rpc.tls import TlsFiles, tls_files
@@ -23,21 +24,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TcpListener:
-    """A TCP address; a :class:`~tgi_cli.model_server.grpc_service.GrpcService`.
+class TcpListener(GrpcService):
+    """A TCP address of the server.
 
     Attributes:
         host, port: Port 0 takes a free one.
         tls: The server's certificate, or None for unencrypted connections.
     """
 
+    remote: ClassVar[bool] = True
     host: str
     port: int
     tls: TlsFiles | None = None
-
-    @property
-    def remote(self) -> bool:
-        return True
 
     def claim(self) -> None:
         """Check before a model is loaded that the address can be bound.
@@ -68,12 +66,6 @@ class TcpListener:
         exposed = self.tls is None and not is_loopback(self.host)
         level = logging.WARNING if exposed else logging.INFO
         log.log(level, "listening on %s://%s, %s", scheme, format_address(self.host, port), how)
-
-    def drain(self) -> None:
-        """Do nothing: the services refuse new work."""
-
-    def end(self, cause: str) -> None:
-        """Do nothing: the server closes the address."""
 
 
 def tcp_listener(

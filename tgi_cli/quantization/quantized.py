@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +91,8 @@ class Quantized(QuantizationMethod):
         ]
         only = products[0][1] if len(products) == 1 else ConcatMatmul(products)
         # A whole model can be lowered to a program of bare matrices.
-        bare = isinstance(only, CppMatmul) and only.order is None
-        layer.packed = only.matrix if bare else only  # type: ignore[union-attr, assignment]
+        packed: Any = only.matrix if isinstance(only, CppMatmul) and only.order is None else only
+        layer.packed = packed
 
     def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
         matmul = make_matmul(weight, self.dtype, self.device, paired)

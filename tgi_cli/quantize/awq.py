@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,49 +124,38 @@ def _scale_group(
     run: Callable[[], object],
 ) -> set[str]:
     """Scale the inputs of a group if the operation before it allows; return changed tensors."""
-    name = group[0].path.rpartition(".")[2]
-    if group[0].path not in seen:
+    first = group[0].path
+    if first not in seen:
         return set()
-    layers = [
-        layer
-        for target in group
-        for layer in target.layers
-        if not (target.is_experts and layer.parameter.endswith("down_proj"))
-    ]
+    inputs = seen[first].rows
     changed: set[str] = set()
     scale = None
     norm = _norm_before(task, trace, group[0])
-    if norm is not None:
-        inputs = seen[group[0].path].rows
-        weights = [task.weight(layer) for layer in layers]
-        scale = search_scale(inputs, weights, task.recipe).to(inputs.device)
-        edits = [
-            *_norm_edits(task, norm, inputs, scale),
-            *_column_edits(task, trace, group, scale),
+    fold = _linear_before(task, group) if norm is None else partial(_norm_edits, task, norm, inputs)
+    if fold is not None:
+        weights = [
+            task.weight(layer)
+            for target in group
+            for layer in target.layers
+            if not (target.is_experts and layer.parameter.endswith("down_proj"))
         ]
-        if not _try_edits(edits, run):
+        scale = search_scale(inputs, weights, task.recipe).to(inputs.device)
+        edits = [*fold(scale), *_column_edits(task, trace, group, scale)]
+        if _try_edits(edits, run):
+            changed = {edit.name for edit in edits}
+            scales |= dict.fromkeys((target.path for target in group), scale)
+        elif norm is None:
+            scale = None
+        else:
             raise UnsupportedModelError(
-                f"awq cannot fold scales into {task.path}.{norm} before {group[0].path}",
+                f"awq cannot fold scales into {task.path}.{norm} before {first}",
                 "gptq, or awq's grid without scales (--method rtn --asym), quantizes this model",
             )
-        changed |= {edit.name for edit in edits}
-    elif (before := _linear_before(task, group, name)) is not None:
-        inputs = seen[group[0].path].rows
-        scale = search_scale(inputs, [task.weight(layer) for layer in layers], task.recipe)
-        scale = scale.to(inputs.device)
-        edits = [*before(scale), *_column_edits(task, trace, group, scale)]
-        if _try_edits(edits, run):
-            changed |= {edit.name for edit in edits}
-        else:
-            scale = None
-    elif name not in _PRECEDING and trace.stages and group in trace.stages[0].groups:
+    elif first.rpartition(".")[2] not in _PRECEDING and group in trace.stages[0].groups:
         raise UnsupportedModelError(
-            f"awq has nothing to fold scales into before {task.path}.{group[0].path}",
+            f"awq has nothing to fold scales into before {task.path}.{first}",
             "gptq quantizes this model",
         )
-    if scale is not None:
-        for target in group:
-            scales[target.path] = scale
     for target in group:
         if target.is_experts:
             changed |= _scale_inside(task, target, seen[target.path], scale, run)
@@ -249,10 +239,10 @@ def _column_edits(
 
 
 def _linear_before(
-    task: BlockTask, group: list[TargetModule], name: str
+    task: BlockTask, group: list[TargetModule]
 ) -> Callable[[Tensor], Iterator[_Edit]] | None:
     """A function that divides the outputs of the layer that produces the group's inputs."""
-    parent = group[0].path.rpartition(".")[0]
+    parent, _, name = group[0].path.rpartition(".")
     width = group[0].layers[0].shape[1]
     for other in _PRECEDING.get(name, ()) if len(group) == 1 else ():
         path = f"{parent}.{other}" if parent else other

@@ -49,13 +49,13 @@ class ActivationFile:
         """Write samples from ``start`` on, from any device."""
         self._file.seek(start * self._sample_bytes)
         flat = rows.detach().to("cpu", self._dtype).contiguous().view(-1).view(torch.uint8)
-        self._file.write(memoryview(flat.numpy()))
+        self._file.write(_memory(flat))
 
     def read(self, start: int, stop: int) -> Tensor:
         """Read samples from ``start`` up to, not including, ``stop``; on the CPU."""
         flat = torch.empty((stop - start) * self._sample_bytes, dtype=torch.uint8)
         self._file.seek(start * self._sample_bytes)
-        if self._file.readinto(memoryview(flat.numpy())) != len(flat):
+        if self._file.readinto(_memory(flat)) != len(flat):
             raise OSError(f"{self.path} is shorter than it was written")
         return flat.view(self._dtype).view(stop - start, *self._shape)
 
@@ -77,6 +77,12 @@ class ActivationFile:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def _memory(flat: Tensor) -> memoryview:
+    """The memory of a tensor of bytes."""
+    array: Any = flat.numpy()
+    return memoryview(array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,8 @@ class BlockRunner:
             output = module(*call.arguments, hidden_states=hidden, **call.keywords)
         else:
             output = module(hidden, *call.arguments, **call.keywords)
-        return output[0] if isinstance(output, tuple) else output
+        hidden = output[0] if isinstance(output, tuple) else output
+        return hidden
 
     def run_all(self, block: int, hidden: ActivationFile, path: Path) -> ActivationFile:
         """Run all hidden states through a materialized block, into a new file."""

@@ -180,6 +180,7 @@ def fetch_dataset(name: str) -> list[Path]:
     repository, subset = _DATASETS.get(name) or (*name.split(":", 1), "")[:2]
     if hub.offline:
         raise OfflineError(f"{name} is on the hub, and HF_HUB_OFFLINE is set")
+    connection_errors: tuple[type[Exception], ...] = (*transport_errors(), OSError)
     api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
     try:
         info: Any = api.dataset_info(repository, timeout=_HUB_TIMEOUT_SECONDS)
@@ -211,7 +212,7 @@ def fetch_dataset(name: str) -> list[Path]:
         raise OfflineError(f"{hub.endpoint} cannot be reached", _OFFLINE_REMEDY) from error
     except HfHubHTTPError as error:
         raise HubError(f"{hub.endpoint} refuses the data set {name}: {error}") from error
-    except (*transport_errors(), OSError) as error:
+    except connection_errors as error:
         raise OfflineError(
             f"{hub.endpoint} cannot be reached ({type(error).__name__})", _OFFLINE_REMEDY
         ) from error

@@ -126,6 +126,7 @@ def upload(folder: Path, model_id: str) -> str:
     check_upload(model_id)
     environment = HubEnvironment.read()
     remedy = f"{folder} is complete: `hf upload {model_id} {folder}` tries again"
+    connection_errors: tuple[type[Exception], ...] = (*transport_errors(), OSError)
     api = HfApi(endpoint=environment.endpoint, token=environment.token)
     try:
         url = api.create_repo(model_id, exist_ok=True)
@@ -134,7 +135,7 @@ def upload(folder: Path, model_id: str) -> str:
         )
     except HfHubHTTPError as error:
         raise HubError(f"{environment.endpoint} refuses {model_id}: {error}", remedy) from error
-    except (*transport_errors(), OSError) as error:
+    except connection_errors as error:
         raise OfflineError(
             f"{environment.endpoint} cannot be reached ({type(error).__name__})", remedy
         ) from error

@@ -1,7 +1,7 @@
-"""Why a TCP connection does not become a session: what the other end's first bytes tell.
+"""Finds out why a TCP connection does not become a session.
 
-gRPC tries again for ever and does not say whether nobody is there yet, which waiting helps, or
-somebody whom TLS keeps apart, which it does not. One connection by hand tells the two apart.
+gRPC retries forever and does not report whether the other end is not there yet, or refuses TLS,
+where waiting does not help. The first bytes of a plain connection show which it is.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from tgi_cli.errors import ShardError
 from tgi_cli.rpc.endpoint import EngineEndpoint
 
 _SECONDS = 3.0
-"""For each step of a look; somebody who is silent may be busy."""
+"""Timeout of each step of a probe; a silent peer may be busy."""
 _PAUSE_SECONDS = 0.5
-"""Before a look: who is well answers sooner."""
-_CLOSED = 3
-"""So many connections that are closed without a word are no accident."""
+"""Pause before a probe: a healthy peer answers sooner."""
+_MAX_CLOSED = 3
+"""Connections closed without data before that counts as a refusal."""
 
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
-"""How HTTP/2 begins: https://www.rfc-editor.org/rfc/rfc9113#section-3.4"""
+"""The connection preface of HTTP/2: https://www.rfc-editor.org/rfc/rfc9113#section-3.4"""
 _ALERT = 0x15
-"""The first byte of TLS's record of an alert."""
+"""The first byte of a TLS alert."""
 
 _EXPIRED, _EARLY, _UNTRUSTED, _OTHER_NAME = (10,), (9,), (2, 18, 19, 20, 21), (62, 64)
 """OpenSSL's codes of verification: https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error"""
 
 
-class Closed(Exception):
-    """The other end took the connection and closed it without a word."""
+class ConnectionClosed(Exception):
+    """The other end accepted the connection and closed it without data."""
 
 
 def watch(endpoint: EngineEndpoint, opened: asyncio.Future[None]) -> asyncio.Task[None]:
-    """Have who waits for a session on TCP told why there will be none. To be cancelled.
+    """Probe a TCP endpoint until the task is cancelled or the session is known to be impossible.
 
     Args:
-        endpoint: where it waits.
-        opened: gets the error.
+        endpoint: The model server.
+        opened: Gets the error.
     """
 
     async def run() -> None:
@@ -52,25 +52,25 @@ def watch(endpoint: EngineEndpoint, opened: asyncio.Future[None]) -> asyncio.Tas
 
 
 async def until_hopeless(endpoint: EngineEndpoint) -> ShardError:
-    """Look now and then until a reason is found that waiting does not remove; returns it."""
+    """Probe repeatedly; return the error once waiting does not help."""
     closed = 0
     while True:
         await asyncio.sleep(_PAUSE_SECONDS)
         try:
             found = await asyncio.to_thread(look, endpoint)
             closed = 0
-        except Closed:
+        except ConnectionClosed:
             closed += 1
-            found = _refused(endpoint, "") if closed >= _CLOSED else None
+            found = _refused(endpoint, "") if closed >= _MAX_CLOSED else None
         if found is not None:
             return found
 
 
 def look(endpoint: EngineEndpoint) -> ShardError | None:
-    """One connection; None: all is well, or nobody is there.
+    """Probe once; return an error, or None if the peer is healthy or absent.
 
     Raises:
-        Closed: nothing was said.
+        ConnectionClosed: The peer closed the connection without data.
     """
     try:
         with socket.create_connection((endpoint.host, endpoint.port), _SECONDS) as connection:
@@ -78,8 +78,8 @@ def look(endpoint: EngineEndpoint) -> ShardError | None:
                 return _look_plain(endpoint, connection)
             return _look_tls(endpoint, connection)
     except ConnectionResetError:
-        raise Closed from None
-    except OSError:  # nobody is there, or says nothing in time
+        raise ConnectionClosed from None
+    except OSError:  # nothing listens there, or it does not answer in time
         return None
 
 
@@ -87,11 +87,11 @@ def _look_plain(endpoint: EngineEndpoint, connection: socket.socket) -> ShardErr
     connection.sendall(_HELLO)
     first = connection.recv(1)
     if not first:
-        raise Closed
+        raise ConnectionClosed
     if first[0] == _ALERT:
         return ShardError(
-            f"the model server at {endpoint.url} speaks TLS",
-            "say whom to trust with --engine-tls-ca, or give its address as grpcs://",
+            f"the model server at {endpoint.url} requires TLS",
+            "give its authority with --engine-tls-ca, or its address as grpcs://",
         )
     return None
 
@@ -104,19 +104,19 @@ def _look_tls(endpoint: EngineEndpoint, connection: socket.socket) -> ShardError
     try:
         with context.wrap_socket(connection, server_hostname=name) as secure:
             secure.sendall(_HELLO)
-            # TLS 1.3 tells only behind the handshake whether it takes our certificate.
+            # With TLS 1.3 the peer refuses our certificate only after the handshake.
             if not secure.recv(1):
-                raise Closed
+                raise ConnectionClosed
     except ssl.SSLCertVerificationError as error:
         return _distrusted(endpoint, error, name)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-        raise Closed from None
+        raise ConnectionClosed from None
     except ssl.SSLError as error:
         reason = error.reason or ""
         if "ALERT" in reason:
             return _refused(endpoint, reason.partition("ALERT_")[2].replace("_", " ").lower())
         return ShardError(
-            f"the model server at {endpoint.url} speaks no TLS",
+            f"the model server at {endpoint.url} does not use TLS",
             "give it a certificate, or leave the --engine-tls flags off and use tcp://",
         )
     return None
@@ -131,17 +131,17 @@ def _distrusted(
         case code if code in _EXPIRED:
             return ShardError(f"{whose} has expired", "have a new one issued there")
         case code if code in _EARLY:
-            return ShardError(f"{whose} is not valid yet", "look at the clocks of both machines")
+            return ShardError(f"{whose} is not valid yet", "check the clocks of both machines")
         case code if code in _OTHER_NAME:
             return ShardError(
                 f"{whose} is not for {name}",
-                "connect by a name that it has, or say which with --engine-tls-server-name",
+                "connect by a name in it, or give one with --engine-tls-server-name",
             )
         case code if code in _UNTRUSTED:
             given = endpoint.tls.authority
             trusted = "the system's authorities" if given is None else str(given)
             return ShardError(
-                f"{whose} is signed by nobody in {trusted}",
+                f"{whose} is not signed by an authority of {trusted}",
                 "give the certificate of its authority with --engine-tls-ca",
             )
     return ShardError(f"{whose} cannot be trusted: {error.verify_message}")
@@ -151,12 +151,12 @@ def _refused(endpoint: EngineEndpoint, reason: str) -> ShardError:
     where, why = f"the model server at {endpoint.url}", f" ({reason})" if reason else ""
     if endpoint.tls is None:
         return ShardError(
-            f"{where} closes the connection without a word",
-            "if it speaks TLS, say whom to trust with --engine-tls-ca",
+            f"{where} closes the connection without data",
+            "if it uses TLS, give its authority with --engine-tls-ca",
         )
     if endpoint.tls.certificate is None:
         return ShardError(
-            f"{where} demands a certificate of its clients{why}",
+            f"{where} requires client certificates{why}",
             "give --engine-tls-cert and --engine-tls-key",
         )
     return ShardError(

@@ -48,7 +48,7 @@ class SamplingParams:
         presence_penalty: OpenAI's: subtracts penalty from each token that the output holds.
         seed: 64-bit; a token's randomness depends on (seed, its position) alone, so that a seed
             gives the same text whatever else is in the batch.
-        top_logprobs: how many of the likeliest tokens to report with each token (0: none).
+        top_logprobs: number of the likeliest tokens to report with each token.
         relative_frequency_penalty: TGI's frequency_penalty on its native routes: subtracts
             penalty x count / length, both over prompt and output.
         logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI); at most

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import AddressInUseError
-from tgi_cli.model_server.grpc_service import ServedEngine
+from tgi_cli.model_server.grpc_service import GrpcService, ServedEngine
 from tgi_cli.process import unix_socket
 from tgi_cli.rpc import engine_pb2
 from tgi_cli.tgi_grpc import (
@@ -70,14 +70,12 @@ class GenerateOptions:
             unix_socket.claim(self.socket, allow_shared=True)
 
 
-class GenerateServices:
+class GenerateServices(GrpcService):
     """generate.v2 and generate.v3 over one engine, and the reflection of all services.
 
     The tokenizer is loaded at once if the services have a socket of their own, otherwise with the
     first request: servers that never use them need not wait for it.
     """
-
-    remote = False
 
     def __init__(self, engine: ServedEngine, options: GenerateOptions) -> None:
         self._client = StepClient(engine.inbox)

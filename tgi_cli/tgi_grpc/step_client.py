@@ -78,19 +78,19 @@ class StepClient:
 
     def advance(
         self,
-        chunk: int,
+        prefill_budget: int,
         new: Iterable[GenerationRequest] = (),
-        upto: Iterable[int] = (),
-        held: Iterable[int] = (),
+        new_targets: Iterable[int] = (),
+        running: Iterable[int] = (),
     ) -> Advanced:
         """Run a step; see :class:`tgi_cli.engine.messages.Advance`. Raises AdvanceError."""
         answer: Future[Advanced] = Future()
         self._inbox.put(
             Advance(
                 new=tuple(new),
-                new_targets=tuple(upto),
-                running=tuple(held),
-                prefill_budget=chunk,
+                new_targets=tuple(new_targets),
+                running=tuple(running),
+                prefill_budget=prefill_budget,
                 answer=answer,
             )
         )

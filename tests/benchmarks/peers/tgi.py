@@ -7,10 +7,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server, free_port
+from tests.benchmarks.peers.client import HOST, Server
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, installed, spawn
 from tests.benchmarks.peers.weights import decoded_bytes
 from tests.tools.quantized import gptq, write_quantized
+from tests.tools.server_process import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 LOADED_BITS = {
@@ -67,7 +68,7 @@ class Tgi(Contestant):
         return path
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
-        port = free_port()
+        [port] = free_ports(1)
         command: list[str | Path] = [self._python, "-m", "tgi_cli", "serve", model]
         command += ["--hostname", HOST, "--port", str(port)]
         command += ["--no-prefix-caching", "--max-total-tokens", str(setup.context)]

@@ -81,13 +81,13 @@ def test_only_what_serving_needs_is_fetched(hub: HubServer) -> None:
     assert (found.path / WEIGHTS).read_bytes() == weights()
 
 
-def test_code_is_fetched_only_where_it_is_trusted(hub: HubServer) -> None:
+def test_code_is_fetched_only_with_trust_remote_code(hub: HubServer) -> None:
     hub.add("org/m", model(modeling__py=b"import os"))
     assert not (resolve_model("org/m").path / "modeling.py").exists()
     assert (resolve_model("org/m", trust_remote_code=True).path / "modeling.py").exists()
 
 
-def test_the_cache_is_huggingface_hubs(hub: HubServer, tmp_path: Path) -> None:
+def test_the_cache_is_shared_with_huggingface_hub(hub: HubServer, tmp_path: Path) -> None:
     from huggingface_hub import hf_hub_download, scan_cache_dir
 
     hub.add("org/m", model(), revisions={"main", "v1"})
@@ -115,7 +115,7 @@ def test_a_listing_without_sizes_is_completed_file_by_file(hub: HubServer) -> No
     assert (resolve_model("org/m").path / WEIGHTS).read_bytes() == weights()
 
 
-def test_a_cut_transfer_goes_on_where_it_was_cut(hub: HubServer, waits: list[float | None]) -> None:
+def test_a_cut_transfer_resumes(hub: HubServer, waits: list[float | None]) -> None:
     hub.add("org/m", model())
     for after in (1000, 50_000, 9):
         hub.fault(WEIGHTS, Cut(after))
@@ -127,7 +127,7 @@ def test_a_cut_transfer_goes_on_where_it_was_cut(hub: HubServer, waits: list[flo
     assert counter.note == "3 of 3 files"
 
 
-def test_the_next_run_resumes_what_this_one_left(
+def test_the_next_run_resumes_a_partial_file(
     hub: HubServer, tmp_path: Path, waits: list[float | None]
 ) -> None:
     hub.add("org/m", model())
@@ -161,7 +161,7 @@ def test_a_server_without_ranges_starts_over(hub: HubServer, waits: list[float |
 
 @pytest.mark.parametrize("what", [LISTING, WEIGHTS])
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_is_waited_for_as_long_as_it_asks(
+def test_retry_after_is_respected(
     hub: HubServer, waits: list[float | None], what: str, status: int
 ) -> None:
     hub.add("org/m", model())
@@ -172,7 +172,7 @@ def test_a_refusal_is_waited_for_as_long_as_it_asks(
 
 
 @pytest.mark.parametrize("what", [LISTING, WEIGHTS])
-def test_a_refusal_that_stays_is_reported(
+def test_retries_are_exhausted_after_five_attempts(
     hub: HubServer, waits: list[float | None], what: str
 ) -> None:
     hub.add("org/m", model())
@@ -183,9 +183,7 @@ def test_a_refusal_that_stays_is_reported(
     assert len(waits) == 4
 
 
-def test_a_limit_that_asks_for_an_hour_is_not_waited_for(
-    hub: HubServer, waits: list[float | None]
-) -> None:
+def test_a_delay_of_an_hour_is_reported_at_once(hub: HubServer, waits: list[float | None]) -> None:
     hub.add("org/m", model())
     hub.fault(LISTING, Refuse(429, retry_after=3600))
     with pytest.raises(OfflineError, match=r"429.*3600 s"):
@@ -205,7 +203,9 @@ def test_altered_bytes_are_fetched_again(hub: HubServer) -> None:
     assert counter.have == counter.total
 
 
-def test_bytes_altered_twice_are_an_error_and_leave_nothing(hub: HubServer, tmp_path: Path) -> None:
+def test_a_second_checksum_error_is_reported_and_leaves_nothing(
+    hub: HubServer, tmp_path: Path
+) -> None:
     hub.add("org/m", model())
     hub.fault(WEIGHTS, Alter(), times=2)
     with pytest.raises(CorruptFileError, match=rf"{WEIGHTS}.*checksum"):
@@ -213,7 +213,7 @@ def test_bytes_altered_twice_are_an_error_and_leave_nothing(hub: HubServer, tmp_
     assert not any(name.startswith(checksum(WEIGHTS, weights())) for name in blobs(tmp_path))
 
 
-def test_a_damaged_partial_file_is_noticed(hub: HubServer, tmp_path: Path) -> None:
+def test_a_damaged_partial_file_is_fetched_again(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model())
     folder = tmp_path / "hub" / "models--org--m" / "blobs"
     folder.mkdir(parents=True)
@@ -231,13 +231,13 @@ def test_a_cached_file_of_the_wrong_size_is_fetched_again(hub: HubServer) -> Non
     assert (path / WEIGHTS).read_bytes() == weights()
 
 
-def test_weights_that_are_truncated_in_the_repository(hub: HubServer) -> None:
+def test_weights_truncated_in_the_repository_are_refused(hub: HubServer) -> None:
     hub.add("org/m", model(model__safetensors=weights()[:-100]))
     with pytest.raises(CorruptFileError, match="truncated"):
         resolve_model("org/m")
 
 
-def test_shards_that_the_index_names_and_the_repository_lacks(hub: HubServer) -> None:
+def test_missing_shards_of_the_index_are_named(hub: HubServer) -> None:
     shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     index = {"weight_map": {f"w{number}": name for number, name in enumerate(shards)}}
     files = {"config.json": CONFIG, "model.safetensors.index.json": json.dumps(index).encode()}
@@ -253,7 +253,9 @@ def test_shards_that_the_index_names_and_the_repository_lacks(hub: HubServer) ->
         ({"config.json": CONFIG, "tf_model.h5": b"x"}, "safetensors"),
     ],
 )
-def test_a_repository_without_weights(hub: HubServer, files: dict[str, bytes], remedy: str) -> None:
+def test_a_repository_without_weights_is_refused_with_advice(
+    hub: HubServer, files: dict[str, bytes], remedy: str
+) -> None:
     hub.add("org/m", files)
     with pytest.raises(ModelError, match=r"org/m has no .safetensors weights") as caught:
         resolve_model("org/m")
@@ -261,7 +263,9 @@ def test_a_repository_without_weights(hub: HubServer, files: dict[str, bytes], r
     assert hub.seen == []
 
 
-def test_unknown_names(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_models_and_revisions_are_not_found(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/m", model())
     with pytest.raises(ModelNotFoundError, match="'org/typo'") as caught:
         resolve_model("org/typo")
@@ -291,7 +295,9 @@ def test_a_private_model_needs_a_token(
     assert sent == {("127.0.0.1", f"Bearer {hub.reader}"), ("localhost", None)}
 
 
-def test_a_gated_model(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_model_needs_a_token_with_access(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/m", model(), gated=True)
     with pytest.raises(GatedModelError, match="no token is set") as caught:
         resolve_model("org/m")
@@ -308,7 +314,9 @@ def test_a_gated_model(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.tgi_pain(13)
-def test_offline_uses_what_is_complete(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_uses_complete_snapshots(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/m", model())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OfflineError, match="HF_HUB_OFFLINE"):
@@ -326,7 +334,7 @@ def test_offline_uses_what_is_complete(hub: HubServer, monkeypatch: pytest.Monke
         resolve_model("org/m")
 
 
-def test_a_hub_that_does_not_answer(
+def test_an_unreachable_hub_falls_back_to_the_cache(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.add("org/m", model())
@@ -354,7 +362,7 @@ def test_free_space_is_checked_before_the_first_byte(
     assert hub.seen == []
 
 
-def test_what_is_there_already_needs_no_space(
+def test_downloaded_bytes_need_no_space(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.add("org/m", model())
@@ -367,7 +375,7 @@ def test_what_is_there_already_needs_no_space(
     assert resolve_model("org/m").path.is_dir()
 
 
-def test_a_disk_that_fills_up_meanwhile(hub: HubServer, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_with_a_remedy(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model())
     folder = tmp_path / "hub" / "models--org--m" / "blobs"
     folder.mkdir(parents=True)
@@ -377,7 +385,7 @@ def test_a_disk_that_fills_up_meanwhile(hub: HubServer, tmp_path: Path) -> None:
     assert "resumes" in caught.value.remedy
 
 
-def test_answers_that_make_no_sense(hub: HubServer) -> None:
+def test_an_invalid_listing_is_an_error_of_the_endpoint(hub: HubServer) -> None:
     hub.add("org/m", model())
     hub.repos["org/m"].commit = "../../elsewhere"
     with pytest.raises(HubError, match="does not answer as a hub") as caught:
@@ -391,14 +399,14 @@ def test_a_revision_is_not_a_path(hub: HubServer, monkeypatch: pytest.MonkeyPatc
         resolve_model("org/m", revision="../../../secret")
 
 
-def test_names_that_lead_out_of_the_snapshot_are_refused(hub: HubServer, tmp_path: Path) -> None:
+def test_names_that_escape_the_snapshot_are_refused(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model() | {"additional_chat_templates/../../../../x.jinja": b"x"})
     with pytest.raises(CorruptFileError, match="path"):
         resolve_model("org/m")
     assert not list(tmp_path.rglob("x.jinja"))
 
 
-def test_the_way_through_huggingface_hub_shows_its_progress(
+def test_downloads_by_huggingface_hub_report_progress(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/m", model())

@@ -37,7 +37,9 @@ def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
     return folder
 
 
-def test_the_forms(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forms_of_adapters_are_parsed(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = hub.add("org/one", FILES, revisions={"main", "v2"})
     here = write(tmp_path / "here")
     odd = write(tmp_path / "a@b=c")
@@ -73,7 +75,7 @@ def test_a_revision_is_no_part_of_the_name(hub: HubServer) -> None:
         (["my adapter=org/one"], "'my adapter' cannot be the name"),
     ],
 )
-def test_what_is_no_adapter_is_refused_before_anything_is_fetched(
+def test_a_repository_without_an_adapter_is_refused_before_any_download(
     hub: HubServer, items: list[str], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
@@ -82,7 +84,7 @@ def test_what_is_no_adapter_is_refused_before_anything_is_fetched(
     assert hub.fetched() == set()
 
 
-def test_a_whole_model_is_no_adapter_and_is_not_fetched(hub: HubServer, tmp_path: Path) -> None:
+def test_a_model_is_not_an_adapter_and_is_not_fetched(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/model", model())
     with pytest.raises(ModelError, match="org/model is not an adapter") as caught:
         resolve_adapters(["org/model"], "org/base")
@@ -92,7 +94,7 @@ def test_a_whole_model_is_no_adapter_and_is_not_fetched(hub: HubServer, tmp_path
         resolve_adapters([f"a={write(tmp_path / 'm', {'config.json': CONFIG})}"], "org/base")
 
 
-def test_what_is_not_there(hub: HubServer, tmp_path: Path) -> None:
+def test_missing_adapters_are_not_found(hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="org/none"):
         resolve_adapter("org/none")
     with pytest.raises(ModelNotFoundError, match=f"there is no folder {tmp_path}/none"):
@@ -107,7 +109,7 @@ def test_what_is_not_there(hub: HubServer, tmp_path: Path) -> None:
         resolve_adapter(str(cut))
 
 
-def test_only_its_own_files_are_fetched_and_offline_they_are_found(
+def test_only_an_adapters_files_are_fetched_and_found_offline(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/one", FILES | {"optimizer.pt": b"no", "README.md": b"no"})
@@ -119,7 +121,7 @@ def test_only_its_own_files_are_fetched_and_offline_they_are_found(
         resolve_adapter("org/two")
 
 
-def test_who_is_elsewhere_cannot_name_our_own_folders(
+def test_relative_paths_are_refused_with_absolute(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative path of a client is an id of the hub, or nothing."""
@@ -142,14 +144,14 @@ def test_a_pickle_is_converted(tmp_path: Path) -> None:
     assert converted.keys() == TENSORS.keys()
 
 
-def test_the_base_that_an_adapter_names(tmp_path: Path) -> None:
+def test_the_base_of_an_adapter_is_compared_by_name(tmp_path: Path) -> None:
     assert base_model_of(write(tmp_path / "a")) == "org/base"
     assert is_same_base("org/Base", "/models/base")
     assert is_same_base("", "org/other")
     assert not is_same_base("org/base", "org/other")
 
 
-def test_a_path_with_a_comma_cannot_be_passed_on(tmp_path: Path) -> None:
+def test_a_path_with_a_comma_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a,b" / "c")
     with pytest.raises(ConfigError, match="comma"):
         resolve_adapters([f"a={tmp_path}/a,b/c"], "org/base")

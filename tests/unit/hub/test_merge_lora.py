@@ -124,7 +124,7 @@ def test_a_base_whose_names_lack_the_prefix(case: Case) -> None:
 
 
 @pytest.mark.parametrize("key", ["lm_head.weight", "lm_head.modules_to_save.weight"])
-def test_whole_modules_replace_the_bases(case: Case, key: str) -> None:
+def test_whole_modules_replace_those_of_the_base(case: Case, key: str) -> None:
     head = torch.full((8, 4), 3.0)
     merged = case.merge({f"base_model.model.{key}": head}, modules_to_save=["lm_head"])
     assert torch.equal(merged["lm_head.weight"], head)
@@ -142,7 +142,7 @@ def test_whole_modules_replace_the_bases(case: Case, key: str) -> None:
         ({}, {"lm_head.weight": (9, 4)}, "by one of"),
     ],
 )
-def test_what_is_not_plain_lora_is_refused_by_name(
+def test_unsupported_adapters_are_refused_by_name(
     case: Case, options: dict[str, Any], extra: dict[str, tuple[int, ...]], complaint: str
 ) -> None:
     tensors = {f"base_model.model.{name}": torch.zeros(shape) for name, shape in extra.items()}
@@ -173,13 +173,13 @@ def test_a_tied_embedding_is_not_replaced(case: Case) -> None:
         case.merge({"base_model.model.model.embed_tokens.weight": torch.zeros(8, 4)})
 
 
-def test_an_adapter_in_a_pickle(tmp_path: Path) -> None:
+def test_a_pickled_adapter_is_converted(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_bytes(adapter_config())
     torch.save(pairs(), tmp_path / "adapter_model.bin")
     assert set(LoraAdapter.load(tmp_path).a) == {Q, V}
 
 
-def test_an_adapter_of_the_hub(
+def test_an_adapter_is_downloaded(
     hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -226,7 +226,7 @@ def test_an_adapter_of_the_hub(
     assert (merged.path / "model.safetensors").stat() == stamp
 
 
-def test_a_merge_that_fails_leaves_nothing(hub: HubServer, tmp_path: Path) -> None:
+def test_a_failed_merge_leaves_nothing(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/base", {"config.json": CONFIG, "model.safetensors": save(base_tensors())})
     adapter = tmp_path / "adapter"
     adapter.mkdir()

@@ -29,11 +29,11 @@ from tgi_cli.hub.model_files import is_adapter, select_adapter_files, select_fil
         (["gptq_model-4bit-128g.safetensors"], ["gptq_model-4bit-128g.safetensors"]),
     ],
 )
-def test_one_copy_of_the_weights(names: list[str], taken: list[str]) -> None:
+def test_only_one_copy_of_the_weights_is_selected(names: list[str], taken: list[str]) -> None:
     assert list(select_files(names, ".safetensors", False).weights) == taken
 
 
-def test_small_files() -> None:
+def test_files_for_serving_are_selected() -> None:
     needed = {
         "config.json",
         "generation_config.json",

@@ -24,23 +24,23 @@ Write = Callable[[dict[str, bytes]], Path]
 
 
 @pytest.mark.tgi_pain(13)
-def test_a_folder_is_taken_as_it_is(folder: Write) -> None:
+def test_a_complete_folder_is_used_as_it_is(folder: Write) -> None:
     path = folder(model())
     assert resolve_model(str(path)) == LocalModel(path, str(path), "")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all"])
-def test_a_path_that_is_not_there(name: str) -> None:
+def test_a_missing_folder_is_not_found(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="no folder"):
         resolve_model(name)
 
 
-def test_a_name_no_file_system_takes() -> None:
+def test_a_too_long_name_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="too long"):
         resolve_model("x" * 5000)
 
 
-def test_folders_that_hold_no_model(folder: Write, tmp_path: Path) -> None:
+def test_folders_without_a_model_are_refused(folder: Write, tmp_path: Path) -> None:
     path = folder({})
     with pytest.raises(ModelError, match="is empty") as caught:
         resolve_model(str(path))
@@ -86,7 +86,7 @@ def test_the_shards_of_an_index_must_be_there(folder: Write) -> None:
         (lambda data: data[:8] + b"\0" + data[9:], "header .* cannot be read"),
     ],
 )
-def test_damaged_safetensors_are_named(
+def test_invalid_safetensors_headers_are_reported(
     folder: Write, damage: Callable[[bytes], bytes], complaint: str
 ) -> None:
     path = folder({**model(), "model.safetensors": damage(weights())})
@@ -96,13 +96,13 @@ def test_damaged_safetensors_are_named(
     assert caught.value.remedy
 
 
-def test_a_header_without_tensors_is_whole(tmp_path: Path) -> None:
+def test_a_header_without_tensors_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", 2) + b"{}")
     read_header(path)
 
 
-def test_weights_may_lie_elsewhere(
+def test_weights_can_be_overridden_by_another_folder(
     folder: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))

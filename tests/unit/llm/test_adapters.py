@@ -47,7 +47,9 @@ def merged(
         return ids(llm, None)
 
 
-def test_an_adapter_says_what_the_merged_model_says(llm: LLM, merged: list[list[int]]) -> None:
+def test_an_adapter_generates_the_text_of_the_merged_model(
+    llm: LLM, merged: list[list[int]]
+) -> None:
     assert llm.adapters == ["zero", "one"]
     base = ids(llm, None)
     assert ids(llm, "zero") == merged
@@ -93,7 +95,7 @@ def test_load_and_unload(llm: LLM, folders: list[Path]) -> None:
         llm.load_adapter(llm.info.model_id, folders[2])
 
 
-def test_what_does_not_fit_is_said_at_the_start(
+def test_adapters_that_do_not_fit_are_refused_at_the_start(
     make_llm: Callable[..., LLM], checkpoint: Path, tmp_path: Path
 ) -> None:
     large = make_adapter(checkpoint, tmp_path / "large", rank=9)
@@ -108,7 +110,7 @@ def test_what_does_not_fit_is_said_at_the_start(
         make_llm(lora_adapters=[f"a={broken}"])
 
 
-def test_none_without_room_and_none_after_the_end(
+def test_loading_fails_without_a_free_slot_and_after_the_end(
     make_llm: Callable[..., LLM], folders: list[Path]
 ) -> None:
     with make_llm() as llm:

@@ -21,7 +21,7 @@ from tgi_cli.llm.options import GenerationKeywords, GenerationOptions
 PROMPTS = ["def read_json(path):", "The function returns", "Grüße aus Köln: 🤗", "import os"]
 
 
-def test_order_is_kept_and_every_shape_of_prompt_means_the_same(llm: LLM) -> None:
+def test_prompts_of_any_form_are_answered_in_order(llm: LLM) -> None:
     together = llm.generate(PROMPTS, max_new_tokens=8)
     assert [c.prompt for c in together] == PROMPTS
     assert [c.prompt_index for c in together] == [0, 1, 2, 3]
@@ -202,7 +202,7 @@ def test_logits_processors_see_the_tokens_and_decide(llm: LLM) -> None:
     assert seen == [(one, 9, [5, 6]), (one, 9, [5, 6, 42]), (one, 9, [5, 6, 42, 42])]
 
 
-def test_a_request_that_fails_does_not_take_the_others_with_it(llm: LLM) -> None:
+def test_a_failing_request_does_not_affect_others(llm: LLM) -> None:
     def fails_on_7(
         request_id: int, logits: torch.Tensor, token_ids: Sequence[int], client_id: int | None
     ) -> torch.Tensor:
@@ -239,7 +239,7 @@ def test_biases_bad_words_and_minimum_lengths_reach_the_sampler(llm: LLM) -> Non
     assert greedy(watermark=True, watermark_delta=50.0) != plain.token_ids
 
 
-def test_a_deadline_returns_what_there_is(llm: LLM) -> None:
+def test_a_timeout_returns_the_text_so_far(llm: LLM) -> None:
     (completion,) = llm.generate("x", max_new_tokens=100, ignore_eos=True, timeout_seconds=1e-6)
     assert completion.finish_reason == "timeout"
     assert len(completion.token_ids) < 100
@@ -272,7 +272,7 @@ def test_statistics_of_every_step(llm: LLM, stats: Statistics) -> None:
     assert isinstance(one["Timestamp"], str)
 
 
-def test_a_callback_that_raises_costs_only_itself(
+def test_a_callback_that_raises_is_not_called_again(
     make_llm: Callable[..., LLM], caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []
@@ -291,7 +291,7 @@ def test_a_callback_that_raises_costs_only_itself(
     ("batching", "policy"),
     [("inflight", "max_utilization"), ("static", "guaranteed_no_evict")],
 )
-def test_rules_change_nobodys_tokens(
+def test_scheduling_policies_do_not_change_tokens(
     llm: LLM, make_llm: Callable[..., LLM], batching: str, policy: str
 ) -> None:
     expected = [c.token_ids for c in llm.generate(PROMPTS, max_new_tokens=6)]
@@ -328,7 +328,7 @@ def test_a_prefix_is_computed_once(llm: LLM) -> None:
         ("x", {"sampling_params": SamplingParams(allowed_token_ids=(3, 9999))}, "no token 9999"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(
+def test_invalid_arguments_are_refused_before_anything_runs(
     llm: LLM, stats: Statistics, prompts: Any, options: dict[str, Any], message: str
 ) -> None:
     before = len(stats)
@@ -337,7 +337,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(
     assert len(stats) == before
 
 
-def test_wrong_types_and_names_are_told(llm: LLM, make_llm: Callable[..., LLM]) -> None:
+def test_wrong_types_and_names_raise_errors(llm: LLM, make_llm: Callable[..., LLM]) -> None:
     with pytest.raises(TypeError, match="prompt 1 must be a text or a list of token ids"):
         llm.generate(["x", [1.5]])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="stops"):

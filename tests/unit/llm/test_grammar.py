@@ -29,7 +29,7 @@ PROMPTS = ["def read_json(path):", "The function returns"]
 
 
 @pytest.mark.parametrize("form", [OPENAI, TGI])
-def test_texts_are_what_a_schema_describes(llm: LLM, form: dict[str, Any]) -> None:
+def test_texts_are_valid_for_their_schema(llm: LLM, form: dict[str, Any]) -> None:
     for completion in llm.generate(
         PROMPTS, SamplingParams(seed=5), grammar=form, n=3, max_new_tokens=100
     ):
@@ -57,7 +57,7 @@ def test_other_forms_of_a_grammar(llm: LLM, grammar: Any, pattern: str) -> None:
             assert re.fullmatch(pattern, completion.text)
 
 
-def test_a_text_that_fits_anyway_is_the_text_without_a_grammar() -> None:
+def test_a_grammar_does_not_change_a_text_that_matches_it() -> None:
     grammar = {"type": "regex", "value": r"(?s:.)*"}
     with LLM(**LIMITS) as trained:
         free = trained.generate(PROMPTS, max_new_tokens=30)
@@ -67,13 +67,13 @@ def test_a_text_that_fits_anyway_is_the_text_without_a_grammar() -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def test_a_stream_says_the_same(llm: LLM) -> None:
+def test_a_stream_has_the_same_text(llm: LLM) -> None:
     (whole,) = llm.generate("x", SamplingParams(seed=2), grammar=OPENAI, max_new_tokens=100)
     pieces = list(llm.stream("x", SamplingParams(seed=2), grammar=OPENAI, max_new_tokens=100))
     assert "".join(piece.text for piece in pieces) == whole.text
 
 
-def test_penalties_and_biases_choose_among_what_is_allowed(llm: LLM) -> None:
+def test_penalties_and_biases_apply_to_allowed_tokens(llm: LLM) -> None:
     nine = llm.tokenizer.encode("9", add_special_tokens=False)[0]
     params = SamplingParams(temperature=0.0, logit_bias=((nine, 100.0),))
     grammar = {"type": "regex", "value": "[0-9]{6}"}
@@ -94,7 +94,7 @@ def test_a_grammar_chooses_among_allowed_tokens(llm: LLM) -> None:
     assert completion.text == "9"
 
 
-def test_what_a_grammar_leaves_no_choice_about_must_be_allowed(llm: LLM) -> None:
+def test_forced_tokens_must_be_allowed(llm: LLM) -> None:
     first, *others = llm.tokenizer.encode('{"name": 1}', add_special_tokens=False)
     params = SamplingParams(temperature=0.0, allowed_token_ids=(first,))
     assert first not in others
@@ -103,19 +103,19 @@ def test_what_a_grammar_leaves_no_choice_about_must_be_allowed(llm: LLM) -> None
     assert set(failed.value.completions[0].token_ids) <= {first}
 
 
-def test_what_is_not_supported_is_named_before_anything_is_submitted(llm: LLM) -> None:
+def test_unsupported_parts_are_named_before_submission(llm: LLM) -> None:
     with pytest.raises(ValueError, match="`type` must be"):
         llm.generate("x", grammar={"type": "poem"})
     with pytest.raises(ValueError, match="not"):
         llm.generate("x", grammar={"type": "json", "value": {"properties": {}, "not": {}}})
 
 
-def test_a_grammar_that_is_none_fails_its_requests(llm: LLM) -> None:
+def test_an_invalid_grammar_fails_its_requests(llm: LLM) -> None:
     with pytest.raises(GenerationError, match="invalid grammar"):
         llm.generate("x", grammar="nonsense")
 
 
-def test_shards_say_what_one_process_says(make_llm: Callable[..., LLM], llm: LLM) -> None:
+def test_shards_generate_the_text_of_one_process(make_llm: Callable[..., LLM], llm: LLM) -> None:
     """Tokens that no step chose must reach every shard's rows."""
     expected = llm.generate(PROMPTS, grammar=OPENAI, max_new_tokens=100)
     with make_llm(num_shard=2) as two:

@@ -56,7 +56,7 @@ def test_callers_get_their_own(depth: int) -> None:
     assert found == expected
 
 
-def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
+def test_a_dead_loop_raises_in_every_waiting_caller() -> None:
     gate = threading.Event()
     worker = FakeWorker(4)
 
@@ -102,7 +102,7 @@ def test_a_loop_that_dies_raises_in_every_waiting_caller() -> None:
     engine.close()
 
 
-def test_closing_is_told_to_those_who_wait_and_to_those_who_come() -> None:
+def test_closing_raises_in_waiting_and_in_later_callers() -> None:
     with running(FakeWorker(4)) as engine:
         group = RequestGroup(engine)
         group.submit(request(1, [1], 200))
@@ -116,7 +116,7 @@ def test_closing_is_told_to_those_who_wait_and_to_those_who_come() -> None:
         engine.close()
 
 
-def test_what_is_cancelled_is_told_and_what_is_dropped_is_not() -> None:
+def test_cancelled_requests_get_an_update_and_dropped_ones_do_not() -> None:
     with running(FakeWorker(4)) as engine:
         group = RequestGroup(engine)
         for i in (1, 2, 3):

@@ -36,7 +36,7 @@ print(len(next(stream).token_ids))
 """
 
 
-def test_a_program_that_closes_nothing_ends() -> None:
+def test_a_program_ends_without_closing_anything() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, check=True, timeout=120
     )

@@ -12,7 +12,9 @@ def test_silent_without_a_terminal(llm: LLM, capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr() == ("", "")
 
 
-def test_requests_and_rates_when_asked_for(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_requests_and_rates_on_request(
+    llm: LLM, capfd: pytest.CaptureFixture[str]
+) -> None:
     llm.generate(["a", "b"], n=2, max_new_tokens=2, progress=True)
     out, err = capfd.readouterr()
     assert out == ""

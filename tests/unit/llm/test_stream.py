@@ -38,7 +38,7 @@ class Watch:
         return logits
 
 
-def test_the_pieces_make_up_the_whole(llm: LLM) -> None:
+def test_pieces_join_to_the_completion(llm: LLM) -> None:
     params = SamplingParams(seed=5, top_logprobs=2)
     (whole,) = llm.generate(PROMPT, params, max_new_tokens=20)
     stream = llm.stream(PROMPT, params, max_new_tokens=20)
@@ -118,7 +118,7 @@ def python_handles_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_cancels_what_is_live(llm: LLM, python_handles_ctrl_c: None) -> None:
+def test_ctrl_c_cancels_live_requests(llm: LLM, python_handles_ctrl_c: None) -> None:
     watch = Watch()
 
     def interrupt() -> None:
@@ -136,7 +136,7 @@ def test_ctrl_c_cancels_what_is_live(llm: LLM, python_handles_ctrl_c: None) -> N
     assert watch.calls == at_that_time < 40 * 100
 
 
-def test_a_stream_that_fails_says_so(llm: LLM) -> None:
+def test_a_failing_stream_raises_an_error(llm: LLM) -> None:
     def fail_later(
         request_id: int, logits: Any, token_ids: Sequence[int], client_id: int | None
     ) -> Any:
@@ -163,7 +163,7 @@ def test_a_stream_keeps_its_llm(make_llm: Callable[..., LLM]) -> None:
     assert sum(len(p.token_ids) for p in stream) == 5
 
 
-def test_an_llm_that_nobody_holds_frees_its_model(make_llm: Callable[..., LLM]) -> None:
+def test_an_llm_without_references_frees_its_model(make_llm: Callable[..., LLM]) -> None:
     from tgi_cli.worker.worker import ModelWorker
 
     def workers() -> int:
@@ -218,7 +218,7 @@ def test_the_bundled_model_chats(bundled: LLM) -> None:
         ("{{ raise_exception('no greetings') }}", ValueError, "refuses the conversation: no greet"),
     ],
 )
-def test_a_conversation_that_cannot_be(
+def test_an_invalid_conversation_is_refused(
     tmp_path: Path, template: str | None, error: type[Exception], message: str
 ) -> None:
     folder = make_llama(tmp_path, vocab_size=4096, tokenizer=demo.model_path())

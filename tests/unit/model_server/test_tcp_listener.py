@@ -117,12 +117,12 @@ async def test_a_session_is_the_same_over_tcp(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("wrong authority", "is signed by nobody in .*stranger.pem"),
+        ("wrong authority", "is not signed by an authority of .*stranger.pem"),
         ("another name", "is not for other.test"),
-        ("no certificate", "demands a certificate of its clients"),
+        ("no certificate", "requires client certificates"),
         ("wrong certificate", r"refuses the certificate .*stranger-router\.pem"),
-        ("plain against tls", "speaks TLS|closes the connection without a word"),
-        ("tls against plain", "speaks no TLS"),
+        ("plain against tls", "requires TLS|closes the connection without data"),
+        ("tls against plain", "does not use TLS"),
     ],
 )
 async def test_tls_failures_have_their_cause(

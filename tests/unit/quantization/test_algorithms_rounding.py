@@ -31,7 +31,7 @@ FORMATS = ("gptq", "gptq_v2", "awq", "compressed-tensors")
     dtype=st.sampled_from((torch.float16, torch.bfloat16, torch.float32)),
     seed=st.integers(0, 1000),
 )
-def test_what_is_on_the_grid_is_near(
+def test_rounding_errors_are_at_most_half_a_step(
     bits: int, sym: bool, layout: str, kind: str, dtype: torch.dtype, seed: int
 ) -> None:
     recipe = replace(PLAIN, bits=bits, sym=sym, format=layout, scale_dtype=dtype)
@@ -62,7 +62,7 @@ def test_what_is_on_the_grid_is_near(
         assert not rounded.any()
 
 
-def test_a_symmetric_grid_is_gptqs() -> None:
+def test_a_symmetric_grid_follows_gptqs_conventions() -> None:
     weights = torch.tensor([[-3.0, 1.0, 2.0], [0.5, 3.0, 1.0]])
     scales, zeros = grid.find_grid(weights, PLAIN)
     assert scales.tolist() == pytest.approx([0.4, 0.4], rel=1e-3)
@@ -71,7 +71,7 @@ def test_a_symmetric_grid_is_gptqs() -> None:
 
 @pytest.mark.parametrize("sym", [True, False])
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_a_search_finds_scales_that_err_less(bits: int, sym: bool) -> None:
+def test_searched_scales_have_a_smaller_error(bits: int, sym: bool) -> None:
     weight = random_weight(64, 128)
     weight[:, ::41] *= 4
     plain = replace(PLAIN, bits=bits, sym=sym, group_size=64)
@@ -83,7 +83,7 @@ def test_a_search_finds_scales_that_err_less(bits: int, sym: bool) -> None:
 
 
 @pytest.mark.parametrize("inputs", [96, 100, 20])
-def test_groups_are_rounded_by_themselves(inputs: int) -> None:
+def test_groups_are_rounded_independently(inputs: int) -> None:
     weight = random_weight(5, inputs)
     result = rtn(weight, PLAIN)
     assert result.groups.tolist() == [i // 32 for i in range(inputs)]
@@ -119,9 +119,7 @@ def test_bytes_are_those_of_loading() -> None:
 
 @pytest.mark.parametrize("recipe", [FP8, INT8], ids=["fp8", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_scales_of_bytes_are_rounded_before_the_bytes_are(
-    recipe: Recipe, dtype: torch.dtype
-) -> None:
+def test_scales_are_rounded_before_the_codes(recipe: Recipe, dtype: torch.dtype) -> None:
     weight = random_weight(24, 160)
     weight[3] = 0
     result = rtn(weight, replace(recipe, scale_dtype=dtype))
@@ -156,7 +154,7 @@ def error(x: Tensor, weight: Tensor, rounded: Tensor) -> float:
     return float((x @ rounded.T - exact).square().mean() / exact.square().mean())
 
 
-def test_scaled_inputs_err_less() -> None:
+def test_scaling_reduces_the_error() -> None:
     x, weight = lopsided()
     others = [weight, random_weight(16, 128, seed=5)]
     scales = search_scale(x.bfloat16(), others, AWQ)
@@ -170,7 +168,7 @@ def test_scaled_inputs_err_less() -> None:
         assert scaled < plain / 2
 
 
-def test_inputs_that_are_alike_are_hardly_scaled() -> None:
+def test_similar_inputs_are_hardly_scaled() -> None:
     x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
     x[:, 7] = 0  # of no use, and no harm
     scales = search_scale(x, [random_weight(8, 64)], replace(AWQ, group_size=32))
@@ -178,7 +176,7 @@ def test_inputs_that_are_alike_are_hardly_scaled() -> None:
     assert bool((scales > 0).all())
 
 
-def test_clipping_is_where_it_helps() -> None:
+def test_clipping_reduces_the_error() -> None:
     x = correlated(700, 100)
     weight = random_weight(24, 100)
     weight[:, ::23] *= 3
@@ -203,7 +201,7 @@ def test_clipping_is_where_it_helps() -> None:
     assert error(x, weight, grid.dequantize(clipped)) < error(x, weight, grid.dequantize(plain))
 
 
-def test_searches_take_shapes_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_accept_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = lopsided()
     scales = search_scale(x, [weight], AWQ)
     limits = search_clip(x, weight, AWQ)

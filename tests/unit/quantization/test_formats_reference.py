@@ -28,14 +28,14 @@ def cases() -> dict[str, dict[str, Any]]:
         return found
 
 
-def test_all_libraries_are_there() -> None:
+def test_all_libraries_are_represented() -> None:
     libraries = {case["library"].partition(" ")[0] for case in cases().values()}
     assert libraries == {"gptqmodel", "compressed-tensors", "bitsandbytes"}
 
 
 @pytest.mark.tgi_pain(12)
 @pytest.mark.parametrize("name", cases())
-def test_what_is_read_is_what_the_library_reads(name: str) -> None:
+def test_weights_equal_those_that_the_library_reads(name: str) -> None:
     case = cases()[name]
     tensors: dict[str, Tensor] = {}
     with safe_open(FILE, framework="pt") as file:

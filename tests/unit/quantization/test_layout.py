@@ -38,9 +38,7 @@ from tgi_cli.quantization.algorithms.recipe import (
     words=st.integers(1, 5),
     seed=st.integers(0, 1000),
 )
-def test_numbers_come_out_of_words_as_they_went_in(
-    width: int, rows: int, words: int, seed: int
-) -> None:
+def test_packing_is_reversible(width: int, rows: int, words: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randint(0, 2**width, (rows, 32 * words), generator=generator).to(torch.uint8)
     packed = bits.pack(numbers, width)
@@ -98,7 +96,7 @@ def made(recipe: Recipe, rows: int = 64, inputs: int = 192) -> QuantizationResul
 @pytest.mark.parametrize(
     "recipe", RECIPES, ids=lambda r: f"{r.format}: {describe_recipe(r)} {r.bits}"
 )
-def test_what_is_written_is_what_is_read(recipe: Recipe) -> None:
+def test_written_weights_are_read_back(recipe: Recipe) -> None:
     check_recipe(recipe)
     assert incompatibility(recipe, 64, 192) is None
     result = made(recipe)
@@ -124,7 +122,7 @@ def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int
     return {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()}
 
 
-def test_tensors_are_those_of_the_formats() -> None:
+def test_tensors_have_the_names_of_the_format() -> None:
     int32 = torch.int32
     assert shapes(pack(made(GPTQ), GPTQ)) == {
         "qweight": (int32, (24, 64)),
@@ -160,7 +158,7 @@ def test_tensors_are_those_of_the_formats() -> None:
     }
 
 
-def test_configs_say_what_was_done() -> None:
+def test_configs_describe_the_recipe() -> None:
     config = quantization_config(
         replace(GPTQ, desc_act=True, format="gptq_v2", sym=False), ["lm_head", "model.0.mlp.gate"]
     )
@@ -217,7 +215,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("recipe", "words"), WRONG, ids=[words for _, words in WRONG])
-def test_what_cannot_be_is_refused_with_a_way_out(recipe: Recipe, words: str) -> None:
+def test_invalid_recipes_are_refused_with_a_remedy(recipe: Recipe, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_recipe(recipe)
     assert words in raised.value.cause
@@ -234,16 +232,14 @@ def test_what_cannot_be_is_refused_with_a_way_out(recipe: Recipe, words: str) ->
         (COMPRESSED, (64, 80), "80 inputs are not a multiple of groups of 32"),
     ],
 )
-def test_layers_of_shapes_that_a_format_has_not(
-    recipe: Recipe, shape: tuple[int, int], why: str
-) -> None:
+def test_incompatible_shapes_are_reported(recipe: Recipe, shape: tuple[int, int], why: str) -> None:
     found = incompatibility(recipe, *shape)
     assert found is not None
     assert why in found
     assert incompatibility(BYTES, *shape) is None
 
 
-def test_what_is_asked_is_told_in_words() -> None:
+def test_recipes_are_described_in_words() -> None:
     assert describe_recipe(replace(GPTQ, desc_act=True)) == (
         "gptq, 4 bits, groups of 32, symmetric, act-order"
     )
@@ -258,7 +254,7 @@ def test_what_is_asked_is_told_in_words() -> None:
     assert default_format("gptq", sym=False) == "gptq_v2"
 
 
-def test_gptq_names_what_is_quantized_where_something_is_not() -> None:
+def test_gptq_configs_name_quantized_modules_if_some_are_not() -> None:
     modules = [
         f"model.layers.{block}.{name}"
         for block in range(12)

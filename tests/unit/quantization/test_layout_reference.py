@@ -14,7 +14,7 @@ from tests.tools.reference_libraries import cases, digest
 FILE = Path(__file__).with_name("data") / "written.json"
 
 
-def test_what_is_written_is_what_the_libraries_read() -> None:
+def test_written_tensors_equal_those_that_libraries_read() -> None:
     read = json.loads(FILE.read_text())
     written = {name: digest(tensors) for name, _, tensors, _ in cases()}
     assert written == {name: case["digest"] for name, case in read.items()}

@@ -88,7 +88,9 @@ def near(product: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, bits: 
         (8, 512, False, True),
     ],
 )
-def test_products(bits: int, group: int, zeros: bool, mixed: bool, rows: int, kernels: str) -> None:
+def test_products_equal_those_of_the_dequantized_weight(
+    bits: int, group: int, zeros: bool, mixed: bool, rows: int, kernels: str
+) -> None:
     weight = random_codes(64, 512, bits, group, zeros=zeros, mixed=mixed)
     product = make_matmul(weight, torch.bfloat16, CPU)
     assert not isinstance(product, str)
@@ -143,7 +145,7 @@ def test_products_in_e4m3(rows: int) -> None:
     assert make_matmul(e5m2, torch.bfloat16, CPU) == none
 
 
-def test_a_table_in_bfloat16() -> None:
+def test_a_table_is_scaled_for_the_least_rounding_error() -> None:
     for values in bitsandbytes.TABLES.values():
         table = torch.tensor(values)
         rounded, factor = bfloat16_table(table)
@@ -162,7 +164,7 @@ def test_groups_of_8_bit_codes_are_dequantized_where_only_torch_computes() -> No
         )
 
 
-def test_a_kernel_that_torch_has_not_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_kernel_is_a_reason_to_dequantize(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object) -> Tensor:
         raise NotImplementedError("no such kernel\nand much more")
 
@@ -172,7 +174,7 @@ def test_a_kernel_that_torch_has_not_is_done_without(monkeypatch: pytest.MonkeyP
     assert product == "torch's kernel fails (no such kernel)"
 
 
-def test_outputs_that_fill_up_a_shard_are_0() -> None:
+def test_padding_outputs_are_0() -> None:
     weight = random_codes(10, 64, zeros=True)
     dense = weight.padded(16).dequantize(torch.float32)
     assert torch.equal(dense[:10], weight.dequantize(torch.float32))
@@ -187,7 +189,7 @@ def test_outputs_that_fill_up_a_shard_are_0() -> None:
         (random_codes(32, 64, 4, 32), torch.float32, "for bfloat16, not float32"),
     ],
 )
-def test_what_no_kernel_takes_is_said(
+def test_weights_without_a_kernel_have_a_reason(
     weight: QuantizedWeight, dtype: torch.dtype, why: str
 ) -> None:
     with without_cpp_kernels():
@@ -197,7 +199,7 @@ def test_what_no_kernel_takes_is_said(
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 96), (96, 192), (160, 320), (32, 64)])
-def test_shards_of_groups_are_cut_into_groups(start: int, end: int) -> None:
+def test_groups_of_a_shard_are_split(start: int, end: int) -> None:
     weight = random_codes(16, 320, group=128, zeros=True)
     whole = weight.dequantize(torch.float32)
     own = weight[:, start:end]
@@ -211,7 +213,7 @@ def test_shards_of_groups_are_cut_into_groups(start: int, end: int) -> None:
     assert torch.equal((values * arranged.scales[..., None]).flatten(1), whole[:, start:end])
 
 
-def test_inputs_are_brought_together_by_groups() -> None:
+def test_inputs_are_sorted_by_group() -> None:
     weight = random_codes(16, 256, group=64, mixed=True)
     arranged = group_inputs(weight)
     assert arranged.group == 64
@@ -284,7 +286,7 @@ def test_plain_weights_are_quantized_as_they_come(kernels: str) -> None:
     assert layer.weight is None
 
 
-def test_what_is_dequantized_is_said_once_per_reason() -> None:
+def test_dequantized_weights_are_reported_once_per_reason() -> None:
     method = Quantized(torch.float32, CPU)
     layer = filled(method, {"a": random_codes(32, 64)}, 64)
     assert isinstance(layer.bias, nn.Parameter)

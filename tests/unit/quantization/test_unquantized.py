@@ -93,7 +93,7 @@ def test_a_tied_head_multiplies_by_the_embedding(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_row_is_computed_as_if_among_others(dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     packed = unquantized.pack_onednn(torch.randn(64, 2048).to(dtype))
     if packed is not None:
         x = torch.randn(5, 2048).to(dtype)

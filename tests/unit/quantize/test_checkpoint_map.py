@@ -75,7 +75,7 @@ def test_gates_stand_above_ups(whole: Any, monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=["odd", "transposed", "in turns", "none"],
 )
-def test_what_cannot_be_told_apart_stays(
+def test_ambiguous_stacks_are_not_split(
     whole: Any,
     shape: tuple[int, ...],
     rule: WeightConverter,
@@ -84,7 +84,7 @@ def test_what_cannot_be_told_apart_stays(
     assert _unstacked(whole, shape, monkeypatch, rule) == _stored(shape)
 
 
-def test_what_transformers_would_not_find_again_stays(
+def test_stacks_that_transformers_would_not_find_are_not_split(
     whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = dict(whole.named_parameters())
@@ -97,7 +97,7 @@ def test_what_transformers_would_not_find_again_stays(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_parts_are_read_and_copied(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_parts_of_a_stack_are_copied(dtype: torch.dtype, tmp_path: Path) -> None:
     stack = torch.randn(3, 10, 4).to(dtype)
     save_file({"before": torch.ones(7), STACK: stack}, tmp_path / "model.safetensors")
     entry = read_headers(tmp_path)[STACK]

@@ -61,7 +61,7 @@ def test_shards_hold_every_tensor_bit_by_bit(max_bytes: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_hidden_states_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_activation_files_return_what_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
     rows = torch.randn(5, 3, 4).to(dtype)
     with ActivationFile(tmp_path / "x.bin", 5, 3, 4, dtype) as kept:
         kept.write(2, rows[2:])
@@ -110,7 +110,7 @@ def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
         UnfinishedRun(out, {"bits": 4, "seed": 0}, resume=True)
 
 
-def test_a_card_says_what_holds_for_a_quantized_model_too(tmp_path: Path) -> None:
+def test_a_model_card_inherits_only_applicable_metadata(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(
         "---\nlicense: other\nlicense_name: x\nlanguage:\n- en\n- de\nwidget:\n- text: no\n---\n"
     )

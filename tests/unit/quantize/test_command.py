@@ -58,7 +58,7 @@ def test_upload(api: type[Api], tmp_path: Path) -> None:
     assert sent[1]["folder_path"] == tmp_path
 
 
-def test_what_cannot_be_uploaded_is_said_before_the_work(
+def test_impossible_uploads_are_refused_before_quantizing(
     api: type[Api], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_upload("me/model")
@@ -73,7 +73,7 @@ def test_what_cannot_be_uploaded_is_said_before_the_work(
         check_upload("me/model")
 
 
-def test_a_failed_upload_says_that_the_checkpoint_is_there(
+def test_a_failed_upload_names_the_complete_checkpoint(
     api: type[Api], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Api, "error", httpx.ConnectError("gone"))
@@ -94,14 +94,14 @@ def _job(tmp_path: Path, recipe: dict[str, Any] | None = None, **options: Any) -
     )
 
 
-def test_gptqmodel_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gptqmodel_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gptqmodel, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="gptqmodel is not installed") as raised:
         gptqmodel.quantize(_job(tmp_path))
     assert "--backend builtin" in raised.value.remedy
 
 
-def test_gptqmodel_is_called_with_what_was_asked(
+def test_gptqmodel_is_called_with_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}

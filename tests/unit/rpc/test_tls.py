@@ -86,7 +86,7 @@ def test_invalid_tls_files_are_refused(folder: Path) -> None:
         (TlsFiles(None, made.key), "--engine-tls-key has no certificate"),
         (TlsFiles(made.cert, made.other_key), "the key is of another certificate"),
         (TlsFiles(made.cert, made.locked), r"--engine-tls-key .*(encrypted|decrypt)"),
-        (TlsFiles(text, made.key), "it is no PEM file"),
+        (TlsFiles(text, made.key), "it is not a PEM file"),
         (TlsFiles(made.cert, made.key, text), r"--engine-tls-client-ca .*text\.pem: there is no"),
         (TlsFiles(made.cert, made.key, folder / "x"), "--engine-tls-client-ca .*x: No such file"),
     ):

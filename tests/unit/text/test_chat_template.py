@@ -88,7 +88,7 @@ def test_tools_choose_the_template_for_them() -> None:
         ("{% set ns = namespace(__class__=1) %}", "may not store"),
     ],
 )
-def test_a_template_that_refuses_or_reaches_out_is_an_error(source: str, words: str) -> None:
+def test_refusals_and_sandbox_violations_raise_errors(source: str, words: str) -> None:
     with pytest.raises(ChatTemplateError, match=words):
         template(source).render(USER)
 
@@ -104,7 +104,7 @@ def test_a_dropped_final_message_cannot_be_continued() -> None:
         template("nothing").render([*USER, {"role": "assistant", "content": "Sure"}])
 
 
-def test_places_of_templates(tmp_path: Path) -> None:
+def test_templates_are_found_in_all_kinds_of_files(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tiny.write_model(tmp_path, None))
 
     def rendered() -> str:
@@ -125,7 +125,7 @@ def test_places_of_templates(tmp_path: Path) -> None:
 class TestVariables:
     SOURCE = "{% if enable_thinking %}think {% endif %}{{ documents | length }}{{ bos_token }}"
 
-    def test_those_that_a_template_names_may_be_set(self) -> None:
+    def test_variables_that_the_template_uses_may_be_set(self) -> None:
         chat = template(self.SOURCE)
         assert chat.variables == {"enable_thinking", "documents", "bos_token"}
         assert chat.accepts("enable_thinking")
@@ -135,7 +135,7 @@ class TestVariables:
         variables = {"enable_thinking": True, "documents": [{}, {}], "bos_token": "x"}
         assert chat.render(USER, variables=variables) == f"think 2{tiny.BOS}"
 
-    def test_names_that_it_sets_itself_come_from_outside_first(self) -> None:
+    def test_variables_of_the_request_take_precedence(self) -> None:
         source = "{% if tools is not defined %}{% set tools = none %}{% endif %}{{ tools }}"
         assert template(source).takes_tools
         assert not template("{% for tools in messages %}{{ tools }}{% endfor %}").takes_tools
@@ -145,12 +145,12 @@ class TestVariables:
 class TestEnd:
     ANSWERED = CONVERSATIONS["continued"]
 
-    def test_a_prompt_for_the_assistant_or_none(self) -> None:
+    def test_generation_prompt_is_optional(self) -> None:
         chat = template(tiny.CHAT_TEMPLATE)
         assert chat.render(USER).endswith("<|im_start|>assistant\n")
         assert chat.render(USER, add_generation_prompt=False).endswith("<b><|im_end|>\n")
 
-    def test_the_final_message_is_continued_if_asked(self) -> None:
+    def test_final_message_is_continued_on_request(self) -> None:
         chat = template(tiny.CHAT_TEMPLATE)
         assert chat.render(USER, continue_final_message=True).endswith("user\nHéllo <b>")
         assert chat.render(self.ANSWERED, continue_final_message=True).endswith("Sure, ")
@@ -239,7 +239,7 @@ def test_a_large_conversation_is_rendered() -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])
-def test_conversations_that_are_nested_deeply(depth: int) -> None:
+def test_deeply_nested_conversations_are_refused(depth: int) -> None:
     value: Any = "x"
     for _ in range(depth):
         value = [value]
@@ -256,7 +256,7 @@ def test_conversations_that_are_nested_deeply(depth: int) -> None:
     ["{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"],
     ids=["blocks", "brackets"],
 )
-def test_templates_that_are_nested_deeply_are_invalid(source: str) -> None:
+def test_deeply_nested_templates_are_invalid(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="chat template is invalid: RecursionError"):
         template(source)
 
@@ -290,7 +290,7 @@ def test_large_files_and_too_many_of_them(tmp_path: Path) -> None:
             ChatTemplate.load(tmp_path, tokenizer)
 
 
-def test_a_template_that_passes_the_bounds_is_a_broken_model(tmp_path: Path) -> None:
+def test_a_template_beyond_the_limits_is_a_model_error(tmp_path: Path) -> None:
     tiny.write_model(tmp_path, HOSTILE["strftime"])
     with pytest.raises(ModelError, match=r"takes more than 256 MB of memory to compile"):
         ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))

@@ -80,7 +80,7 @@ def test_response_format(asked: Any, expected: Any) -> None:
     assert form(grammar.parse_response_format(asked)) == expected
 
 
-def test_what_vllm_takes() -> None:
+def test_parameters_of_vllm_are_parsed() -> None:
     for name, value, expected in (
         ("json", SCHEMA, {"json": SCHEMA}),
         ("regex", "a", {"regex": "a"}),
@@ -117,7 +117,7 @@ def test_what_vllm_takes() -> None:
         ({"type": "yaml", "value": "x"}, "`type` must be json, regex or json_schema. Given: yaml"),
     ],
 )
-def test_native_forms_that_cannot_be(asked: Any, message: str) -> None:
+def test_invalid_tgi_grammars_are_refused(asked: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         grammar.parse_tgi(asked)
 
@@ -140,7 +140,7 @@ def test_native_forms_that_cannot_be(asked: Any, message: str) -> None:
         ),
     ],
 )
-def test_response_formats_that_cannot_be(asked: Any, message: str) -> None:
+def test_invalid_response_formats_are_refused(asked: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         grammar.parse_response_format(asked)
 
@@ -155,7 +155,7 @@ def test_response_formats_that_cannot_be(asked: Any, message: str) -> None:
         ({"structural_tag": "{"}, "it is not valid JSON"),
     ],
 )
-def test_structured_outputs_that_cannot_be(asked: Any, message: str) -> None:
+def test_invalid_structured_outputs_are_refused(asked: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         grammar.parse_structured_outputs(asked)
 

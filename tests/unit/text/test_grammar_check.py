@@ -93,7 +93,7 @@ async def test_the_models_special_tokens_are_known(ordinary: GrammarChecker) -> 
         await ordinary.compile(Grammar.of({"lark": 'start: <|other|> "x"'}, "g"))
 
 
-async def test_what_takes_too_long_is_ended() -> None:
+async def test_slow_compilation_is_killed() -> None:
     found = make_checker(seconds=0.5, megabytes=100_000)
     try:
         slow = asyncio.ensure_future(found.compile(bomb(20)))
@@ -124,7 +124,7 @@ async def test_others_go_on_meanwhile() -> None:
         found.close()
 
 
-async def test_what_takes_too_much_memory_is_ended_by_itself() -> None:
+async def test_compilation_beyond_its_memory_limit_ends() -> None:
     found = make_checker(processes=1, seconds=60, megabytes=64)
     try:
         with pytest.raises(GrammarError, match="it takes more than 64 MB of memory to compile"):
@@ -135,7 +135,7 @@ async def test_what_takes_too_much_memory_is_ended_by_itself() -> None:
         found.close()
 
 
-async def test_a_process_that_died_is_replaced(ordinary: GrammarChecker) -> None:
+async def test_dead_process_is_replaced(ordinary: GrammarChecker) -> None:
     await ordinary.compile(json_grammar({"const": 1}))
     (pid,) = processes(ordinary)
     os.kill(pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ async def test_a_process_that_died_is_replaced(ordinary: GrammarChecker) -> None
     assert processes(ordinary) != [pid]
 
 
-async def test_one_that_is_killed_is_not_the_grammars_fault(ordinary: GrammarChecker) -> None:
+async def test_killed_process_is_not_a_grammar_error(ordinary: GrammarChecker) -> None:
     """It is compiled in another process; when that is killed too, nothing is remembered of it."""
     await ordinary.compile(json_grammar({}))
     for kills in (1, 2):
@@ -167,7 +167,7 @@ async def test_one_that_is_killed_is_not_the_grammars_fault(ordinary: GrammarChe
     assert '"const": 2' in await ordinary.compile(json_grammar({"const": 2}))
 
 
-async def test_whoever_waits_too_long_is_told() -> None:
+async def test_waiting_too_long_raises_workers_busy() -> None:
     found = make_checker(processes=1, seconds=0.6, megabytes=100_000, wait_seconds=0.2)
     try:
         asked = [bomb(20), *(json_grammar({"const": number}) for number in range(3))]
@@ -179,7 +179,7 @@ async def test_whoever_waits_too_long_is_told() -> None:
         found.close()
 
 
-async def test_one_who_gives_up_does_not_disturb_others_with_the_same(
+async def test_cancelling_one_request_does_not_affect_others_with_the_same_grammar(
     ordinary: GrammarChecker,
 ) -> None:
     grammar = json_grammar({"const": "x"})
@@ -189,7 +189,7 @@ async def test_one_who_gives_up_does_not_disturb_others_with_the_same(
     assert "const" in await second
 
 
-async def test_what_is_kept_is_bounded(
+async def test_cache_size_is_limited(
     ordinary: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checker, "_CACHE_BYTES", 5_000)
@@ -211,7 +211,7 @@ async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_pa
         found.close()
 
 
-async def test_closing_ends_what_is_at_work() -> None:
+async def test_closing_ends_running_compilations() -> None:
     found = make_checker(seconds=60, megabytes=100_000)
     slow = asyncio.ensure_future(found.compile(bomb(20)))
     pid = await started(found)

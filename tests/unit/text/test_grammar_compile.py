@@ -67,7 +67,7 @@ def test_white_space() -> None:
         compiled({"json": {**own, "not": {}}})
 
 
-def test_what_is_no_object_and_what_refers_to_itself() -> None:
+def test_non_objects_and_recursive_references() -> None:
     assert follows(compiled({"json": {"items": {"type": "boolean"}}}), "[true, false]")
     assert follows(compiled({"json": True}), '[{"a": null}]')
     node = {"properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}, "required": ["v"]}
@@ -173,7 +173,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "message"), REFUSED, ids=lambda v: str(v)[:60])
-def test_refused_by_name_and_place(schema: Any, message: str) -> None:
+def test_errors_name_the_keyword_and_its_path(schema: Any, message: str) -> None:
     with pytest.raises(GrammarError) as error:
         compiled({"json": schema})
     assert str(error.value) == message
@@ -366,7 +366,7 @@ def hermes_behind(before: dict[str, str]) -> str:
     return COMPILER.compile(parse_structural_tag(tag).behind({**before, "inside": False}).form)
 
 
-def test_content_that_is_marked_itself() -> None:
+def test_marked_content_is_constrained_behind_its_marker() -> None:
     before = {"open": "<|call|>thought", "close": "<|call|>end", "then": "<|call|>final"}
     grammar = behind(False, **before)
     assert follows(grammar, "<|call|>", 'final{"city": "x"}')

@@ -69,7 +69,7 @@ USABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", USABLE)
-def test_what_is_large_and_can_be_followed_is_not(name: str) -> None:
+def test_large_grammars_within_the_limits_are_accepted(name: str) -> None:
     form, text = USABLE[name]
     grammar = compiled(form)
     assert follows(grammar, text)

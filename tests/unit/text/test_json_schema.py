@@ -77,7 +77,7 @@ def test_refine(schema: dict[str, Any], refined: dict[str, Any]) -> None:
     assert repr(schema) == before
 
 
-def test_places() -> None:
+def test_paths_of_subschemas() -> None:
     schema = {"properties": {"a/b": {"items": [TEXT]}, "~": True}, "$defs": {"x": {"not": {}}}}
     places = dict(json_schema.children(schema))
     assert places == {

@@ -70,7 +70,7 @@ PENDING = {
 
 
 @pytest.mark.parametrize("name", PENDING)
-def test_what_may_become_a_call_is_not_held_without_end(tokenizer: Tokenizer, name: str) -> None:
+def test_possible_calls_are_not_held_back_endlessly(tokenizer: Tokenizer, name: str) -> None:
     """Each token would have all of it looked at again."""
     reader = form(tokenizer, name).parser("", tools=TOOLS)
     assert reader is not None
@@ -87,7 +87,7 @@ def test_what_may_become_a_call_is_not_held_without_end(tokenizer: Tokenizer, na
         ("glm45", "<tool_call>f\n", "<arg_key>x</arg_key><arg_value>", "</arg_value>"),
     ],
 )
-def test_arguments_that_are_begun_and_not_ended(
+def test_many_unclosed_arguments_take_bounded_time(
     tokenizer: Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -234,7 +234,7 @@ def test_an_answer_goes_on_within_its_reasoning(tokenizer: Tokenizer) -> None:
         ("llama3_json", 'Call {"name": "weather", "parameters": {}}'),
     ],
 )
-def test_what_is_no_call_is_text(tokenizer: Tokenizer, name: str, text: str) -> None:
+def test_invalid_calls_become_content(tokenizer: Tokenizer, name: str, text: str) -> None:
     for pieces in cuts(text):
         message = read(form(tokenizer, name), pieces)
         assert message.calls == []
@@ -257,7 +257,7 @@ def test_arguments(tokenizer: Tokenizer, text: str, arguments: str) -> None:
         assert message.arguments == [arguments]
 
 
-def test_arguments_come_as_they_are_written(tokenizer: Tokenizer) -> None:
+def test_arguments_are_streamed(tokenizer: Tokenizer) -> None:
     reader = form(tokenizer, "hermes").parser("", tools=TOOLS)
     assert reader is not None
     steps = ["Sure. <tool", '_call>{"name": "time",', ' "arguments": {"a"', ": 1", "}}</tool_call>"]
@@ -270,7 +270,7 @@ def test_arguments_come_as_they_are_written(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_one_call_where_only_one_is_wanted(tokenizer: Tokenizer) -> None:
+def test_only_the_first_call_is_returned_unless_parallel(tokenizer: Tokenizer) -> None:
     for pieces in cuts(TWO["hermes"]):
         message = read(form(tokenizer, "hermes"), pieces, parallel=False)
         assert calls(message) == [("weather", PARIS)]
@@ -340,7 +340,7 @@ class TestChoosing:
         assert form.shown(True) == {marker, think}
         assert form.shown(False) == {think}
 
-    def test_what_only_calls_need_waits_for_tools(self, tokenizer: Tokenizer) -> None:
+    def test_templates_of_calls_are_loaded_with_the_first_tools(self, tokenizer: Tokenizer) -> None:
         form = choose_response_format(tokenizer, "plain", False)
         assert form is not None
         assert form.parser("") is None
@@ -351,7 +351,7 @@ class TestChoosing:
         assert thinking is not None
         assert thinking.loaded
 
-    def test_a_template_without_tools_is_told_to_write_them(self, tokenizer: Tokenizer) -> None:
+    def test_templates_without_tools_use_the_fallback_format(self, tokenizer: Tokenizer) -> None:
         form = choose_response_format(tokenizer, "plain", False)
         assert form is not None
         assert form.tools_as_text
@@ -371,7 +371,7 @@ class TestChoosing:
             with pytest.raises(ConfigError, match="is unknown"):
                 choose_response_format(tokenizer, "", True, None, *flags)
 
-    def test_the_models_own_template_comes_first(
+    def test_the_models_own_template_takes_precedence(
         self, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
     ) -> None:
         own = {

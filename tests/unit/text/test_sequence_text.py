@@ -37,7 +37,7 @@ def deltas(text: SequenceText, ids: list[int]) -> list[str]:
 
 @given(ids=st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
 @settings(max_examples=100, deadline=None)
-def test_deltas_and_the_rest_add_up_to_the_text(ids: list[int]) -> None:
+def test_deltas_join_to_the_text(ids: list[int]) -> None:
     text = sequence()
     shown = "".join(deltas(text, ids))
     assert text.text == shown
@@ -54,7 +54,7 @@ def test_deltas_and_the_rest_add_up_to_the_text(ids: list[int]) -> None:
         (CutAt.AFTER_TOKEN, "the quick brow"),
     ],
 )
-def test_a_stop_string_ends_the_text_where_it_should(cut_at: CutAt, expected: str) -> None:
+def test_a_stop_string_ends_the_text_at_the_chosen_point(cut_at: CutAt, expected: str) -> None:
     text = sequence(["ow"], cut_at=cut_at)
     shown = "".join(deltas(text, IDS))
     assert shown == text.text
@@ -67,7 +67,7 @@ def test_a_stop_string_ends_the_text_where_it_should(cut_at: CutAt, expected: st
     assert text.finish_reason is FinishReason.STOP_SEQUENCE
 
 
-def test_what_may_become_a_stop_string_is_held_back_until_the_end() -> None:
+def test_a_possible_stop_string_is_held_back_until_the_end() -> None:
     text = sequence(["jumps over"])
     assert "".join(deltas(text, IDS)) == "the quick brown fox "
     text.finish(FinishReason.EOS_TOKEN)

@@ -91,7 +91,7 @@ def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_a_folder_without_any_tokenizer_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelError, match="no tokenizer in"):
         Tokenizer.load(tmp_path)

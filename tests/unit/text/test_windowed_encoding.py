@@ -77,7 +77,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TEXTS)
-def test_windows_have_the_tokens_of_the_whole(
+def test_windows_give_the_tokens_of_the_whole_text(
     tokenizer: Tokenizer, name: str, special: bool
 ) -> None:
     text = TEXTS[name]
@@ -100,7 +100,7 @@ class _Odd:
         return self._tokenizer.spans(text, add_special_tokens)
 
 
-def test_windows_that_do_not_agree_grow_up_to_the_whole(tokenizer: Tokenizer) -> None:
+def test_disagreeing_windows_grow_up_to_the_whole_text(tokenizer: Tokenizer) -> None:
     odd = _Odd(tokenizer)
     text = "a b c d " * 2_000
     found = list(chain.from_iterable(encode_in_windows(odd, text, False, window=1024)))  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ class TestWorkers:
         assert sum(encoded) < 10 * WINDOW_CHARACTERS
         assert max(encoded) <= 2 * WINDOW_CHARACTERS
 
-    async def test_its_end_is_that_of_the_whole(
+    async def test_last_tokens_are_those_of_the_whole_text(
         self, run: Callable[..., object], tokenizer: Tokenizer, encoded: list[int]
     ) -> None:
         text = TEXTS["prose"] * 4

@@ -19,7 +19,7 @@ def text_side() -> ModelText:
     return ModelText(Tokenizer(byte_level()), eos_token_ids=(9,))
 
 
-def test_a_prompt_is_cut_at_its_beginning_and_keeps_what_stands_in_front(
+def test_a_prompt_is_truncated_behind_its_special_tokens(
     text_side: ModelText,
 ) -> None:
     text = "the quick brown fox jumps over the lazy dog"
@@ -77,7 +77,7 @@ def test_long_stop_sequences_are_found_and_longer_ones_refused(text_side: ModelT
         text_side.output([], ["ab" * 513], 1)
 
 
-def test_pieces_joined_are_the_text_whatever_bytes_come(text_side: ModelText) -> None:
+def test_pieces_join_to_the_text_for_any_bytes(text_side: ModelText) -> None:
     text = "Grüße 深層学習 🤗"
     ids = text_side.encode(text, False, 0)
     output = text_side.output(text_side.encode("über ", False, 0), ["🤗"], 100)

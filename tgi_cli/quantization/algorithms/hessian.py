@@ -46,11 +46,6 @@ class Hessian:
             # The matrix is symmetric: half of the work is enough.
             self._sums[block, block.start :].addmm_(x[:, block].T, x[:, block.start :])
 
-    def merge(self, other: Hessian) -> None:
-        """Take what ``other``, of the same size, has seen (on another shard, in another batch)."""
-        self.count += other.count
-        self._sums += other._sums.to(self._sums)
-
     def matrix(self) -> Tensor:
         """[K, K], symmetric; a new tensor. 0 without inputs."""
         whole = self._sums * (2 / max(1, self.count))

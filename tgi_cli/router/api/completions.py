@@ -20,11 +20,11 @@ from tgi_cli.router.api.openai_common import (
     usage_of,
 )
 from tgi_cli.router.api.openai_parameters import (
-    asked_length,
-    asked_logprobs,
-    asked_truncation,
     check_stream_options,
-    openai_specs,
+    openai_spec,
+    requested_length,
+    requested_logprobs,
+    requested_truncation,
 )
 from tgi_cli.router.api.schemas.openai import CompletionRequest
 from tgi_cli.router.api.schemas.openai_answers import (
@@ -55,7 +55,7 @@ async def completions(context: RequestContext[CompletionRequest]) -> Response | 
     with context.preparing():
         _validate(body)
         adapter = await state.adapters.for_openai(body.model, body.adapter_id)
-        specs = [replace(spec, adapter=adapter) for spec in _specs(body, state)]
+        specs = _specs(body, adapter, state)
     generations = await context.open(specs)
     identity = Identity.new("cmpl", body, state)
     echoed = {
@@ -104,7 +104,7 @@ def _validate(body: CompletionRequest) -> None:
             )
         body.echo = body.return_full_text
     if body.top_n_tokens and body.logprobs is None:
-        body.logprobs = asked_logprobs(body.top_n_tokens, "top_n_tokens")
+        body.logprobs = requested_logprobs(body.top_n_tokens, "top_n_tokens")
 
 
 def _selected(
@@ -152,8 +152,8 @@ def _ids(item: object, body: CompletionRequest, state: RouterState) -> tuple[int
     if not isinstance(item, list):
         raise wrong_types("`prompt` must be text, token ids, or a list of either")
     info = state.client.info
-    length = asked_length(body)[1]
-    last = asked_truncation(body, length, info)
+    length = requested_length(body)[1]
+    last = requested_truncation(body, length, info)
     if last is not None:
         item = item[-last:]
     elif len(item) > info.max_input_tokens:
@@ -171,7 +171,7 @@ def _echoed(spec: GenerationSpec, ids: Sequence[int], state: RouterState) -> str
     return state.text.tokenizer.decode(ids, skip_special_tokens=not given)
 
 
-def _specs(body: CompletionRequest, state: RouterState) -> list[GenerationSpec]:
+def _specs(body: CompletionRequest, adapter: str, state: RouterState) -> list[GenerationSpec]:
     prompts = _prompts(body, state)
     count = 1 if body.n is None else body.n
     samples = count if body.best_of is None else body.best_of
@@ -179,20 +179,19 @@ def _specs(body: CompletionRequest, state: RouterState) -> list[GenerationSpec]:
         raise errors.validation(f"`best_of` must be >= `n`. Given: {samples}", "best_of")
     if body.stream and samples > count:
         raise errors.validation("`best_of` > `n` is not supported when streaming", "best_of")
-    specs = openai_specs(
+    spec = openai_spec(
         body,
-        prompts,
-        state.config,
-        state.client.info,
-        state.text.tokenizer,
-        state.defaults,
-        top_logprobs=asked_logprobs(body.logprobs, "logprobs"),
+        state,
+        top_logprobs=requested_logprobs(body.logprobs, "logprobs"),
         add_special_tokens=True,
-        prompt_only=bool(body.echo) and asked_length(body)[1] == 0,
+        prompt_only=bool(body.echo) and requested_length(body)[1] == 0,
     )
+    prompt_logprobs = body.logprobs if body.echo else None
     return [
-        replace(spec, samples=samples, prompt_logprobs=body.logprobs if body.echo else None)
-        for spec in specs
+        replace(
+            spec, prompt=prompt, adapter=adapter, samples=samples, prompt_logprobs=prompt_logprobs
+        )
+        for prompt in prompts
     ]
 
 

@@ -12,7 +12,6 @@ from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router.api.schemas.openai import CompletionParameters, SharedParameters, StreamOptions
 from tgi_cli.router.api.schemas.refused import refuse
 from tgi_cli.router.bounds import TOP_LOGPROBS
-from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import openai_grammar
@@ -24,6 +23,7 @@ from tgi_cli.router.generation.validation import (
     stop_strings,
 )
 from tgi_cli.router.http import errors
+from tgi_cli.router.state import RouterState
 from tgi_cli.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -33,24 +33,21 @@ _LOWEST_PRIORITY = -(1 << 31) + 1
 """Its negation fits in 32 bits."""
 
 
-def openai_specs(
+def openai_spec(
     request: CompletionParameters,
-    prompts: Sequence[str | tuple[int, ...]],
-    config: RouterConfig,
-    info: EngineInfo,
-    tokenizer: Tokenizer,
-    defaults: SamplingDefaults,
+    state: RouterState,
     *,
     top_logprobs: int,
     add_special_tokens: bool,
     prompt_only: bool = False,
-) -> list[GenerationSpec]:
-    """One spec for each of a /v1 request's prompts. Raises ApiError.
+) -> GenerationSpec:
+    """The spec of a /v1 request, without its prompt. Raises ApiError.
 
     Args:
         add_special_tokens: default of the parameter.
         prompt_only: generate nothing.
     """
+    config, info, defaults = state.config, state.client.info, state.defaults
     refuse(request)
     check_stream_options(request.stream, request.stream_options)
     if request.n is not None and request.n < 1:
@@ -58,7 +55,7 @@ def openai_specs(
     if request.seed is not None and request.seed > UINT64:
         raise errors.validation("`seed` must be a 64-bit number", "seed")
     grammar = openai_grammar(request)
-    length_name, length = asked_length(request)
+    length_name, length = requested_length(request)
     if length is not None and length <= 0 and not prompt_only:
         raise errors.validation(f"`{length_name}` must be strictly positive", length_name)
     min_name, min_tokens = _one_of(request, "min_tokens", "min_new_tokens")
@@ -70,7 +67,7 @@ def openai_specs(
     bad_words = tuple(request.bad_words or ())
     if not all(word.strip() for word in bad_words):
         raise errors.validation("`bad_words` must not be empty", "bad_words")
-    truncate = asked_truncation(request, length, info)
+    truncate = requested_truncation(request, length, info)
     stop_ids = frozenset(check_ids(request.stop_token_ids or [], "stop_token_ids", info))
     keep_stop = bool(request.include_stop_str_in_output)
     sampling = sampling_params(
@@ -91,32 +88,29 @@ def openai_specs(
         watermark_gamma=config.watermark_gamma,
         watermark_delta=config.watermark_delta,
     )
-    return [
-        GenerationSpec(
-            prompt=prompt,
-            sampling=sampling,
-            bad_words=bad_words,
-            add_special_tokens=_or(request.add_special_tokens, add_special_tokens),
-            seed=None if request.seed is None else request.seed & UINT64,
-            max_new_tokens=1 if prompt_only else length,
-            truncate=truncate,
-            stops=stops,
-            keep_stop=keep_stop,
-            ignore_eos=bool(request.ignore_eos),
-            stop_token_ids=stop_ids,
-            shown_ids=_shown_ids(request, stop_ids, keep_stop, info, tokenizer),
-            samples=_or(request.n, 1),
-            prompt_only=prompt_only,
-            # In vLLM lower is served first, in the engine higher.
-            priority=-max(_or(request.priority, 0), _LOWEST_PRIORITY),
-            cache_salt=_or(request.cache_salt, "").encode(),
-            grammar=grammar,
-        )
-        for prompt in prompts
-    ]
+    return GenerationSpec(
+        prompt="",
+        sampling=sampling,
+        bad_words=bad_words,
+        add_special_tokens=_or(request.add_special_tokens, add_special_tokens),
+        seed=None if request.seed is None else request.seed & UINT64,
+        max_new_tokens=1 if prompt_only else length,
+        truncate=truncate,
+        stops=stops,
+        keep_stop=keep_stop,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=stop_ids,
+        shown_ids=_shown_ids(request, stop_ids, keep_stop, info, state.text.tokenizer),
+        samples=_or(request.n, 1),
+        prompt_only=prompt_only,
+        # In vLLM lower is served first, in the engine higher.
+        priority=-max(_or(request.priority, 0), _LOWEST_PRIORITY),
+        cache_salt=_or(request.cache_salt, "").encode(),
+        grammar=grammar,
+    )
 
 
-def asked_length(request: CompletionParameters) -> tuple[str, int | None]:
+def requested_length(request: CompletionParameters) -> tuple[str, int | None]:
     """The name and value of the limit of new tokens, or None if it is the context's end.
 
     OpenAI's newer name has precedence over its older one; other names must agree. Raises ApiError.
@@ -128,7 +122,9 @@ def asked_length(request: CompletionParameters) -> tuple[str, int | None]:
     return ("max_tokens" if length is None else name), length
 
 
-def asked_truncation(request: SharedParameters, length: int | None, info: EngineInfo) -> int | None:
+def requested_truncation(
+    request: SharedParameters, length: int | None, info: EngineInfo
+) -> int | None:
     """The number of a prompt's last tokens to use, or None for all. Raises ApiError.
 
     vLLM's -1 leaves space for ``length`` new tokens.
@@ -147,7 +143,7 @@ def asked_truncation(request: SharedParameters, length: int | None, info: Engine
     return last
 
 
-def asked_logprobs(count: int | None, name: str) -> int:
+def requested_logprobs(count: int | None, name: str) -> int:
     """The number of likeliest tokens at each position. Raises ApiError."""
     if count is not None and not 0 <= count <= TOP_LOGPROBS:
         raise errors.validation(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from inspect import get_annotations
 from typing import Any
 
-from tgi_cli.router.api.openai_parameters import asked_logprobs, check_stream_options
+from tgi_cli.router.api.openai_parameters import check_stream_options, requested_logprobs
 from tgi_cli.router.api.schemas.openai import (
     ChatMessage,
     ChatRequest,
@@ -41,7 +41,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         )
     refuse(body)
     check_stream_options(body.stream, body.stream_options)
-    asked_logprobs(body.top_logprobs, "top_logprobs")
+    requested_logprobs(body.top_logprobs, "top_logprobs")
     if body.max_output_tokens is not None and body.max_output_tokens <= 0:
         raise errors.validation(
             "`max_output_tokens` must be strictly positive", "max_output_tokens"

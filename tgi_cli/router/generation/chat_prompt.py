@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
-from tgi_cli.router.api.openai_parameters import asked_logprobs, openai_specs
+from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
 from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest, Tool
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
@@ -118,21 +118,12 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
         messages, template_tools = _tools_as_text(messages, tools, body.tool_prompt), None
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
-    specs = openai_specs(
-        body,
-        [""],
-        state.config,
-        state.client.info,
-        state.text.tokenizer,
-        state.defaults,
-        top_logprobs=_top_logprobs(body),
-        add_special_tokens=False,
-    )
+    spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
     try:
         continues = is_continued(messages, body.continue_final_message)
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
-    return _Draft(specs[0], template, messages, template_tools or None, variables, tools, continues)
+    return _Draft(spec, template, messages, template_tools or None, variables, tools, continues)
 
 
 async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
@@ -171,8 +162,8 @@ def _top_logprobs(body: ChatRequest) -> int:
     """OpenAI's ``top_logprobs``, or TGI's ``top_n_tokens``. Raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise errors.validation("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
-    count = asked_logprobs(body.top_logprobs, "top_logprobs")
-    return count or asked_logprobs(body.top_n_tokens, "top_n_tokens")
+    count = requested_logprobs(body.top_logprobs, "top_logprobs")
+    return count or requested_logprobs(body.top_n_tokens, "top_n_tokens")
 
 
 def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
