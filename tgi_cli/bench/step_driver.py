@@ -256,15 +256,13 @@ class _StepRun:
     def _total_progress(self) -> events.StepProgress:
         """The progress of all processes together."""
         parts = self._progress.values()
+        summed = ("done", "in_flight", "errors", "tokens_per_second")
         return events.StepProgress(
             index=self._index,
-            done=sum(part.done for part in parts),
             expected=self._step.requests or 0,
             elapsed=max(part.elapsed for part in parts),
-            in_flight=sum(part.in_flight for part in parts),
-            errors=sum(part.errors for part in parts),
-            tokens_per_second=sum(part.tokens_per_second for part in parts),
             queued=int(self._driver.server.get("tgi_queue_size", 0)),
+            **{name: sum(getattr(part, name) for part in parts) for name in summed},
         )
 
 

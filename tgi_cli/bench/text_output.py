@@ -80,7 +80,7 @@ def _batch_line(metrics: StepMetrics) -> str:
     parts = [f"prefill {metrics.batches['prefill'].p50:.2f} ms"]
     parts.append(f"{metrics.batches['prefill_throughput'].mean:.1f} tokens/s")
     if "decode_token" in metrics.batches:
-        parts.append(f"decode {metrics.batches['decode_token'].p50:.2f} ms a token")
+        parts.append(f"decode {metrics.batches['decode_token'].p50:.2f} ms per token")
         parts.append(f"{metrics.batches['decode_throughput'].mean:.1f} tokens/s")
     return f"{metrics.runs} runs, {', '.join(parts)}"
 

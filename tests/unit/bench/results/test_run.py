@@ -190,7 +190,7 @@ def test_batches_and_errors_in_the_plain_screen() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == (
         "[1] batch size 4: 10 runs, prefill 200.00 ms, 200.0 tokens/s, "
-        "decode 10.00 ms a token, 400.0 tokens/s"
+        "decode 10.00 ms per token, 400.0 tokens/s"
     )
     assert lines[1].endswith("errors: 5 connect")
     assert lines[2].strip() == "warning: every request failed: there are no latencies"
