@@ -127,7 +127,7 @@ class FakeEngine:
         self.heard.append(heard)
 
     def restart(self, *adapters: Adapter, another: bool = True, **limits: Any) -> None:
-        """Come back: as another engine, with only these adapters and other limits, or as the same."""
+        """Come back as the same engine, or as another with only these adapters and other limits."""
         self.info = replace(self.info, **limits)
         if another:
             self.there = Adapters(self.there.max_loras, adapters)
