@@ -24,7 +24,7 @@ from statistics import median
 import httpx
 
 from tests.tools.concurrent_requests import ConcurrentRequests
-from tests.tools.process_tree import descendants_of, follower_of, is_gone
+from tests.tools.process_tree import descendants_of, is_gone, shard_process_of
 from tests.tools.server_process import ServerProcess, stop
 
 _START_SECONDS = 600.0
@@ -100,7 +100,7 @@ def _shard(server: Server) -> int:
 
 
 def _second(server: Server) -> int:
-    return follower_of(_shard(server))
+    return shard_process_of(_shard(server))
 
 
 FAULTS = (

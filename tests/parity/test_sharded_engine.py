@@ -77,11 +77,11 @@ def sharded(make: Callable[[int], Engine]) -> Iterator[Engine]:
     engine.llm.close()
 
 
-def followers() -> list[int]:
+def shard_processes() -> list[int]:
     """Child processes that are shards."""
     lists = Path("/proc/self/task").glob("*/children")
     pids = [int(child) for listed in lists for child in listed.read_text().split()]
-    return [pid for pid in pids if "follower" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in pids if "tensor_parallel" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def test_preempted_and_resumed(alone: Engine, sharded: Engine) -> None:
@@ -159,18 +159,18 @@ def test_adapters(alone: Engine, sharded: Engine, checkpoint: Path, tmp_path: Pa
 
 
 def test_a_lost_shard_ends_every_call_with_its_name(make: Callable[[int], Engine]) -> None:
-    before = followers()
+    before = shard_processes()
     engine = make(2)
-    (follower,) = set(followers()) - set(before)
+    (shard,) = set(shard_processes()) - set(before)
     stream = engine.llm.stream(PROMPTS[0], max_new_tokens=60, ignore_eos=True)
     next(iter(stream))
-    os.kill(follower, signal.SIGKILL)
+    os.kill(shard, signal.SIGKILL)
     with pytest.raises(GenerationError, match="shard 1 was killed by SIGKILL"):
         list(stream)
     with pytest.raises(EngineDeadError, match="shard 1 was killed by SIGKILL"):
         engine.ids()
     engine.llm.close()
-    assert set(followers()) == set(before)
+    assert set(shard_processes()) == set(before)
 
 
 def test_a_shard_that_runs_and_does_not_compute_is_noticed(

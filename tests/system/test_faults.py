@@ -15,7 +15,7 @@ import torch
 from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
 from tests.tools.concurrent_requests import ROUTES, ConcurrentRequests, Outcome, request_body
-from tests.tools.process_tree import descendants_of, follower_of, is_gone
+from tests.tools.process_tree import descendants_of, is_gone, shard_process_of
 from tests.tools.server_process import ServerProcess, kill, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
@@ -198,19 +198,19 @@ def test_a_second_shard_lost_under_load_takes_the_first_along_and_both_come_back
 ) -> None:
     server = start(2)
     right, shard = server.answer(), server.shard
-    follower = follower_of(shard)
+    other_shard = shard_process_of(shard)
     crowd = server.crowd(["stream", "openai whole"] * 4)
-    os.kill(follower, signal.SIGKILL)
+    os.kill(other_shard, signal.SIGKILL)
     assert_told(crowd.outcomes(), crowd.size, "shard 1 was killed by SIGKILL")
     assert_unwell(server)
     assert_returns(server, shard, right)
-    assert follower_of(server.shard) != follower
+    assert shard_process_of(server.shard) != other_shard
 
 
 def test_a_killed_router_takes_all_shards_along(start: Start) -> None:
     server = start(2)
     processes = server.everything()
-    assert follower_of(server.shard) in processes
+    assert shard_process_of(server.shard) in processes
     os.kill(server.process.child("router"), signal.SIGKILL)
     assert server.process.wait() == ExitCode.ROUTER_FAILED
     server.assert_nothing_is_left(processes)

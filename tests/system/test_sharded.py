@@ -43,13 +43,13 @@ class Sharded:
         self.server = server
         self.temporary = temporary
         self.model_server = server.child("model-server")
-        (self.follower,) = [
-            pid for pid in children_of(self.model_server) if "follower" in command_of(pid)
+        (self.other_shard,) = [
+            pid for pid in children_of(self.model_server) if "tensor_parallel" in command_of(pid)
         ]
 
     @property
     def processes(self) -> list[int]:
-        return [*self.server.children(), self.follower]
+        return [*self.server.children(), self.other_shard]
 
     def assert_nothing_is_left(self, processes: list[int]) -> None:
         assert_nothing_is_left(self.server, processes)
@@ -84,7 +84,7 @@ def start_sharded(
     yield start
     for shards in started:
         shards.server.kill()
-        kill(shards.follower)
+        kill(shards.other_shard)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_shard_lost_in_a_stream_ends_it_with_the_cause(
     with httpx.stream("POST", url, json=LONG, timeout=60) as response:
         stream = events(response)
         next(stream)
-        os.kill(sharded.follower, number)
+        os.kill(sharded.other_shard, number)
         last = list(stream)[-1]
     cause = {
         signal.SIGKILL: "shard 1 was killed by SIGKILL",
@@ -157,7 +157,7 @@ def test_a_shard_lost_in_a_stream_ends_it_with_the_cause(
 
 def test_a_shard_stopped_in_an_idle_server_is_noticed(sharded: Sharded) -> None:
     processes = sharded.processes
-    os.kill(sharded.follower, signal.SIGSTOP)
+    os.kill(sharded.other_shard, signal.SIGSTOP)
     assert sharded.server.wait() == ExitCode.SHARD_FAILED
     assert errors_in(sharded.server.log) == ["error: shard 1 has not answered for 5 s"]
     sharded.assert_nothing_is_left(processes)
@@ -183,7 +183,7 @@ def test_sigterm_to_every_process_lets_a_stream_finish(sharded: Sharded) -> None
     with httpx.stream("POST", url, json=LONG, timeout=60) as response:
         stream = events(response)
         next(stream)
-        for pid in [sharded.follower, sharded.server.process.pid]:
+        for pid in [sharded.other_shard, sharded.server.process.pid]:
             os.kill(pid, signal.SIGTERM)
         rest = list(stream)
     assert rest[-1]["generated_text"]

@@ -21,10 +21,10 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
 
 
-def follower_of(pid: int) -> int:
+def shard_process_of(pid: int) -> int:
     """The process of the second shard, of a model server that has two."""
-    (follower,) = [child for child in children_of(pid) if "tensor_parallel" in command_of(child)]
-    return follower
+    (shard,) = [child for child in children_of(pid) if "tensor_parallel" in command_of(child)]
+    return shard
 
 
 def is_gone(pid: int) -> bool:

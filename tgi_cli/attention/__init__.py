@@ -52,7 +52,7 @@ def create_attention(
         kind = "torch"
         if device.type == "cpu":
             kind = "native" if _has_cpp(specs, block_size, dtype, cache_dtype) else "cpu"
-        elif device.type == "cuda" and _has_triton():
+        elif device.type == "cuda" and has_triton():
             kind = "triton"
     if kind not in BACKENDS:
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
@@ -79,7 +79,7 @@ def _has_cpp(
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     """Cached, as it takes a while."""
     from tgi_cli.kernels import custom_kernels_enabled
 

@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE
 
-_fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
+fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
     torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
 )
 """The kernel behind ``scaled_dot_product_attention``, which keeps its sums to itself. It is
@@ -56,9 +56,9 @@ class Scoring:
             return scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, scale=self.scale
             )
-        if self.softcap is not None or _fused_with_sums is None:
+        if self.softcap is not None or fused_with_sums is None:
             return self._attend_in_steps(queries, keys, values, mask)
-        attended, log_sums = _fused_with_sums(
+        attended, log_sums = fused_with_sums(
             queries, keys, values, attn_mask=mask, scale=self.scale
         )
         # sigmoid(log_sums - sinks); torch's own rounds an element by its position in a tensor.

@@ -46,12 +46,12 @@ def describe(kind: str | None) -> DeviceFacts:
             total_memory=total_memory(torch.device("cuda")),
             native_bfloat16=torch.cuda.is_bf16_supported(including_emulation=False),
             count=torch.cuda.device_count(),
-            chosen=_chosen(torch.cuda.device_count()),
+            chosen=devices_in_environment(torch.cuda.device_count()),
         )
     raise ConfigError(f"unknown device {kind!r}", "one of: cpu, cuda")
 
 
-def _chosen(count: int) -> int | None:
+def devices_in_environment(count: int) -> int | None:
     """Number of devices that the environment names, as TGI counts them; None if it names none."""
     for variable in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         named = os.environ.get(variable, "").strip()

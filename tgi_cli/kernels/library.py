@@ -41,7 +41,7 @@ def custom_kernels_enabled() -> bool:
 
 def best_level() -> str | None:
     """The best level whose features the processor has."""
-    has = _features()
+    has = cpu_features()
     return next((name for name, (needs, _) in build.LEVELS.items() if needs <= has), None)
 
 
@@ -99,7 +99,7 @@ def _load() -> ctypes.CDLL | None:
     return None
 
 
-def _features() -> frozenset[str]:
+def cpu_features() -> frozenset[str]:
     try:
         lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

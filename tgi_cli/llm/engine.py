@@ -31,7 +31,7 @@ from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import GrammarCompiler, Worker
 from tgi_cli.errors import TgiError
 from tgi_cli.llm.errors import EngineDeadError
-from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError, unknown
+from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError
 from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.rpc.streams import OutputBuffer, split_by_request
 
@@ -140,10 +140,7 @@ class InProcessEngine:
 
     def adapter_id(self, name: str | None) -> int:
         """The id of a loaded adapter, or 0 for the base model. Raises ValueError."""
-        found = self.adapters.id_of(name or "")
-        if found is None:
-            raise ValueError(unknown(name or "", self.adapters.now.names))
-        return found
+        return self.adapters.id_of(name or "")
 
     def close(self, cause: str = "the LLM was closed") -> None:
         """End the loop; waiting callers get an EngineDeadError. May be called twice."""

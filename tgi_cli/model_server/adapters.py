@@ -56,9 +56,18 @@ class AdapterRegistry:
         self._waiting: dict[int, Future[str]] = {}
         self._ended = False
 
-    def id_of(self, name: str) -> int | None:
-        """Return the engine's id of a loaded adapter, 0 for no name, or None if it is unknown."""
-        return self._ids.get(name) if name else 0
+    def id_of(self, name: str) -> int:
+        """Return the engine's id of a loaded adapter, or 0 for no name.
+
+        Raises:
+            ValueError: No adapter of this name is loaded.
+        """
+        if not name:
+            return 0
+        try:
+            return self._ids[name]
+        except KeyError:
+            raise ValueError(_unknown(name, self.now.names)) from None
 
     def load(self, name: str, find: Callable[[], Path], in_place: bool = False) -> None:
         """Load an adapter and wait until requests may name it.
@@ -123,7 +132,7 @@ class AdapterRegistry:
             self._loaded.pop(name, None)
             self._publish()
         if adapter_id is None:
-            raise AdapterError(unknown(name, self.now.names), fault=AdapterFault.UNKNOWN)
+            raise AdapterError(_unknown(name, self.now.names), fault=AdapterFault.UNKNOWN)
         self._send(UnloadAdapter(adapter_id))
         log.info("adapter %s: unloaded", name)
 
@@ -158,7 +167,7 @@ class AdapterRegistry:
         self.now = Adapters(self.now.max_loras, tuple(self._loaded.values()))
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
+def _unknown(name: str, known: Iterable[str]) -> str:
     """Return an error text with the adapters that there are."""
     names = ", ".join(sorted(known))
     others = f"there are: {names}" if names else "none is loaded"

@@ -39,7 +39,7 @@ from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.engine.validation import validate_request
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.model_server.adapter_service import AdapterServicer
-from tgi_cli.model_server.adapters import AdapterRegistry, unknown
+from tgi_cli.model_server.adapters import AdapterRegistry
 from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
@@ -245,10 +245,8 @@ class EngineServer(AdapterServicer):
         problem = ""
         try:
             request = codec.decode_submit(message)
-            adapter_id = self.adapters.id_of(message.adapter)
             validate_request(request, self._info)
-            if adapter_id is None:
-                raise ValueError(unknown(message.adapter, self.adapters.now.names))
+            adapter_id = self.adapters.id_of(message.adapter)
         except ValueError as error:
             problem = str(error)
         with self._lock:
@@ -267,7 +265,7 @@ class EngineServer(AdapterServicer):
             session.live[client_id] = engine_id
             self._routes[engine_id] = _Route(session, client_id)
         self._engine.inbox.put(
-            replace(request, request_id=engine_id, fork_of=fork_of, adapter_id=adapter_id or 0)
+            replace(request, request_id=engine_id, fork_of=fork_of, adapter_id=adapter_id)
         )
 
     def _cancel(self, session: ClientSession, client_id: int) -> None:

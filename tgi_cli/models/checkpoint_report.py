@@ -64,26 +64,26 @@ class CheckpointReport:
     @property
     def num_bytes(self) -> int:
         """On disk."""
-        return sum(kept.num_bytes for kept in (*self.quantized, *self.plain))
+        return sum(group.num_bytes for group in (*self.quantized, *self.plain))
 
     @property
     def exceptions(self) -> dict[str, str]:
         """How modules are quantized that are not quantized like most of them."""
-        return {name: kept.how for kept in self.quantized[1:] for name in kept.modules}
+        return {name: group.how for group in self.quantized[1:] for name in group.modules}
 
     def lines(self) -> Iterator[str]:
         """The report as text."""
         yield f"{self.architecture}, {self.method or 'not quantized'}, {_mib(self.num_bytes)}"
-        for kept in (*self.quantized, *self.plain):
-            per = 8 * kept.num_bytes / max(1, kept.parameters)
+        for group in (*self.quantized, *self.plain):
+            per = 8 * group.num_bytes / max(1, group.parameters)
             what = (
-                f"{len(kept.modules)} tensors"
-                if kept.kernel is None
-                else (f"{len(kept.modules)} weights")
+                f"{len(group.modules)} tensors"
+                if group.kernel is None
+                else (f"{len(group.modules)} weights")
             )
-            yield f"  {what} in {kept.how}: {_mib(kept.num_bytes)}, {per:.2f} bits per number"
-            if kept.kernel is not None:
-                yield f"    on {self.device}: {kept.kernel}"
+            yield f"  {what} in {group.how}: {_mib(group.num_bytes)}, {per:.2f} bits per number"
+            if group.kernel is not None:
+                yield f"    on {self.device}: {group.kernel}"
         for name, how in self.exceptions.items():
             yield f"  {name}: {how}"
 
@@ -110,19 +110,19 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
             tensor
         )
     found = sorted(
-        (_kept(how, tensors, dtype, torch.device(facts.kind)) for how, tensors in ways.items()),
-        key=lambda kept: -len(kept.modules),
+        (_group_of(how, tensors, dtype, torch.device(facts.kind)) for how, tensors in ways.items()),
+        key=lambda group: -len(group.modules),
     )
     return CheckpointReport(
         config.architecture,
         quantization_name(config),
-        tuple(kept for kept in found if kept.kernel is not None),
-        tuple(kept for kept in found if kept.kernel is None),
+        tuple(group for group in found if group.kernel is not None),
+        tuple(group for group in found if group.kernel is None),
         f"{facts.kind} in {str(dtype).removeprefix('torch.')}",
     )
 
 
-def _kept(
+def _group_of(
     how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device
 ) -> WeightGroup:
     kernels: dict[str, None] = {}

@@ -107,19 +107,18 @@ class _Router:
         try:
             app = create_app(client, text, config)
             self._state = app.state.router
+            host, port = self._listener.getsockname()[:2]
             try:
                 self._listener.listen(_BACKLOG)
             except OSError as error:
                 raise AddressInUseError(
-                    f"cannot serve on {config.hostname} port {config.port}: "
-                    f"{error.strerror or error}",
+                    f"cannot serve on {host} port {port}: {error.strerror or error}",
                     "stop what uses it, or choose another --hostname or --port",
                 ) from error
             # Exempt what exists by now, which lives as long as the process, from collections.
             gc.collect()
             gc.freeze()
             self._server = _Server(uvicorn_config(app, config))
-            host, port = self._listener.getsockname()[:2]
             scheme = "https" if config.ssl_certfile else "http"
             logger.info("listening on %s port %d (%s)", host, port, scheme)
             await self._server.serve(sockets=[self._listener])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tgi_cli.config.settings import default
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.validation import validate_length
-from tgi_cli.model_server.adapters import AdapterRegistry, unknown
+from tgi_cli.model_server.adapters import AdapterRegistry
 from tgi_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -73,9 +73,6 @@ class RequestReader:
                 f"`top_n_tokens` is more than the vocabulary has ({self._info.vocab_size})"
             )
         adapter = request.adapter_id if "adapter_id" in fields else ""
-        adapter_id = self._adapters.id_of(adapter)
-        if adapter_id is None:
-            raise ValueError(unknown(adapter, self._adapters.now.names))
         return GenerationRequest(
             request_id=engine_id,
             prompt_ids=tuple(prompt),
@@ -83,7 +80,7 @@ class RequestReader:
             max_new_tokens=stopping.max_new_tokens,
             stop_token_ids=frozenset(self._info.eos_token_ids),
             ignore_eos=stopping.ignore_eos_token,
-            adapter_id=adapter_id,
+            adapter_id=self._adapters.id_of(adapter),
             grammar=self._grammar(request.parameters),
             prompt_logprobs=0 if request.prefill_logprobs else None,
         )

@@ -119,6 +119,9 @@ class DecodeGraphs:
         make: makes graphs that share their memory; called anew whenever all are captured anew.
         lora: of the model; None if it has no slots for adapters. Steps with adapters have graphs
             of their own, so that other steps need not pay for them.
+
+    Attributes:
+        captured: graph and output by size and whether with adapters.
     """
 
     def __init__(
@@ -145,7 +148,7 @@ class DecodeGraphs:
         )
         self._buffers: AttentionMetadata | None = None
         self._hidden: Tensor | None = None
-        self._captured: dict[tuple[int, bool], tuple[Graph, Tensor]] = {}
+        self.captured: dict[tuple[int, bool], tuple[Graph, Tensor]] = {}
 
     @torch.inference_mode()
     def measure(self) -> int:
@@ -181,7 +184,7 @@ class DecodeGraphs:
 
     def drop(self) -> None:
         """Free the memory of all graphs."""
-        self._captured.clear()
+        self.captured.clear()
         self._buffers = self._hidden = None
         release_unused_memory(self._attention.device)
 
@@ -194,7 +197,7 @@ class DecodeGraphs:
         rows, ends, slots, table = batch.rows, batch.ends(), batch.adapter_slots, self._rows
         count = len(rows)
         size = self.sizes[bisect_left(self.sizes, count)]
-        graph, output = self._captured[size, slots is not None]
+        graph, output = self.captured[size, slots is not None]
         staged = torch.empty((len(_PADDING), size), dtype=torch.int64, pin_memory=self._pin)
         columns = staged.numpy()
         columns[:, count:] = _PADDING
@@ -264,7 +267,7 @@ class DecodeGraphs:
             hidden = self._forward(size)
             return self._model.logits(hidden) if size <= self._head_rows else shared.copy_(hidden)
 
-        self._captured[key] = graph, graph.capture(work)
+        self.captured[key] = graph, graph.capture(work)
 
     def _forward(self, size: int) -> Tensor:
         """Hidden states [size, H] of the inputs."""

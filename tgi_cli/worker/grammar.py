@@ -131,17 +131,17 @@ class LLGuidance:
         self._look_for_slow = False
         self._lock = threading.Lock()
         """Guards the field below."""
-        self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
+        self.compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
 
     def compile(self, grammar: str) -> Future[GrammarMatcher]:
         """See the protocol. The error is a ValueError."""
         with self._lock:
-            compiled = self._compiled.get(grammar)
+            compiled = self.compiled.get(grammar)
             if compiled is None:
-                compiled = self._compiled[grammar] = self._pool.submit(self._make, grammar)
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+                compiled = self.compiled[grammar] = self._pool.submit(self._make, grammar)
+                if len(self.compiled) > MAX_COMPILED:
+                    self.compiled.popitem(last=False)
+            self.compiled.move_to_end(grammar)
         matcher: Future[GrammarMatcher] = Future()
 
         def copy_matcher(done: Future[llguidance.LLMatcher]) -> None:

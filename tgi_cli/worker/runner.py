@@ -7,6 +7,7 @@ packing the inputs for a device adds 34 / 61 / 90 us. Nothing in it loops over t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,6 @@ from tgi_cli.worker.executors import (
     RunnableModel,
 )
 from tgi_cli.worker.input_batch import InputBatch, RowOptions
-from tgi_cli.worker.logits_processors import run_processors
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.prompt_logprobs import PromptChunk, ScoredChunk, prompt_chunks
 from tgi_cli.worker.result import DeviceOutputs, DeviceResult
@@ -104,8 +104,8 @@ class ModelRunner:
         if program is not None:
             self._flat_executors.insert(0, ProgramExecutor(program, attention, self._inputs))
         self._vocab_size = vocab_size
-        self._logits_at_once = max(1, MAX_LOGITS[self._device.type] // vocab_size)
-        self._scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)
+        self.logits_at_once = max(1, MAX_LOGITS[self._device.type] // vocab_size)
+        self.scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -170,8 +170,8 @@ class ModelRunner:
                         forward.all_hidden,
                         self.rows.tokens,
                         self._model.logits,
-                        self._logits_at_once,
-                        self._scores_at_once,
+                        self.logits_at_once,
+                        self.scores_at_once,
                     )
                     produced.prompts.append(scored)
             if len(forward.batch):
@@ -204,14 +204,14 @@ class ModelRunner:
         """Head and sampler, in parts of bounded size."""
         forward = handle.forward
         count = len(forward.batch)
-        logits_at_once = count if forward.is_logits else self._logits_at_once
+        logits_at_once = count if forward.is_logits else self.logits_at_once
         for begin in range(0, count, logits_at_once):
             logits = forward.output[begin : begin + logits_at_once]
             if not forward.is_logits:
                 logits = self._model.logits(logits)
             if self._shard.rank > 0:
                 continue
-            at_once = self._scores_at_once
+            at_once = self.scores_at_once
             if (
                 masks is None
                 and not handle.options
@@ -255,7 +255,43 @@ class ModelRunner:
                 scores = logits.clone() if scores is None else scores
                 row, position = batch.rows[entry], batch.positions[entry]
                 token_ids = self.rows.tokens[int(row), : int(position)].tolist()  # waits for them
-                error = run_processors(options, scores[index], token_ids)
+                error = _run_processors(options, scores[index], token_ids)
                 if error is not None:
                     produced.errors[entry] = error
         return scores
+
+
+def _run_processors(options: RowOptions, scores: Tensor, token_ids: Sequence[int]) -> str | None:
+    """Run a request's processors on its ``scores``, in place and in order.
+
+    Args:
+        options: of the request.
+        scores: float32 [V], its raw logits.
+        token_ids: prompt and generated tokens so far.
+
+    Returns:
+        The error in one line, if a processor raised or returned something that no token can be
+        sampled from; else None.
+    """
+    for processor in options.extras.logits_processors:
+        name = getattr(processor, "__qualname__", type(processor).__qualname__)
+        try:
+            returned = processor(options.request_id, scores, token_ids, options.extras.client_id)
+        except Exception as error:  # the user's own code may raise anything; only it fails
+            message = str(error).strip().partition("\n")[0]
+            return f"the logits processor {name} failed: {type(error).__name__}: {message}"
+        if not isinstance(returned, Tensor):
+            found = type(returned).__name__
+        elif returned.shape != scores.shape or not returned.is_floating_point():
+            found = f"{returned.dtype} {list(returned.shape)}"
+        else:
+            if returned is not scores:
+                scores.copy_(returned)
+            continue
+        return (
+            f"the logits processor {name} returned {found} "
+            f"instead of a float tensor [{len(scores)}]"
+        )
+    if not bool((scores < math.inf).all()):
+        return "the logits processors left NaN or infinite logits"
+    return None

@@ -150,13 +150,13 @@ def test_a_broken_number_breaks_its_own_sequence_alone(
 def test_sinks_without_torch_s_private_kernel(
     scoring: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_scores, "_fused_with_sums", None)
+    monkeypatch.setattr(cpu_scores, "fused_with_sums", None)
     attention = broken(make("cpu", [KVSpec(2, DIM, 50)]))
     Batch(BATCHES["everything"], 6, 2, torch.float32, **scoring).check(attention, 0, 1e-5)
 
 
 def test_torch_has_the_kernel_that_returns_log_sums() -> None:
-    assert cpu_scores._fused_with_sums is not None
+    assert cpu_scores.fused_with_sums is not None
 
 
 @backends

@@ -68,7 +68,7 @@ def test_cuda_takes_triton_where_it_compiles(
 ) -> None:
     chosen = {"triton": f"{__name__}:triton_backend", "torch": f"{__name__}:torch_backend"}
     monkeypatch.setattr(tgi_cli.attention, "BACKENDS", chosen)
-    monkeypatch.setattr(tgi_cli.attention, "_has_triton", lambda: compiles)
+    monkeypatch.setattr(tgi_cli.attention, "has_triton", lambda: compiles)
     with pytest.raises(Chosen, match="triton" if compiles else "torch"):
         create_attention(None, [KVSpec(1, 16)], 16, torch.float16, torch.device("cuda"))
 
@@ -83,7 +83,7 @@ def test_where_triton_cannot_compile_the_cause_is_logged(
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(triton, "probe", probe)
-    assert not tgi_cli.attention._has_triton.__wrapped__()
+    assert not tgi_cli.attention.has_triton.__wrapped__()
     assert "Failed to find C compiler" in caplog.text
 
 

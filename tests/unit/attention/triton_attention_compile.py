@@ -66,7 +66,7 @@ def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
     compile_for(case.capability)
     spec = KVSpec(case.kv_heads, case.dim, case.window)
     attention = TritonAttention([spec], 16, case.dtype, CPU, case.cache_dtype)
-    attention._hardware = Hardware(108, SHARED[case.capability], divmod(case.capability, 10))
+    attention.hardware = Hardware(108, SHARED[case.capability], divmod(case.capability, 10))
     attention.allocate(1)
     queries, kvs = (list(lens) for lens in zip(*case.lens, strict=True))
     attention.plan(make_metadata([[0] * (-(-kv // 16)) for kv in kvs], queries, kvs, 16))

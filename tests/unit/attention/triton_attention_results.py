@@ -227,7 +227,7 @@ def test_every_8_bit_number_is_read_as_torch_reads_it(
     codes = torch.arange(256).to(torch.uint8).view(cache_dtype).to(DEVICE)
     load.caches = [torch.zeros(48, 16, 1, 256, device=DEVICE).to(cache_dtype) for _ in range(2)]
     attention = load.backend("triton")
-    monkeypatch.setattr(type(attention._hardware), "casts_fp8", casts)
+    monkeypatch.setattr(type(attention.hardware), "casts_fp8", casts)
     attention.plan(load.metadata())
     attention.raw(attention.value_cache[0])[load.tables[0][0], 0, 0] = codes.view(torch.uint8)
     output = attention.attend(0, load.query, 1.0).flatten()
@@ -338,7 +338,7 @@ def test_padded_decodes(
     for lens in (LENGTHS, LENGTHS[2:], [(1, 150), (1, 3)]):
         load = Workload(lens, heads, window=window, cache_dtype=cache_dtype)
         attention = load.backend("triton")
-        attention._hardware = replace(attention._hardware, processors=processors)
+        attention.hardware = replace(attention.hardware, processors=processors)
         buffers = attention.decode_buffers(rows + 2, 20)
         assert buffers.slot_mapping.tolist() == [-1] * (rows + 2)
         wanted = load.backend("torch")

@@ -64,7 +64,7 @@ def test_rotation(dims: int, rotated: int, compiled: list[tuple[str, Any]]) -> N
 
 
 def test_gates(compiled: list[tuple[str, Any]]) -> None:
-    names = {formula: name for name, formula in triton_ops._FORMULAS.items()}
+    names = {formula: name for name, formula in triton_ops.FORMULAS.items()}
     for name in names.values():
         triton_ops.gated(torch.empty(2, 2 * 1536, dtype=torch.bfloat16), name)
     assert_compiled(compiled, len(names))

@@ -56,7 +56,7 @@ def replays(runner: ModelRunner) -> dict[int, int]:
     assert runner.graphs is not None
     return {
         size: graph.replays  # type: ignore[attr-defined]
-        for (size, _), (graph, _) in runner.graphs._captured.items()
+        for (size, _), (graph, _) in runner.graphs.captured.items()
         if graph.replays  # type: ignore[attr-defined]
     }
 
@@ -156,7 +156,7 @@ def test_padding_rows_have_no_length_and_no_slot(monkeypatch):
     run(runner, workload.prompts(8))
     run(runner, workload.decodes(8))
     run(runner, workload.decodes(3))
-    buffers = attention._buffers
+    buffers = attention.buffers
     assert buffers is not None
     assert (buffers.kv_lens[:3] > 0).all()
     assert (buffers.slot_mapping[:3] >= 0).all()
@@ -279,7 +279,7 @@ def test_the_largest_is_captured_first_for_the_others_reuse_its_memory(monkeypat
     monkeypatch.setattr(graphs_module, "release_unused_memory", lambda device: None)
     assert graphs.measure() >= 0
     assert captured == [4, 2], "two tell what all will take"
-    assert not graphs._captured
+    assert not graphs.captured
     graphs.capture()
     assert captured[2:] == [4, 2, 1]
 
@@ -347,7 +347,7 @@ def test_rows_with_adapters_have_graphs_of_their_own():
         assert got.token_ids == expected.token_ids
         assert got.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
     assert runner.graphs is not None
-    used = {key: graph.replays for key, (graph, _) in runner.graphs._captured.items()}  # type: ignore[attr-defined]
+    used = {key: graph.replays for key, (graph, _) in runner.graphs.captured.items()}  # type: ignore[attr-defined]
     assert used == {
         (4, True): 2,
         (4, False): 0,

@@ -102,7 +102,7 @@ def test_graphs_are_captured_over_the_cache_that_is_served(monkeypatch, caplog, 
     assert graphs.sizes == [1, 2, 4, 6]
     assert "CUDA graphs of 4 sizes up to 6 rows" in caplog.text
     assert decoded(worker) == expected
-    graph: Any = graphs._captured[4, False][0]
+    graph: Any = graphs.captured[4, False][0]
     assert graph.replays == 2, "the check, and the decode"
 
 
@@ -141,7 +141,7 @@ class Baking(Model):
     longest = 0
 
     def forward(self, input_ids, positions, attention):
-        if attention._rows is None:
+        if attention.rows is None:
             self.longest = int(positions.max())
         return super().forward(input_ids, positions, attention) * (1 + self.longest)
 
@@ -247,4 +247,4 @@ def test_the_next_step_is_replayed_before_the_last_ones_tokens_are_read(monkeypa
     assert all(ahead), "the device always has the next step before the host asks for the last"
     graphs = replayed.runner.graphs
     assert graphs is not None
-    assert sum(graph.replays for graph, _ in graphs._captured.values()) > 8  # type: ignore[attr-defined]
+    assert sum(graph.replays for graph, _ in graphs.captured.values()) > 8  # type: ignore[attr-defined]

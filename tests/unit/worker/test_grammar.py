@@ -220,7 +220,7 @@ def test_requests_with_one_grammar_share_its_compilation_and_nothing_else(
 def test_the_number_of_cached_grammars_is_limited(compiler: LLGuidance) -> None:
     for i in range(MAX_COMPILED + 5):
         compiler.compile(grammar("regex", f"number {i}")).result(20)
-    assert len(compiler._compiled) == MAX_COMPILED
+    assert len(compiler.compiled) == MAX_COMPILED
 
 
 @pytest.mark.parametrize(

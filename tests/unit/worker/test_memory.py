@@ -19,9 +19,9 @@ def test_freed_memory_is_returned_to_the_system():
         ctypes.memset(piece, 1, 64 << 10)
     for piece in pieces[:-1]:
         free(ctypes.c_void_p(piece))
-    held = memory._held(CPU)
+    held = memory.held_memory(CPU)
     memory.release_unused_memory(CPU)
-    assert memory._held(CPU) < held - (48 << 20)
+    assert memory.held_memory(CPU) < held - (48 << 20)
     free(ctypes.c_void_p(pieces[-1]))
 
 

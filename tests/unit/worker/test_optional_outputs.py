@@ -64,8 +64,8 @@ def reference_logits(checkpoint: Path, tokens: list[int]) -> Tensor:
 def test_a_prompt_is_scored_chunk_by_chunk_as_by_transformers(
     worker, checkpoint, monkeypatch, chunks, top, logits_at_once
 ):
-    monkeypatch.setattr(worker.runner, "_logits_at_once", logits_at_once)
-    monkeypatch.setattr(worker.runner, "_scores_at_once", 2)
+    monkeypatch.setattr(worker.runner, "logits_at_once", logits_at_once)
+    monkeypatch.setattr(worker.runner, "scores_at_once", 2)
     prompt = torch.randint(3, 256, (20,), generator=torch.Generator().manual_seed(5)).tolist()
     expected = reference_logits(checkpoint, prompt).log_softmax(-1)
     logprobs: list[float] = []
@@ -112,7 +112,7 @@ def test_the_prompt_of_a_resumed_sequence_ends_where_it_did(worker):
 
 @pytest.mark.parametrize("logits_at_once", [2, 1000])
 def test_raw_logits_are_those_of_transformers(worker, checkpoint, monkeypatch, logits_at_once):
-    monkeypatch.setattr(worker.runner, "_logits_at_once", logits_at_once)
+    monkeypatch.setattr(worker.runner, "logits_at_once", logits_at_once)
     wanted = SamplingParams(temperature=0.0, repetition_penalty=1.7, logit_bias=((7, 3.0),))
     first, second = [5, 9, 200, 31, 77, 8], [40, 41, 42]
     new = [

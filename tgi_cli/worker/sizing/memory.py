@@ -62,7 +62,7 @@ class PeakMeter:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-        self._before = _held(device)
+        self._before = held_memory(device)
 
     def read(self) -> int:
         """The bytes so far."""
@@ -74,7 +74,7 @@ class PeakMeter:
         return max(0, peak - self._before)
 
 
-def _held(device: torch.device) -> int:
+def held_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
     try:
