@@ -146,7 +146,7 @@ def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
     table = torch.tensor(TABLES[kind])
     ascending, order = table.sort()
     limits = (ascending[1:] + ascending[:-1]) / 2
-    places = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
-    codes = order.to(torch.uint8).index_select(0, places.flatten())
+    nearest = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
+    codes = order.to(torch.uint8).index_select(0, nearest.flatten())
     codes = codes.view(outputs, -1)[:, :inputs].contiguous()
     return QuantizedWeight(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)
