@@ -111,12 +111,12 @@ def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> BenchR
 
 
 def of_ours(run: BenchRun) -> Figures:
-    figures = step_metrics(run.steps[0], intervals=False)
+    metrics = step_metrics(run.steps[0], intervals=False)
     return {
-        "requests": figures.succeeded,
-        **{f"{name}_p50": figures.latencies[name].p50 for name in ("ttft", "tpot", "e2e")},
-        "requests_per_second": figures.rates["requests_per_second"],
-        "tokens_per_second": figures.rates["output_tokens_per_second"],
+        "requests": metrics.succeeded,
+        **{f"{name}_p50": metrics.latencies[name].p50 for name in ("ttft", "tpot", "e2e")},
+        "requests_per_second": metrics.rates["requests_per_second"],
+        "tokens_per_second": metrics.rates["output_tokens_per_second"],
     }
 
 
@@ -205,7 +205,7 @@ async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
 
 
 def stubbed(asked: argparse.Namespace) -> None:
-    """The same against a server that only waits, so that its true figures are known."""
+    """The same against a server that only waits, so that its true metrics are known."""
     slower = 1 + asked.slower / 100
     stub, slow = (Stub(prefill=0.05 * factor, token=0.02 * factor) for factor in (1.0, slower))
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as name:
@@ -235,7 +235,7 @@ async def run(asked: argparse.Namespace) -> None:
     """With a server of its own, unless one is given."""
     context: Any = contextlib.nullcontext()
     if not asked.url:
-        context = start_server("", say=lambda line: None)
+        context = start_server("", log_line=lambda line: None)
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         async with context as server:
             await measured(asked.url or server.url, asked, Path(folder))

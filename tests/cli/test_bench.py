@@ -29,8 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     seen: list[BenchConfig] = []
 
     class SavedJob(BenchJob):
-        def __init__(self, request: BenchConfig, say: Callable[[str], None]) -> None:
-            super().__init__(request, say)
+        def __init__(self, request: BenchConfig, log_line: Callable[[str], None]) -> None:
+            super().__init__(request, log_line)
             seen.append(request)
 
         def run(self, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
@@ -163,8 +163,8 @@ def test_flags_set_the_options_of_a_load(asked: list[BenchConfig]) -> None:
         ("--url http://h -b 4 --requests 3", "--requests does not apply to closed batches"),
         ("--url http://h -c 4 -r 3", "--runs is for closed batches only"),
         ("--url http://h --input-tokens 5 -s 5", "set the same"),
-        ("--url http://h --input-tokens much", "says no lengths"),
-        ("--url http://h --arrival never --rate 1", "says no arrivals"),
+        ("--url http://h --input-tokens much", "not a distribution of lengths"),
+        ("--url http://h --arrival never --rate 1", "not a process of arrivals"),
         ("--url http://h --arrival ramp:1,2,3 --rate 1", "use --ramp"),
         ("--url http://h --prefix 0", "--prefix"),
         ("--url http://h --header nothing", "is not NAME:VALUE"),

@@ -72,9 +72,9 @@ class FakeEngine:
         asked: how often the router asked.
         measured: the answer of ``metrics()``.
         fault: what the next loading or unloading ends with; ``faults``: the next ones of a name.
-        loading, sources: names and places of all that was to be loaded, in order.
+        loading, sources: names and sources of all adapters to load, in order.
         opened: loading goes on when it is set.
-        folders: where places on a hub are found.
+        folders: local folders by source.
         lost_after: it is gone after so many more loadings; None: it stays.
     """
 
@@ -127,7 +127,7 @@ class FakeEngine:
         self.heard.append(heard)
 
     def restart(self, *adapters: Adapter, another: bool = True, **limits: Any) -> None:
-        """Come back: with these adapters alone and other limits, or as ``another`` says."""
+        """Come back as the same engine, or as another with only these adapters and other limits."""
         self.info = replace(self.info, **limits)
         if another:
             self.there = Adapters(self.there.max_loras, adapters)

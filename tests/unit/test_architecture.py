@@ -192,6 +192,7 @@ OWN_FILES = (
     "kernels/",
     "bench/machine.py",
     "bench/managed_server.py",
+    "bench/token_counter.py",
     "cli/machine.py",
     "cli/reference.py",
     "launcher/oom.py",  # the kernel's counters

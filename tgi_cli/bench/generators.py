@@ -13,16 +13,7 @@ from itertools import islice
 import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep
-from tgi_cli.bench.load.frames import (
-    EndOfRequests,
-    FrameReader,
-    FromGenerator,
-    GeneratorEnded,
-    IndexedRequest,
-    RequestChunk,
-    ToGenerator,
-    pack,
-)
+from tgi_cli.bench.load import frames
 from tgi_cli.process.spawn import child_environment, module_command
 
 _CHUNK = 32
@@ -51,7 +42,7 @@ class GeneratorProcess:
     """
 
     def __init__(
-        self, number: int, inbox: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]]
+        self, number: int, inbox: asyncio.Queue[tuple[int, frames.FromGenerator | GeneratorLost]]
     ) -> None:
         self._number = number
         self._inbox = inbox
@@ -66,7 +57,7 @@ class GeneratorProcess:
         assert self._process is not None
         return self._process.pid
 
-    async def start(self, job: ToGenerator) -> None:
+    async def start(self, job: frames.ToGenerator) -> None:
         """Start the process with its job."""
         self._process = process = await asyncio.create_subprocess_exec(
             *module_command("tgi_cli.bench.load"),
@@ -80,10 +71,10 @@ class GeneratorProcess:
         self._tasks = [asyncio.create_task(task) for task in tasks]
         self.send(job)
 
-    def send(self, message: ToGenerator) -> None:
+    def send(self, message: frames.ToGenerator) -> None:
         """Send a frame; ignored if the process has ended."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(pack(message))
+            self._process.stdin.write(frames.pack(message))
 
     async def drain(self) -> None:
         """Wait until most of what was sent is read."""
@@ -120,7 +111,7 @@ class GeneratorProcess:
 
     async def _read_frames(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        reader = FrameReader()
+        reader = frames.FrameReader()
         invalid = ""
         while data := await process.stdout.read(_READ_BYTES):
             try:
@@ -130,7 +121,7 @@ class GeneratorProcess:
                 self._signal(signal.SIGKILL)
                 break
             for message in messages:
-                self._ended = self._ended or isinstance(message, GeneratorEnded)
+                self._ended = self._ended or isinstance(message, frames.GeneratorEnded)
                 self._inbox.put_nowait((self._number, message))
         if not self._ended:
             status = await process.wait()
@@ -196,16 +187,16 @@ class RequestFeeder:
             chunk = await asyncio.to_thread(lambda: list(islice(self._requests, count)))
         finally:
             self._over = len(chunk) < count or self._next + len(chunk) == self._total
-            shares: list[list[IndexedRequest]] = [[] for _ in self._processes]
+            shares: list[list[frames.IndexedRequest]] = [[] for _ in self._processes]
             for request in chunk:
                 self._on_request(self._next, request)
                 turn = self._next if request.conversation is None else request.conversation
-                shares[turn % len(shares)].append(IndexedRequest(self._next, request))
+                shares[turn % len(shares)].append(frames.IndexedRequest(self._next, request))
                 self._next += 1
             for process, items in zip(self._processes, shares, strict=True):
                 if items:
-                    process.send(RequestChunk(items))
+                    process.send(frames.RequestChunk(items))
                 if self._over:
-                    process.send(EndOfRequests())
+                    process.send(frames.EndOfRequests())
         for process in self._processes:
             await process.drain()

@@ -16,7 +16,7 @@ _SECONDS = 10
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, GPUs, system and versions, for ``Run.machine``.
+    """Processor, cores, memory, GPUs, system and versions, for ``BenchRun.machine``.
 
     Keys: ``processor``, ``cores``, ``memory_bytes``, ``gpus`` (list of names), ``system``,
     ``python``, ``packages`` (names to versions), ``hostname``. Never fails; unknown values

@@ -48,7 +48,7 @@ async def start_server(
     arguments: Sequence[str] = (),
     *,
     shard: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    log_line: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[ManagedServer]:
     """Run ``tgi serve MODEL`` on a free port of 127.0.0.1 until the end of the block.
 
@@ -56,7 +56,7 @@ async def start_server(
         model: Model id or folder; empty for the bundled model.
         arguments: Additional arguments for ``tgi serve``.
         shard: Whether its model server opens a socket to be driven directly.
-        say: Called with the lines of its log during the start.
+        log_line: Called with the lines of its log during the start.
 
     Raises:
         TgiError: The server did not become ready; cause and remedy are its own if it logged them.
@@ -83,7 +83,7 @@ async def start_server(
                 env=child_environment(),
                 start_new_session=True,  # Ctrl-C on the terminal is for this process
             )
-        url = await _wait_until_ready(process, log, say)
+        url = await _wait_until_ready(process, log, log_line)
         socket = folder / "shard-0" if shard else None
         yield ManagedServer(url, socket, ["tgi", *command], log)
     finally:
@@ -94,7 +94,7 @@ async def start_server(
 
 
 async def _wait_until_ready(
-    process: asyncio.subprocess.Process, log: Path, say: Callable[[str], None]
+    process: asyncio.subprocess.Process, log: Path, log_line: Callable[[str], None]
 ) -> str:
     """Wait for the log line with the URL and return it. Raises TgiError."""
     rest = ""
@@ -105,7 +105,7 @@ async def _wait_until_ready(
             for line in lines:
                 fields = _fields(line)
                 message = str(fields.get("message", line))
-                say(message)
+                log_line(message)
                 if message.startswith("ready: ") and isinstance(fields.get("url"), str):
                     return str(fields["url"])
             if ended:

@@ -228,7 +228,7 @@ def to_saturation(bounds: StepBounds, most: int = 1024, refine: int = 2) -> Benc
         points: list[StepMetrics] = []
         count, end = 1, f"saturation was not reached with {most} clients"
         while count <= most:
-            points.append(_figures((yield client_step(count, bounds))))
+            points.append(_metrics((yield client_step(count, bounds))))
             if not points[-1].succeeded:
                 end = f"no request was answered with {count} clients; the sweep ends there"
                 break
@@ -246,7 +246,7 @@ def to_saturation(bounds: StepBounds, most: int = 1024, refine: int = 2) -> Benc
             middle = round((low * high) ** 0.5)
             if middle in (low, high):
                 break
-            points.append(_figures((yield client_step(middle, bounds))))
+            points.append(_metrics((yield client_step(middle, bounds))))
         points.sort(key=lambda point: point.step.value)
         return [note for note in (end, explain_knee(points)) if note]
 
@@ -290,16 +290,16 @@ def peak_rate(
     """
 
     def search() -> StepSearch:
-        alone = _figures((yield client_step(1, bounds)), slo)
+        alone = _metrics((yield client_step(1, bounds)), slo)
         if not meets(alone, enough):
             return [_unmet(alone, slo)]
         rate = first or 1000.0 / alone.latencies["e2e"].mean
         met: StepMetrics | None = None
         missed: float | None = None
         for _ in range(most - 1):
-            figures = _figures((yield rate_step(rate, bounds)), slo)
-            if meets(figures, enough):
-                met = figures
+            metrics = _metrics((yield rate_step(rate, bounds)), slo)
+            if meets(metrics, enough):
+                met = metrics
             else:
                 missed = rate
             if met and missed and missed / met.step.value - 1 <= precision:
@@ -313,7 +313,7 @@ def peak_rate(
     return BenchPlan("peak rate within limits", 0, search)
 
 
-def _figures(record: StepRecord, slo: dict[str, float] | None = None) -> StepMetrics:
+def _metrics(record: StepRecord, slo: dict[str, float] | None = None) -> StepMetrics:
     return step_metrics(record, slo, intervals=False)
 
 

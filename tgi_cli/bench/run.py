@@ -13,20 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 import tgi_cli
-from tgi_cli.bench import machine
-from tgi_cli.bench.events import (
-    BatchDone,
-    BenchRequest,
-    BenchRun,
-    BenchStep,
-    BenchTarget,
-    Event,
-    RequestDone,
-    RunEnded,
-    StepEnded,
-    StepFailed,
-    StepRecord,
-)
+from tgi_cli.bench import events, machine
 from tgi_cli.bench.managed_server import start_server
 from tgi_cli.bench.plan import BenchOptions, BenchPlan, RequestsOfStep, plan_of
 from tgi_cli.bench.saved_runs import EventLog, RunStarted, cut_short
@@ -44,8 +31,12 @@ class StepDriver(Protocol):
     notes: list[str]
 
     def drive(
-        self, step: BenchStep, requests: Iterable[BenchRequest], index: int = 0, total: int = 0
-    ) -> AsyncGenerator[Event, None]:
+        self,
+        step: events.BenchStep,
+        requests: Iterable[events.BenchRequest],
+        index: int = 0,
+        total: int = 0,
+    ) -> AsyncGenerator[events.Event, None]:
         """Yield the events of one step; the last is StepEnded."""
 
     def stop(self, reason: str = "stopped") -> None:
@@ -64,7 +55,7 @@ class PlanRunner:
     def __init__(
         self,
         plan: BenchPlan,
-        target: BenchTarget,
+        target: events.BenchTarget,
         driver: StepDriver,
         requests: RequestsOfStep,
         fields: Mapping[str, Any] | None = None,
@@ -73,7 +64,7 @@ class PlanRunner:
         self._driver = driver
         self._requests = requests
         known: dict[str, Any] = {"command": [], "machine": {}, "workload": {}, **(fields or {})}
-        self.begun = BenchRun(
+        self.begun = events.BenchRun(
             created=time.time(), tgi=tgi_cli.__version__, target=target, steps=[], **known
         )
         self._stopped = ""
@@ -84,7 +75,7 @@ class PlanRunner:
         self._stopped = self._stopped or reason
         self._driver.stop(reason)
 
-    async def run(self, on_event: Callable[[Event], None]) -> BenchRun:
+    async def run(self, on_event: Callable[[events.Event], None]) -> events.BenchRun:
         """Run all steps of the plan, as far as possible.
 
         A failed step is reported, and the next one begins. The run ends early if it is stopped, if
@@ -94,7 +85,7 @@ class PlanRunner:
             on_event: Called with every event; the last is RunEnded with the whole run, also if the
                 task is cancelled.
         """
-        steps: list[StepRecord] = []
+        steps: list[events.StepRecord] = []
         notes = list(self.begun.notes)
         cancelled = False
         try:
@@ -104,13 +95,13 @@ class PlanRunner:
             notes.append("the run was cancelled")
         notes += [note for note in self._driver.notes if note not in notes]
         run = msgspec.structs.replace(self.begun, steps=steps, notes=notes, failure=self._failure)
-        on_event(RunEnded(run))
+        on_event(events.RunEnded(run))
         if cancelled:
             raise asyncio.CancelledError
         return run
 
     async def _run_steps(
-        self, steps: list[StepRecord], on_event: Callable[[Event], None]
+        self, steps: list[events.StepRecord], on_event: Callable[[events.Event], None]
     ) -> list[str]:
         search = self._plan.search()
         step = next(search, None)
@@ -138,26 +129,31 @@ class PlanRunner:
         return [f"the run was {self._stopped} before its end"] if self._stopped else []
 
     async def _run_step(
-        self, step: BenchStep, steps: list[StepRecord], on_event: Callable[[Event], None]
-    ) -> tuple[StepRecord | None, str]:
+        self,
+        step: events.BenchStep,
+        steps: list[events.StepRecord],
+        on_event: Callable[[events.Event], None],
+    ) -> tuple[events.StepRecord | None, str]:
         """Run one step; if cancelled, append what it has to ``steps``.
 
         Returns: Its record, and the error that ends the run, if any.
         """
         index = len(steps)
         record, failure = None, ""
-        partial = StepRecord(step=step, began=time.time(), duration=0.0, requests=[], batches=[])
+        partial = events.StepRecord(
+            step=step, began=time.time(), duration=0.0, requests=[], batches=[]
+        )
         drive = self._driver.drive(step, self._requests(step, index), index, self._plan.total)
         try:
-            async with contextlib.aclosing(drive) as events:
-                async for event in events:
-                    if isinstance(event, StepEnded):
+            async with contextlib.aclosing(drive) as stream:
+                async for event in stream:
+                    if isinstance(event, events.StepEnded):
                         record = event.record
-                    elif isinstance(event, RequestDone):
+                    elif isinstance(event, events.RequestDone):
                         partial.requests.append(event.record)
-                    elif isinstance(event, BatchDone):
+                    elif isinstance(event, events.BatchDone):
                         partial.batches.append(event.record)
-                    elif isinstance(event, StepFailed) and event.fatal:
+                    elif isinstance(event, events.StepFailed) and event.fatal:
                         failure = event.cause
                     on_event(event)
         except asyncio.CancelledError:
@@ -193,17 +189,19 @@ class BenchJob:
     """Does one run; any thread can stop it.
 
     Args:
-        say: Called with lines about what the run waits for before the first step.
+        log_line: Called with lines about what the run waits for before the first step.
 
     Attributes:
         url: URL of the HTTP server, once it is known.
     """
 
-    def __init__(self, config: BenchConfig, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, config: BenchConfig, log_line: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.config = config
-        self._say = say
+        self._log_line = log_line
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[BenchRun] | None = None
+        self._task: asyncio.Task[events.BenchRun] | None = None
         self._runner: PlanRunner | None = None
         self._stopped = ""
         self.url: str | None = None
@@ -231,7 +229,9 @@ class BenchJob:
             self._task.cancel()
         self._stopped = self._stopped or reason
 
-    def run(self, on_event: Callable[[Event], None], *, signals: bool = False) -> BenchRun:
+    def run(
+        self, on_event: Callable[[events.Event], None], *, signals: bool = False
+    ) -> events.BenchRun:
         """Do the run on an event loop of its own.
 
         Args:
@@ -246,7 +246,9 @@ class BenchJob:
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
-    async def _run(self, on_event: Callable[[Event], None], signals: bool) -> BenchRun:
+    async def _run(
+        self, on_event: Callable[[events.Event], None], signals: bool
+    ) -> events.BenchRun:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         if signals:
@@ -270,7 +272,7 @@ class BenchJob:
             with contextlib.closing(EventLog(config.jsonl)) as log:
                 log(RunStarted(self._runner.begun))
 
-                def log_event(event: Event) -> None:
+                def log_event(event: events.Event) -> None:
                     log(event)
                     on_event(event)
 
@@ -287,7 +289,7 @@ class BenchJob:
                 revision = ("--revision", config.revision) if config.revision else ()
                 arguments = (*revision, *config.serve_arguments)
                 server = await stack.enter_async_context(
-                    start_server(config.model, arguments, shard=shard, say=self._say)
+                    start_server(config.model, arguments, shard=shard, log_line=self._log_line)
                 )
                 address = str(server.socket) if shard else server.url
                 name, command, self.url = name or config.model, server.command, server.url

@@ -225,14 +225,14 @@ def step_rows(run: BenchRun) -> Iterable[list[Any]]:
         *(_column(name, statistic) for name, statistic in summaries),
     ]
     for record in run.steps:
-        figures = step_metrics(record, run.slo, intervals=False)
-        found = {**figures.latencies, **figures.batches}
+        metrics = step_metrics(record, run.slo, intervals=False)
+        found = {**metrics.latencies, **metrics.batches}
         yield [
             *(record.step.kind, record.step.value, record.step.label, record.duration),
-            *(figures.requests, figures.succeeded, figures.failed, figures.runs),
-            *(figures.input_tokens, figures.output_tokens, figures.concurrency),
-            figures.attainment,
-            *(figures.rates.get(name) for name in RATES),
+            *(metrics.requests, metrics.succeeded, metrics.failed, metrics.runs),
+            *(metrics.input_tokens, metrics.output_tokens, metrics.concurrency),
+            metrics.attainment,
+            *(metrics.rates.get(name) for name in RATES),
             *(
                 getattr(found[name], statistic) if name in found else None
                 for name, statistic in summaries

@@ -1,8 +1,8 @@
 """Runs one step of a benchmark in load generator processes.
 
     driver = LoadDriver(target, settings, tokenizer)
-    async with contextlib.aclosing(driver.drive(step, requests, index, total)) as events:
-        async for event in events: ...
+    async with contextlib.aclosing(driver.drive(step, requests, index, total)) as stream:
+        async for event in stream: ...
 
 The events of a step are StepStarted; then StepProgress (four times a second), RequestDone,
 BatchDone and StepFailed as they occur; and always StepEnded with the whole record, also if the step
@@ -18,33 +18,10 @@ import time
 from collections.abc import AsyncGenerator, Iterable
 from itertools import chain, islice
 
-from tgi_cli.bench.events import (
-    BatchDone,
-    BatchRecord,
-    BenchRequest,
-    BenchRequestRecord,
-    BenchStep,
-    BenchTarget,
-    ClientHealth,
-    Event,
-    RequestDone,
-    StepEnded,
-    StepFailed,
-    StepProgress,
-    StepRecord,
-    StepStarted,
-)
+from tgi_cli.bench import events
 from tgi_cli.bench.generators import GeneratorLost, GeneratorProcess, RequestFeeder
+from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.client_lag import worst_of
-from tgi_cli.bench.load.frames import (
-    BeginStep,
-    FromGenerator,
-    GeneratorEnded,
-    GeneratorJob,
-    GeneratorReady,
-    RequestFinished,
-    RunNote,
-)
 from tgi_cli.bench.load.http import request_head, tls_context
 from tgi_cli.bench.metrics_scrape import MetricsScraper
 from tgi_cli.bench.settings import RequestSettings, Route, TokenCounter, route_of
@@ -76,7 +53,7 @@ class LoadDriver:
 
     def __init__(
         self,
-        target: BenchTarget,
+        target: events.BenchTarget,
         settings: RequestSettings,
         tokenizer: TokenCounter | None = None,
     ) -> None:
@@ -98,8 +75,12 @@ class LoadDriver:
         return [process.pid for process in self._running.processes] if self._running else []
 
     async def drive(
-        self, step: BenchStep, requests: Iterable[BenchRequest], index: int = 0, total: int = 0
-    ) -> AsyncGenerator[Event, None]:
+        self,
+        step: events.BenchStep,
+        requests: Iterable[events.BenchRequest],
+        index: int = 0,
+        total: int = 0,
+    ) -> AsyncGenerator[events.Event, None]:
         """Run ``step`` with the requests in their order.
 
         ``requests`` may be endless and slow: a thread reads it, a little ahead of need. In a step
@@ -112,11 +93,11 @@ class LoadDriver:
             ConfigError: The settings, the step and the target are incompatible.
         """
         _check(step, self.target, self.settings)
-        yield StepStarted(index, total, step)
+        yield events.StepStarted(index, total, step)
         self._running = _StepRun(self, step, requests, index)
         try:
-            async with contextlib.aclosing(self._running.events()) as events:
-                async for event in events:
+            async with contextlib.aclosing(self._running.run()) as stream:
+                async for event in stream:
                     yield event
         finally:
             self._running = None
@@ -139,17 +120,23 @@ class _StepRun:
     """One step: its processes, and what they reported."""
 
     def __init__(
-        self, driver: LoadDriver, step: BenchStep, requests: Iterable[BenchRequest], index: int
+        self,
+        driver: LoadDriver,
+        step: events.BenchStep,
+        requests: Iterable[events.BenchRequest],
+        index: int,
     ) -> None:
         self._driver, self._target, self._settings = driver, driver.target, driver.settings
         self._step, self._index = step, index
         self._requests = iter(requests)
         self.processes: list[GeneratorProcess] = []
-        self._inbox: asyncio.Queue[tuple[int, FromGenerator | GeneratorLost]] = asyncio.Queue()
-        self._progress: dict[int, StepProgress] = {}
-        self._records: list[BenchRequestRecord] = []
-        self._batches: list[BatchRecord] = []
-        self._clients: list[ClientHealth] = []
+        self._inbox: asyncio.Queue[tuple[int, frames.FromGenerator | GeneratorLost]] = (
+            asyncio.Queue()
+        )
+        self._progress: dict[int, events.StepProgress] = {}
+        self._records: list[events.BenchRequestRecord] = []
+        self._batches: list[events.BatchRecord] = []
+        self._clients: list[events.ClientHealth] = []
         self._ended: set[int] = set()
         self._stopped = ""
         self._began = time.time()
@@ -160,7 +147,7 @@ class _StepRun:
         for process in self.processes:
             process.terminate(_STOP_SECONDS)
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def run(self) -> AsyncGenerator[events.Event, None]:
         """Yield all events but the first."""
         driver, recount = self._driver, self._driver.recount
         recount.reset()
@@ -188,7 +175,7 @@ class _StepRun:
                 self._began = time.time()
                 origin = time.perf_counter() + _START_SECONDS
                 for process in self.processes:
-                    process.send(BeginStep(origin))
+                    process.send(frames.BeginStep(origin))
                 rest = asyncio.create_task(feeder.feed_rest())
             while not self._over:
                 async for event in self._handle(*await self._inbox.get()):
@@ -205,7 +192,7 @@ class _StepRun:
         for text in [*recount.notes(), *([_EARLY] if self._settings.ignore_eos and early else [])]:
             driver.note(text)
         records = sorted(self._records, key=lambda record: record.index)
-        record = StepRecord(
+        record = events.StepRecord(
             step=self._step,
             began=self._began,
             duration=_duration(records, self._batches),
@@ -215,7 +202,7 @@ class _StepRun:
             server=scraper.metrics(),
             stopped=self._stopped,
         )
-        yield StepEnded(self._index, record)
+        yield events.StepEnded(self._index, record)
 
     @property
     def _over(self) -> bool:
@@ -229,59 +216,57 @@ class _StepRun:
             process = GeneratorProcess(number, self._inbox)
             self.processes.append(process)
             await process.start(
-                GeneratorJob(
+                frames.GeneratorJob(
                     self._target, self._step, self._settings, route, self._index, clients, expected
                 )
             )
 
     async def _handle(
-        self, number: int, message: FromGenerator | GeneratorLost
-    ) -> AsyncGenerator[Event, None]:
+        self, number: int, message: frames.FromGenerator | GeneratorLost
+    ) -> AsyncGenerator[events.Event, None]:
         """Take a message of a process, and yield its events."""
         match message:
-            case GeneratorReady():
+            case frames.GeneratorReady():
                 pass
-            case RequestFinished(record, text):
+            case frames.RequestFinished(record, text):
                 record = await self._driver.recount.count(record, text)
                 self._records.append(record)
-                yield RequestDone(self._index, record)
-            case BatchDone(_, batch):
+                yield events.RequestDone(self._index, record)
+            case events.BatchDone(_, batch):
                 self._batches.append(batch)
                 yield message
-            case StepFailed():
+            case events.StepFailed():
                 yield message
-            case StepProgress():
+            case events.StepProgress():
                 self._progress[number] = message
                 if number == min(set(range(len(self.processes))) - self._ended):
                     yield self._total_progress()
-            case RunNote(text):
+            case frames.RunNote(text):
                 self._driver.note(text)
-            case GeneratorEnded(client, stopped):
+            case frames.GeneratorEnded(client, stopped):
                 self._ended.add(number)
                 self._clients.append(client)
                 self._stopped = self._stopped or stopped
             case GeneratorLost(cause, remedy):
                 self._ended.add(number)
                 if not self._stopped:
-                    yield StepFailed(self._index, cause, remedy, True)
+                    yield events.StepFailed(self._index, cause, remedy, True)
                     self.stop(cause)
 
-    def _total_progress(self) -> StepProgress:
+    def _total_progress(self) -> events.StepProgress:
         """The progress of all processes together."""
         parts = self._progress.values()
-        return StepProgress(
+        summed = ("done", "in_flight", "errors", "tokens_per_second")
+        return events.StepProgress(
             index=self._index,
-            done=sum(part.done for part in parts),
             expected=self._step.requests or 0,
             elapsed=max(part.elapsed for part in parts),
-            in_flight=sum(part.in_flight for part in parts),
-            errors=sum(part.errors for part in parts),
-            tokens_per_second=sum(part.tokens_per_second for part in parts),
             queued=int(self._driver.server.get("tgi_queue_size", 0)),
+            **{name: sum(getattr(part, name) for part in parts) for name in summed},
         )
 
 
-def _duration(records: list[BenchRequestRecord], batches: list[BatchRecord]) -> float:
+def _duration(records: list[events.BenchRequestRecord], batches: list[events.BatchRecord]) -> float:
     """Seconds from the first counted request to the end of the last; for a shard, in calls."""
     counted = [record for record in records if not record.warmup]
     if counted:
@@ -290,7 +275,9 @@ def _duration(records: list[BenchRequestRecord], batches: list[BatchRecord]) -> 
     return sum(batch.prefill + sum(batch.decodes) for batch in batches if not batch.warmup)
 
 
-def _shares(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> list[int]:
+def _shares(
+    step: events.BenchStep, target: events.BenchTarget, settings: RequestSettings
+) -> list[int]:
     """The number of clients of each process; 0 for other kinds of load."""
     if step.kind == "batch" or target.kind == "shard-v3":
         return [0]
@@ -304,7 +291,7 @@ def _shares(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> 
     return [streams // number + (rank < streams % number) for rank in range(number)]
 
 
-def _check(step: BenchStep, target: BenchTarget, settings: RequestSettings) -> None:
+def _check(step: events.BenchStep, target: events.BenchTarget, settings: RequestSettings) -> None:
     """Raise ConfigError for an invalid step, before a process starts for it."""
     if target.kind != "shard-v3":
         request_head(target.address, "/", settings.headers)

@@ -45,9 +45,9 @@ class TextReporter:
             remedy = f" ({event.remedy})" if event.remedy else ""
             self._print(f"{self._prefix}: error: {event.cause}{remedy}")
         elif isinstance(event, StepEnded):
-            figures = step_metrics(event.record, self._slo, intervals=False)
-            self._print(f"{self._prefix}: {line(figures)}")
-            for warning in figures.warnings:
+            metrics = step_metrics(event.record, self._slo, intervals=False)
+            self._print(f"{self._prefix}: {line(metrics)}")
+            for warning in metrics.warnings:
                 self._print(f"{' ' * len(self._prefix)}  warning: {warning}")
         elif isinstance(event, RunEnded):
             for note in event.run.notes:
@@ -57,32 +57,32 @@ class TextReporter:
         print(text, file=self._out, flush=True)
 
 
-def line(figures: StepMetrics) -> str:
+def line(metrics: StepMetrics) -> str:
     """The metrics of a step in a line; latencies as p50/p99."""
-    if figures.batches:
-        return _batch_line(figures)
+    if metrics.batches:
+        return _batch_line(metrics)
     parts = []
     for name, label in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "E2E")):
-        summary = figures.latencies.get(name)
+        summary = metrics.latencies.get(name)
         if summary is not None:
             parts.append(f"{label} {summary.p50:.1f}/{summary.p99:.1f} ms")
-    parts.append(f"{figures.rates.get('output_tokens_per_second', 0.0):.1f} tokens/s")
-    parts.append(f"{figures.rates.get('requests_per_second', 0.0):.2f} requests/s")
-    if figures.attainment is not None:
-        parts.append(f"{figures.attainment:.1%} within limits")
-    if figures.failed:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in figures.errors.items())
+    parts.append(f"{metrics.rates.get('output_tokens_per_second', 0.0):.1f} tokens/s")
+    parts.append(f"{metrics.rates.get('requests_per_second', 0.0):.2f} requests/s")
+    if metrics.attainment is not None:
+        parts.append(f"{metrics.attainment:.1%} within limits")
+    if metrics.failed:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in metrics.errors.items())
         parts.append(f"errors: {kinds}")
-    return f"{figures.succeeded} responses, {', '.join(parts)}"
+    return f"{metrics.succeeded} responses, {', '.join(parts)}"
 
 
-def _batch_line(figures: StepMetrics) -> str:
-    parts = [f"prefill {figures.batches['prefill'].p50:.2f} ms"]
-    parts.append(f"{figures.batches['prefill_throughput'].mean:.1f} tokens/s")
-    if "decode_token" in figures.batches:
-        parts.append(f"decode {figures.batches['decode_token'].p50:.2f} ms a token")
-        parts.append(f"{figures.batches['decode_throughput'].mean:.1f} tokens/s")
-    return f"{figures.runs} runs, {', '.join(parts)}"
+def _batch_line(metrics: StepMetrics) -> str:
+    parts = [f"prefill {metrics.batches['prefill'].p50:.2f} ms"]
+    parts.append(f"{metrics.batches['prefill_throughput'].mean:.1f} tokens/s")
+    if "decode_token" in metrics.batches:
+        parts.append(f"decode {metrics.batches['decode_token'].p50:.2f} ms per token")
+        parts.append(f"{metrics.batches['decode_throughput'].mean:.1f} tokens/s")
+    return f"{metrics.runs} runs, {', '.join(parts)}"
 
 
 def _progress(event: StepProgress) -> str:

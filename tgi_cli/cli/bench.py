@@ -170,7 +170,7 @@ def _run(config: BenchConfig, reporter: Any) -> tuple[BenchRun | None, bool]:
         if reporter is not None:
             reporter(event)
 
-    job = BenchJob(config, say=_print if reporter is not None else lambda line: None)
+    job = BenchJob(config, log_line=_print if reporter is not None else lambda line: None)
     try:
         job.run(on_event, signals=True)
     except KeyboardInterrupt:
@@ -194,7 +194,7 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     jobs: list[BenchJob] = []
 
     def start(emit: Any) -> BenchRun:
-        jobs.append(BenchJob(config, say=emit))
+        jobs.append(BenchJob(config, log_line=emit))
         # The screen detects the end itself.
         return jobs[0].run(lambda event: None if isinstance(event, RunEnded) else emit(event))
 

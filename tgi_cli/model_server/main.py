@@ -74,7 +74,7 @@ def run_model_server(
     signal.signal(signal.SIGTERM, _exit)
     serve = server_config.serve
     with HeartbeatWriter(None if fd is None else SharedHeartbeat.attach(fd)).beating() as heartbeat:
-        with load_progress(serve.json_output) as progress:
+        with _load_progress(serve.json_output) as progress:
             worker, config = load_worker(serve, server_config.model_path, progress.update)
         try:
             _serve(server_config, services, worker, config.max_total_tokens, heartbeat)
@@ -82,7 +82,7 @@ def run_model_server(
             worker.close()
 
 
-def load_progress(json_output: bool) -> ProgressReporter:
+def _load_progress(json_output: bool) -> ProgressReporter:
     """Start the progress of loading a model, in bytes."""
     progress = ProgressReporter(
         show_bar=False if json_output else None, delay=_BAR_DELAY, transient=True

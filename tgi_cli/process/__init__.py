@@ -1,1 +1,1 @@
-"""Plumbing of processes: spawning, parent death, heartbeats, signals, sockets."""
+"""Plumbing shared by all processes: spawning, framing, heartbeats, signals, sockets, progress."""

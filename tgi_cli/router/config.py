@@ -15,7 +15,7 @@ class RouterConfig:
 
     Attributes:
         model_path: folder of the model, for its tokenizer and chat template.
-        engine_url: address of the engine; see :meth:`tgi_cli.rpc.endpoint.Endpoint.parse`.
+        engine_url: address of the engine; see :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
         engine_tls: TLS files for an engine on TCP. Default: no TLS.
         socket_fd: bound TCP socket to serve on. Default: bind ``hostname`` and ``port``.
         parent_fd: pipe that closes when the parent exits. Default: run independently.

@@ -1,4 +1,4 @@
-"""What a server says of itself when it is ready."""
+"""The report of a server that is ready."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     banner.announce(config, LARGE, URL, 1.25)
     line = json.loads(capsys.readouterr().err)
     assert line["fields"]["message"] == f"ready: org/model on {URL}"
-    said = line["fields"]
-    assert (said["quantize"], said["num_shard"], said["kv_blocks"]) == ("gptq", 2, 64)
-    assert (said["url"], said["start_seconds"]) == (URL, 1.25)
+    shown = line["fields"]
+    assert (shown["quantize"], shown["num_shard"], shown["kv_blocks"]) == ("gptq", 2, 64)
+    assert (shown["url"], shown["start_seconds"]) == (URL, 1.25)
 
 
 def test_text_has_a_curl_command(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("launcher")
     banner.announce(ServeConfig(model_id="m"), INFO, URL, 1.25, key=True)
-    said = capsys.readouterr().err
-    assert f"launcher: ready: org/model on {URL} in 1.2 s" in said
-    assert f'curl {URL}/generate -H "Authorization: Bearer ${{API_KEY%%,*}}"' in said
+    shown = capsys.readouterr().err
+    assert f"launcher: ready: org/model on {URL} in 1.2 s" in shown
+    assert f'curl {URL}/generate -H "Authorization: Bearer ${{API_KEY%%,*}}"' in shown

@@ -27,7 +27,7 @@ def _restored() -> Iterator[None]:
     ours.setLevel(before[2])
 
 
-def said_by(script: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+def logged_by(script: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     logs.setup("launcher", json_output=True)
     child = ChildProcess(
         "model server", ShardError, [sys.executable, "-c", script], role="model-server"
@@ -46,7 +46,7 @@ logs.setup("shard 1", json_output=True)
 logging.getLogger("tgi_cli.worker").info("loaded", extra={"bytes": 7})
 warnings.warn("old", DeprecationWarning)
 """
-    loaded, warned = said_by(script, capsys)
+    loaded, warned = logged_by(script, capsys)
     assert loaded["role"] == "shard 1"
     assert loaded["fields"] == {"message": "loaded", "bytes": 7}
     assert warned["role"] == "shard 1"
@@ -59,7 +59,7 @@ def test_other_lines_become_log_lines(capsys: pytest.CaptureFixture[str]) -> Non
 import os
 os.write(2, b'[W123 gloo.cpp:1] \xff odd\n\n{"timestamp": "half a li')
 """
-    (line,) = said_by(script, capsys)
+    (line,) = logged_by(script, capsys)
     assert (line["role"], line["level"], line["target"]) == ("model-server", "WARNING", "stderr")
     assert line["fields"]["message"] == '[W123 gloo.cpp:1] � odd\n{"timestamp": "half a li'
 
@@ -70,11 +70,11 @@ import logging, sys
 from tgi_cli import logging as logs
 logs.setup("model-server", json_output=True)
 for number in range(3):
-    logging.getLogger("tgi_cli").info("said %d", number)
+    logging.getLogger("tgi_cli").info("logged %d", number)
     print("printed", number, file=sys.stderr, flush=True)
 """
-    said = [line["fields"]["message"] for line in said_by(script, capsys)]
-    assert said == ["said 0", "printed 0", "said 1", "printed 1", "said 2", "printed 2"]
+    messages = [line["fields"]["message"] for line in logged_by(script, capsys)]
+    assert messages == ["logged 0", "printed 0", "logged 1", "printed 1", "logged 2", "printed 2"]
 
 
 def test_crashes_become_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ thread.start()
 thread.join()
 ctypes.string_at(0)
 """
-    thread, crash = said_by(script, capsys)
+    thread, crash = logged_by(script, capsys)
     assert thread["level"] == "CRITICAL"
     assert thread["fields"]["message"] == "in thread worker: division by zero"
     assert "ZeroDivisionError" in thread["fields"]["exception"]

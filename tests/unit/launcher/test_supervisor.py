@@ -1,4 +1,4 @@
-"""Small processes stand for the model server and the router."""
+"""The supervisor, with small processes in the roles of model server and router."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ KILLED = "import os; os.kill(os.getpid(), 9)"
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "expected"),
     [
         ((4, 4), "memory did not run out"),
         ((4, 5), "the kernel killed a process of this cgroup because memory ran out"),
@@ -191,20 +191,20 @@ def test_a_killed_child_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     role: str,
     counts: tuple[int | None, int | None],
-    said: str,
+    expected: str,
 ) -> None:
     # Each of the two has a count at its start.
-    told = iter([counts[0], counts[0], counts[1]])
+    given = iter([counts[0], counts[0], counts[1]])
 
     def kills() -> Kills | None:
-        count = next(told)
+        count = next(given)
         return None if count is None else Kills(count, "this cgroup")
 
     monkeypatch.setattr(oom, "kills", kills)
     error = ShardError if role == "server" else RouterError
     with pytest.raises(error, match=f"{role} was killed by SIGKILL") as caught:
         stage.run(KILLED if role == "server" else WAITS, WAITS if role == "server" else KILLED)
-    assert said in caught.value.remedy
+    assert expected in caught.value.remedy
 
 
 def test_an_unexpected_end_names_the_child(stage: Stage) -> None:
@@ -292,7 +292,7 @@ def test_a_server_that_dies_while_serving_is_restarted(
 
 
 def test_a_failed_restart_is_retried(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it says itself: it has served before."""
+    """Even if it reports an error: it has served before."""
     script = LIVES.replace("FAULT", DEAD).replace("False", str(int(ExitCode.OUT_OF_MEMORY)))
     signal_when(lambda: "serving again" in caplog.text and stage.lives() == 3, signal.SIGTERM)
     with caplog.at_level("INFO", "tgi_cli.launcher"):

@@ -1,4 +1,4 @@
-"""An engine that is two queues and a script: what it puts out is what the test says."""
+"""An engine made of two queues, whose outputs the test provides."""
 
 from __future__ import annotations
 

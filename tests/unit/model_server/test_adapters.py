@@ -63,7 +63,7 @@ async def client(server: EngineServer, socket_path: Path) -> AsyncIterator[GrpcE
 
 
 def adapter(folder: Path, base: str = "org/model") -> Path:
-    """Files that pass for an adapter as long as nobody reads the weights."""
+    """Files that look like an adapter until the weights are read."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "base_model_name_or_path": base}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -127,7 +127,7 @@ async def test_a_reloaded_name_gets_a_new_id(
     assert await engine.taken() == UnloadAdapter(first.adapter_id)
     second = await load(client, engine, "one", path)
     assert second.adapter_id != first.adapter_id
-    # In its own place: the new one first, so that the name is never without an adapter.
+    # Replaced: the new one is loaded first, so that the name is never without an adapter.
     third = await load(client, engine, "one", path, in_place=True)
     assert await engine.taken() == UnloadAdapter(second.adapter_id)
     client.submit(request(9), "one")
@@ -150,8 +150,8 @@ async def test_adapters_that_cannot_be_loaded_are_refused(
         ("two", "../one", AdapterFault.UNKNOWN, "no folder"),
         ("two", str(tmp_path), AdapterFault.UNUSABLE, "not an adapter"),
     ]
-    for name, source, fault, says in cases:
-        with pytest.raises(AdapterError, match=says) as caught:
+    for name, source, fault, expected in cases:
+        with pytest.raises(AdapterError, match=expected) as caught:
             await client.load_adapter(name, source)
         assert caught.value.fault is fault
     assert engine.inbox.empty()
@@ -172,7 +172,7 @@ async def test_names_and_paths_that_are_too_long_are_refused(
 ) -> None:
     """And not with "Stream removed", which is what a status too long for its header becomes."""
     path, long = adapter(tmp_path / "one"), letter * 100_000
-    for call, says, fault in (
+    for call, expected, fault in (
         (client.load_adapter(long, str(path)), "name has 100000 char", AdapterFault.UNUSABLE),
         (
             client.load_adapter("a", "/" + long),
@@ -186,7 +186,7 @@ async def test_names_and_paths_that_are_too_long_are_refused(
         ),
         (client.unload_adapter(long), "name of 100000 characters", AdapterFault.UNKNOWN),
     ):
-        with pytest.raises(AdapterError, match=says) as caught:
+        with pytest.raises(AdapterError, match=expected) as caught:
             await call
         assert caught.value.fault is fault
     async for batch in client.submit(request(3), long):

@@ -1,4 +1,4 @@
-"""What is said at the start of the limits that nobody set."""
+"""The report of the limits that the user did not set."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _restored() -> Iterator[None]:
 
 
 def _found(
-    kind: str = "cpu", num_blocks: int = 1000, total: int | None = None, **said: Any
+    kind: str = "cpu", num_blocks: int = 1000, total: int | None = None, **settings: Any
 ) -> tuple[ServeConfig, int, Capacity]:
     """As warm-up would find it; ``total``: what it lowered the limits to."""
-    serve = ServeConfig(model_id="m", **said)
+    serve = ServeConfig(model_id="m", **settings)
     device = DeviceFacts(kind=kind, name="d", total_memory=1 << 34, native_bfloat16=True)
     config = resolve(serve, MODEL, device, Path("/m"))
     context = config.max_total_tokens
@@ -60,12 +60,12 @@ def _found(
     return serve, context, capacity
 
 
-def _said(**given: Any) -> list[str]:
+def _report(**given: Any) -> list[str]:
     return [str(limit) for limit in found_limits(*_found(**given))]
 
 
 def test_defaults_are_reported_with_reasons() -> None:
-    assert _said() == [
+    assert _report() == [
         "max_total_tokens 2048: the model's context",
         "max_input_tokens 2047: max_total_tokens less one",
         "max_batch_prefill_tokens 512: default on a CPU",
@@ -77,7 +77,7 @@ def test_defaults_are_reported_with_reasons() -> None:
 
 def test_limits_of_the_user_are_not_reported() -> None:
     assert (
-        _said(
+        _report(
             max_input_tokens=10,
             max_total_tokens=20,
             max_batch_prefill_tokens=30,
@@ -116,7 +116,7 @@ def test_limits_of_the_user_are_not_reported() -> None:
     ],
 )
 def test_each_limit_has_its_reason(given: dict[str, Any], line: str) -> None:
-    assert line in _said(**given)
+    assert line in _report(**given)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_settings_without_effect_are_reported_once(
 ) -> None:
     with caplog.at_level("WARNING", logger="tgi_cli"):
         log_limits(*_found(**given))
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == bool(words)
-    assert words in "".join(said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == bool(words)
+    assert words in "".join(messages)
 
 
 def test_json_lines_have_name_and_value(capsys: pytest.CaptureFixture[str]) -> None:

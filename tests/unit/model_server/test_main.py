@@ -40,8 +40,8 @@ CPU = DeviceFacts(kind="cpu", name="cpu", total_memory=1 << 34, native_bfloat16=
 BLOCKS = 64
 
 
-def model_server_config(uds_path: Path, **said: Any) -> ModelServerConfig:
-    serve = ServeConfig(model_id="m", **said)
+def model_server_config(uds_path: Path, **settings: Any) -> ModelServerConfig:
+    serve = ServeConfig(model_id="m", **settings)
     return ModelServerConfig(serve=serve, model_path=Path("/m"), uds_path=uds_path)
 
 
@@ -92,7 +92,7 @@ async def _talk(path: Path, prompts: list[range], new_tokens: int) -> EngineLoad
 
 
 def _served(
-    monkeypatch: pytest.MonkeyPatch, prompts: list[range], new_tokens: int, **said: Any
+    monkeypatch: pytest.MonkeyPatch, prompts: list[range], new_tokens: int, **settings: Any
 ) -> tuple[EngineLoad, _Worker]:
     """The load that a client saw last of a server that has run and stopped, and its worker."""
     workers: list[_Worker] = []
@@ -119,7 +119,7 @@ def _served(
         talker = threading.Thread(target=talk)
         talker.start()
         try:
-            run_model_server(model_server_config(path, **said))
+            run_model_server(model_server_config(path, **settings))
         finally:
             talker.join(timeout=60)
             signal.signal(signal.SIGTERM, before)
@@ -150,9 +150,9 @@ def test_every_step_is_logged_at_debug_level_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def statistics() -> list[dict[str, Any]]:
-        said = [r.getMessage() for r in caplog.records if r.name == "tgi_cli.engine.core"]
+        messages = [r.getMessage() for r in caplog.records if r.name == "tgi_cli.engine.core"]
         caplog.clear()
-        return [json.loads(line) for line in said]
+        return [json.loads(line) for line in messages]
 
     with caplog.at_level(logging.INFO, logger="tgi_cli"):
         _served(monkeypatch, [range(8)], 2)
@@ -197,11 +197,11 @@ def test_a_lost_shard_ends_the_server_and_clients_get_the_cause(
         return "the stream ended without a word"
 
     monkeypatch.setattr(factory, "load_worker", load)
-    said: list[str] = []
+    messages: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         path = Path(folder) / "engine.sock"
-        client = threading.Thread(target=lambda: said.append(asyncio.run(ask(path))))
+        client = threading.Thread(target=lambda: messages.append(asyncio.run(ask(path))))
         client.start()
         try:
             with pytest.raises(ShardError) as caught:
@@ -210,5 +210,5 @@ def test_a_lost_shard_ends_the_server_and_clients_get_the_cause(
             client.join(timeout=60)
             signal.signal(signal.SIGTERM, before)
     assert (caught.value.cause, caught.value.remedy) == (lost.cause, lost.remedy)
-    assert said == [lost.cause]
+    assert messages == [lost.cause]
     assert workers[0].closed

@@ -165,7 +165,7 @@ async def test_a_live_id_is_refused_and_its_request_continues(
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "expected"),
     [
         ({"prompt_ids": ()}, "no tokens"),
         ({"prompt_ids": (3, 100)}, "vocabulary"),
@@ -182,12 +182,12 @@ async def test_a_live_id_is_refused_and_its_request_continues(
     ],
 )
 async def test_a_request_that_cannot_run_never_reaches_the_engine(
-    client: GrpcEngineClient, engine: ScriptedEngine, fields: dict[str, Any], says: str
+    client: GrpcEngineClient, engine: ScriptedEngine, fields: dict[str, Any], expected: str
 ) -> None:
     ended = (await collect(client.submit(request(3, **fields)))).finished
     assert ended is not None
     assert ended.reason is FinishReason.ERROR
-    assert says in ended.error
+    assert expected in ended.error
     assert engine.inbox.empty()
 
 
@@ -411,7 +411,7 @@ async def test_a_stalled_engine_ends_streams_until_it_makes_progress(
     with pytest.raises(ShardError, match="gone"):
         client.submit(request(2))
     await asyncio.sleep(0.6)
-    assert not client.connected, "it answers, and stands still"
+    assert not client.connected, "it answers, but makes no progress"
     engine.progress += 1
     await until(lambda: client.connected)
     assert heard == [False], "it is the same"

@@ -115,7 +115,7 @@ async def test_a_session_is_the_same_over_tcp(
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "expected"),
     [
         ("wrong authority", "is not signed by an authority of .*stranger.pem"),
         ("another name", "is not for other.test"),
@@ -126,7 +126,7 @@ async def test_a_session_is_the_same_over_tcp(
     ],
 )
 async def test_tls_failures_have_their_cause(
-    start: Start, authority: Authority, stranger: Authority, kind: str, said: str
+    start: Start, authority: Authority, stranger: Authority, kind: str, expected: str
 ) -> None:
     theirs: TlsFiles | None = server_files(authority, clients=authority)
     ours: TlsFiles | None = client_files(authority, own=authority)
@@ -145,7 +145,7 @@ async def test_tls_failures_have_their_cause(
         case "tls against plain":
             theirs = None
     url, server = start(theirs)
-    with pytest.raises(ShardError, match=said):
+    with pytest.raises(ShardError, match=expected):
         await GrpcEngineClient.connect(url, timeout=20, tls=ours)
     assert not server.sessions
 
@@ -238,7 +238,7 @@ async def test_a_broken_network_is_noticed_at_both_ends(
 
 
 @pytest.mark.parametrize(
-    ("url", "more", "said"),
+    ("url", "more", "expected"),
     [
         ("tcp://0.0.0.0:1", {}, "could command the model"),
         ("gpu-7:1", {}, "could command the model"),
@@ -252,9 +252,9 @@ async def test_a_broken_network_is_noticed_at_both_ends(
     ],
 )
 def test_unsafe_listen_addresses_are_refused(
-    tmp_path: Path, url: str | None, more: dict[str, bool], said: str
+    tmp_path: Path, url: str | None, more: dict[str, bool], expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         tcp_listener(url, **_files(tmp_path, more))
 
 
@@ -281,12 +281,12 @@ def test_safe_listen_addresses_are_accepted(
 def _files(folder: Path, wanted: dict[str, bool]) -> dict[str, Any]:
     authority = Authority(folder)
     issued = authority.issue("server", "localhost")
-    said: dict[str, Any] = {name: yes for name, yes in wanted.items() if name == "insecure"}
+    flags: dict[str, Any] = {name: yes for name, yes in wanted.items() if name == "insecure"}
     if wanted.get("certificate"):
-        said |= {"certificate": issued.certificate, "key": issued.key}
+        flags |= {"certificate": issued.certificate, "key": issued.key}
     if wanted.get("client_ca"):
-        said["client_ca"] = authority.certificate
-    return said
+        flags["client_ca"] = authority.certificate
+    return flags
 
 
 def test_there_is_no_listener_without_an_address() -> None:

@@ -1,4 +1,4 @@
-"""A process for the tests of :mod:`tgi_cli.process.worker_pool`: jobs that say what to do."""
+"""A child for the tests of :mod:`tgi_cli.process.worker_pool`; its jobs are instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port is bound first, and what is wrong with it is said in one line."""
+"""A port is bound at the start; failures have a cause and a remedy."""
 
 from __future__ import annotations
 

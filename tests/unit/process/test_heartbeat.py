@@ -1,4 +1,4 @@
-"""What a model server shows of itself reaches who watches, and nothing of it stays."""
+"""A model server's heartbeat reaches the reader and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_invalid_descriptor_is_an_error() -> None:
 def test_only_polled_time_counts_as_a_stall() -> None:
     still = StallDetector(longest=2.0)
     assert [still.poll(1, now) for now in (0.0, 1.0, 2.0)] == [0.0, 1.0, 2.0]
-    assert still.poll(1, 1000.0) == 4.0, "nobody looked for long"
+    assert still.poll(1, 1000.0) == 4.0, "it was not polled for long"
     assert still.poll(2, 1001.0) == 0.0
     assert still.poll(2, 1002.0) == 1.0
     assert still.poll(None, 1003.0) == 0.0, "it need not move"

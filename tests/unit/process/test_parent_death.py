@@ -1,4 +1,4 @@
-"""A child whose parent is killed ends too, and cleans up in its stead."""
+"""A child whose parent is killed ends too, and cleans up for it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ run_in_fork(work)
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, also if nobody has collected it."""
+    """Whether a process has ended, even if it was not collected."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -94,8 +94,8 @@ def test_a_fork_ends_with_its_parent(number: signal.Signals) -> None:
         [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert launcher.stdout is not None
-    with launcher, launcher.stdout as told:
-        child = int(told.readline())
+    with launcher, launcher.stdout as output:
+        child = int(output.readline())
         launcher.send_signal(number)
         launcher.wait(20)
     end = time.monotonic() + 20

@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
 def test_a_missing_folder_is_made_private(folder: Path) -> None:
     path = folder / "run" / "engine.sock"
     with pytest.raises(ConfigError, match="No such file"):
-        unix_socket.claim(path)  # who took the folder away does not get it back
+        unix_socket.claim(path)  # a removed folder is not made again
     assert not path.parent.exists()
     unix_socket.make_folder(path)
     unix_socket.claim(path)

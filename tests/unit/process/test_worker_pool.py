@@ -1,4 +1,4 @@
-"""Processes that may be killed: what their work may cost, and whose fault their end is."""
+"""Processes that may be killed: limits on their work, and causes of their end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make() -> Iterator[MakePool]:
 
     def make(**limits: Any) -> WorkerPool:
         limits = {"processes": 1, "seconds": 30.0, "megabytes": 64, **limits}
-        pools.append(WorkerPool(MODULE, "told", Limits(**limits), what="tested"))
+        pools.append(WorkerPool(MODULE, "setup", Limits(**limits), what="tested"))
         return pools[-1]
 
     yield make
@@ -58,7 +58,7 @@ def test_processes_start_on_demand_and_are_reused(make: MakePool) -> None:
     assert pids(pool) == []
     first = pool.run(job(echo="ü \ud800"))
     assert first["echo"] == "ü \ud800"
-    assert first["setup"] == "told"
+    assert first["setup"] == "setup"
     assert pool.run(job())["pid"] == first["pid"]
 
 
@@ -95,12 +95,12 @@ async def test_a_job_that_exceeds_its_time_is_killed_without_blocking(make: Make
         os.kill(pid, 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounded by what /proc says")
+@pytest.mark.skipif(sys.platform != "linux", reason="limited by means of /proc")
 @pytest.mark.parametrize(
     "asked", [{"take": 100}, {"loop": 1}, {"signal": signal.SIGABRT}, {"signal": signal.SIGSEGV}]
 )
 async def test_a_job_that_exceeds_its_memory_fails(make: MakePool, asked: Any) -> None:
-    """Whether Python says so, or a library aborts, or the stack cannot grow."""
+    """From a MemoryError, an abort of a library, or a stack that cannot grow."""
     pool = make()
     with pytest.raises(LimitError, match=r"^more than 64 MB of memory$"):
         pool.run(job(**asked))
@@ -109,7 +109,7 @@ async def test_a_job_that_exceeds_its_memory_fails(make: MakePool, asked: Any) -
         await pool.run_async(job(**asked))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounded by what /proc says")
+@pytest.mark.skipif(sys.platform != "linux", reason="limited by means of /proc")
 def test_a_large_job_may_take_more(make: MakePool) -> None:
     pool = make(bytes_per_byte=1000)
     with pytest.raises(LimitError):
@@ -119,7 +119,7 @@ def test_a_large_job_may_take_more(make: MakePool) -> None:
         pool.run(job(take=100))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounded by what /proc says")
+@pytest.mark.skipif(sys.platform != "linux", reason="limited by means of /proc")
 def test_a_process_that_holds_memory_is_replaced(make: MakePool) -> None:
     pool = make()
     pid = pool.run(job(hold=40))["pid"]
@@ -135,8 +135,8 @@ async def test_a_job_is_retried_once_when_its_process_is_killed(make: MakePool, 
     pid = pool.run(job())["pid"]
     with pytest.raises(WorkerError, match="being killed"):
         await pool.run_async(job(**asked))
-    kept = pool.run(job())["pid"]
-    assert kept != pid
+    next_pid = pool.run(job())["pid"]
+    assert next_pid != pid
 
 
 @pytest.mark.parametrize("way", ["run", "run_async"])

@@ -1,4 +1,4 @@
-"""Which files TLS between router and model server takes, and what is said of those it does not."""
+"""Checks of the TLS files between router and model server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_expired_certificate_is_refused_at_the_start(authority: Authority, se
 def test_a_key_that_others_may_read_is_refused(
     authority: Authority, folder: Path, mode: int, fine: bool, apart: bool
 ) -> None:
-    issued = authority.issue("kept", "localhost")
+    issued = authority.issue("private", "localhost")
     files = TlsFiles(issued.certificate, issued.key)
     key = issued.key
     if not apart:
@@ -80,7 +80,7 @@ def test_invalid_tls_files_are_refused(folder: Path) -> None:
         path.chmod(0o600)
     text = folder / "text.pem"
     text.write_text("nothing")
-    for files, said in (
+    for files, expected in (
         (TlsFiles(folder / "none.pem"), r"--engine-tls-cert .*none\.pem: No such file"),
         (TlsFiles(made.cert, folder / "none.pem"), r"--engine-tls-key .*none\.pem: No such file"),
         (TlsFiles(None, made.key), "--engine-tls-key has no certificate"),
@@ -90,7 +90,7 @@ def test_invalid_tls_files_are_refused(folder: Path) -> None:
         (TlsFiles(made.cert, made.key, text), r"--engine-tls-client-ca .*text\.pem: there is no"),
         (TlsFiles(made.cert, made.key, folder / "x"), "--engine-tls-client-ca .*x: No such file"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=expected):
             files.check(server=True)
     with pytest.raises(ConfigError, match=r"--engine-tls-ca .*there is no certificate"):
         TlsFiles(authority=text).check(server=False)

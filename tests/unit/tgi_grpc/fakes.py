@@ -58,7 +58,7 @@ class FakeModelText(ModelText):
 
 
 class Served:
-    """A server, and what stands behind it."""
+    """A server with its engine, worker and text."""
 
     worker: FakeWorker
     text: FakeModelText
@@ -91,7 +91,7 @@ def served(
     engine_limits = limits(**bounds)
     worker = worker or FakeWorker(engine_limits.block_size, VOCAB)
     core = EngineCore(worker, engine_limits, depth, grammars)
-    told = info or replace(
+    engine_info = info or replace(
         INFO,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
@@ -106,9 +106,11 @@ def served(
     text = FakeModelText()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         path = Path(folder) / "engine.sock"
-        server = EngineServer(core, told, max_loras=engine_limits.max_loras)
+        server = EngineServer(core, engine_info, max_loras=engine_limits.max_loras)
         options = GenerateOptions(load_text=lambda _info: text)
-        front = GenerateServices(ServedEngine(core.inbox, told, server.adapters, path), options)
+        front = GenerateServices(
+            ServedEngine(core.inbox, engine_info, server.adapters, path), options
+        )
         server.services.append(front)
         server.start(path)
         loop.start()
@@ -141,7 +143,7 @@ def a_request(
 
 
 def answer(prompt: Sequence[int], count: int, adapter_id: int = 0) -> list[int]:
-    """What the fake model says to such a request."""
+    """The tokens that the fake model generates for such a request."""
     return continuation([BOS, *prompt], count, VOCAB, adapter_id)
 
 

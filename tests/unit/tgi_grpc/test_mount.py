@@ -1,4 +1,4 @@
-"""Where TGI's own services are found, when their text is read, and how they end with the server."""
+"""The sockets of TGI's own services, the loading of their text, and their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tgi_cli.worker import factory
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Of a short path, as sockets want it, that nobody else may enter."""
+    """A private folder with a short path, as sockets need it."""
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as path:
         yield Path(path)
 
@@ -180,7 +180,7 @@ def test_draining_lets_callers_finish_their_batches(
                     except grpc.RpcError as error:
                         refused.append(error.code())
                 heard.run_out(client, batch)
-        except BaseException as error:  # told below, when the server has ended
+        except BaseException as error:  # raised below, when the server has ended
             failures.append(error)
             if not asked_to_leave.is_set():
                 leave()

@@ -1,4 +1,4 @@
-"""TGI's own services as their callers see them, over the wire, by what reflection says of them."""
+"""TGI's own services over the wire, called through reflection."""
 
 from __future__ import annotations
 
@@ -249,8 +249,8 @@ def test_a_generation_has_all_fields(service: str) -> None:
     worker = FakeWorker(4, VOCAB)
     worker.logprob = -0.25
     with served(worker=worker) as server, server.client(service) as client:
-        said = {"do_sample": True, "seed": 9}
-        parameters = client.message("NextTokenChooserParameters", **said)
+        values = {"do_sample": True, "seed": 9}
+        parameters = client.message("NextTokenChooserParameters", **values)
         response = prefill(client, 0, a_request(client, 4, [5, 6], 1, parameters=parameters))
         (generation,) = response.generations
         (token_id,) = answer([5, 6], 1)
@@ -268,8 +268,8 @@ def test_a_generation_has_all_fields(service: str) -> None:
 def test_parameters_reach_the_sampler() -> None:
     with served() as server, server.client() as client:
 
-        def sampling_of(**said: Any) -> Any:
-            parameters = client.message("NextTokenChooserParameters", **said)
+        def sampling_of(**values: Any) -> Any:
+            parameters = client.message("NextTokenChooserParameters", **values)
             request = a_request(client, 1, [5], 1, parameters=parameters, top_n_tokens=3)
             prefill(client, 0, request)
             return server.worker.steps[-1].new[0].sampling
@@ -541,7 +541,7 @@ def test_info_describes_the_server() -> None:
             False,
         )
         assert (info.support_chunking, info.block_size, info.speculate) == (True, 4, 0)
-        assert not info.use_prefix_caching, "a caller who keeps book would do so in vain"
+        assert not info.use_prefix_caching, "callers need not account for the cache"
         assert info.attention_impl == "paged"
         assert not info.HasField("window_size")
         assert (older.Info().dtype, older.Info().device_type) == ("torch.float32", "cpu")
@@ -554,9 +554,9 @@ def test_a_failed_step_ends_its_batch_and_names_its_requests() -> None:
         one = heard(prefill(client, 1, a_request(client, 1, [5], 9))).batch
         two = heard(prefill(client, 2, a_request(client, 2, [6], 9))).batch
         three = heard(prefill(client, 3, a_request(client, 3, [7], 9))).batch
-        worker.fail_when = lambda _step: RuntimeError("the device said no")
+        worker.fail_when = lambda _step: RuntimeError("the device failed")
         code, cause = status(client.Decode, batches=[one, two])
-        assert (code, cause) == (Code.INTERNAL, "requests 1, 2: RuntimeError: the device said no")
+        assert (code, cause) == (Code.INTERNAL, "requests 1, 2: RuntimeError: the device failed")
         worker.fail_when = lambda _step: None
         for gone in (one, two):
             assert status(client.Decode, batches=[gone])[0] is Code.NOT_FOUND

@@ -1,4 +1,4 @@
-"""The application: keys, tabs, the message line, and when what is painted."""
+"""The application: keys, tabs, message line, and when the views are painted."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tgi_cli.bench.events import BenchRun
 from tgi_cli.errors import ConfigError, TgiError
 
 TICK = 0.1
-"""Seconds between two looks at what has happened; nothing is painted more often."""
+"""Seconds between checks for events; the screen is painted at most that often."""
 TALL = 34
-"""Lines from which there are frames and names of axes."""
+"""Lines from which frames and names of axes are shown."""
 PATIENCE = 10.0
-"""Seconds that a run gets to end when the process is told to."""
+"""Seconds for a run to end when the process is terminated."""
 
 
 class BenchApp(App[None]):
@@ -71,7 +71,7 @@ class BenchApp(App[None]):
         run = options.run
         self.heading = options.title
         self.run_state = RunState() if run is None else RunState.of(run)
-        self.figures = MetricsCache(options.slo or (run.slo if run is not None else None))
+        self.metrics = MetricsCache(options.slo or (run.slo if run is not None else None))
         self.feed = EventQueue()
         self.shown = self.run_state.steps[options.step] if self.run_state.steps else None
         self.following = run is None
@@ -86,10 +86,10 @@ class BenchApp(App[None]):
         self._computing = False
         self._deadline = float("inf")
 
-    # What opens and closes it.
+    # Opening and closing.
 
     def show(self) -> BenchRun | None:
-        """Open the screen until it is left. Returns and raises what ``run_screen`` says."""
+        """Show the screen until the user quits; see ``run_screen``."""
         streams = (sys.__stdin__, sys.__stderr__)
         if not all(stream is not None and stream.isatty() for stream in streams):
             raise ConfigError("the dashboard needs a terminal", "use --ui plain")
@@ -118,16 +118,16 @@ class BenchApp(App[None]):
         return asyncio.run(shot())
 
     async def settle(self) -> None:
-        """Take in what has happened, compute everything that is missing, and paint it."""
+        """Process all events, compute all missing metrics, and paint."""
         self.tick()
         await self.workers.wait_for_complete()
-        while self.figures.missing(self.run_state, self.shown, self.current == "percentiles"):
-            await self.figures.update(self.run_state, self.shown, self.current == "percentiles")
+        while self.metrics.missing(self.run_state, self.shown, self.current == "percentiles"):
+            await self.metrics.update(self.run_state, self.shown, self.current == "percentiles")
         self.paint()
         await self.workers.wait_for_complete()
 
     def compose(self) -> ComposeResult:
-        """Textual's."""
+        """Implement Textual's hook."""
         yield DrawnText(id="head")
         yield TabRow(id="tabs")
         with ContentSwitcher(id="views", initial=self.current):
@@ -142,7 +142,7 @@ class BenchApp(App[None]):
             yield DrawnText(id="keys")
 
     async def on_mount(self) -> None:
-        """Begin the run, and to look at it."""
+        """Start the run and the timers."""
         self.query_one("#keys", DrawnText).show(lambda width, height: widgets.key_help())
         self._catch_signals()
         if self._options.start is not None:
@@ -152,21 +152,21 @@ class BenchApp(App[None]):
         await self.action_open(self.current)
 
     async def on_unmount(self) -> None:
-        """Textual's."""
+        """Implement Textual's hook."""
         if self._poller is not None:
             await self._poller.close()
 
     def on_resize(self, event: events.Resize) -> None:
-        """More or less room."""
+        """Adapt to the new size."""
         for view in self.query(StepsView):
             view.set_tall(event.size.height >= TALL)
         self.call_after_refresh(self.paint)
 
-    # What happens by itself.
+    # Timers.
 
     def tick(self) -> None:
-        """Take in the events since the last time, and paint if anything is new."""
-        over = self.feed.over  # asked first: what was put before it is drained now
+        """Process new events, and paint if there are any."""
+        over = self.feed.over  # read first: all earlier events are drained below
         for event in self.feed.drain():
             self.run_state.apply(event)
         if over and self.run_state.run is None and self.run_state.fatal is None:
@@ -185,22 +185,22 @@ class BenchApp(App[None]):
             self._painted = (self.run_state.version, history)
             self.paint()
         tables = self.current == "percentiles"
-        if not self._computing and self.figures.due(self.run_state, self.shown, tables):
+        if not self._computing and self.metrics.due(self.run_state, self.shown, tables):
             self._computing = True
             self.run_worker(self._compute(tables))
 
     async def _compute(self, tables: bool) -> None:
         try:
-            await self.figures.update(self.run_state, self.shown, tables)
+            await self.metrics.update(self.run_state, self.shown, tables)
         finally:
             self._computing = False
         self.paint()
 
     async def _ask(self) -> None:
-        """Ask the server, once somebody has wanted to see what it says."""
+        """Scrape the server, from the first time that its view is open."""
         run = self.run_state.run
         if self._options.url is None or (run is not None and run.target.started_here):
-            return  # a server of the run's own ends with it
+            return  # a server that the run started ends with it
         if self._poller is None and self.current == "server":
             url = self._options.url if isinstance(self._options.url, str) else self._options.url()
             self._poller = ServerPoller(url, self._options.headers) if url else None
@@ -218,10 +218,10 @@ class BenchApp(App[None]):
 
     @property
     def view_state(self) -> ViewState:
-        """This moment."""
+        """The state that views are painted from."""
         return ViewState(
             run_state=self.run_state,
-            figures=self.figures,
+            metrics=self.metrics,
             shown=self.shown,
             zoom=self.zoomed,
             dark=self.current_theme.dark,
@@ -230,9 +230,9 @@ class BenchApp(App[None]):
         )
 
     def paint(self) -> None:
-        """Show this moment: the frame, and the view that is open."""
+        """Paint the frame and the open view."""
         if not (self.is_running and self.screen_stack and self.query("#head")):
-            return  # not yet, or no more
+            return  # before the screen is mounted, or after it closed
         state = self.view_state
         status = widgets.status_text(state, self.leaving, self._options.start is not None)
         self.query_one("#head", DrawnText).show(
@@ -257,7 +257,7 @@ class BenchApp(App[None]):
     # Keys and clicks.
 
     def action_step(self, by: int) -> None:
-        """Show the next step, or the one before; the running one is followed no more."""
+        """Show the next or the previous step, and stop following the running one."""
         steps = self.run_state.steps
         if steps:
             here = steps.index(self.shown) if self.shown in steps else 0
@@ -280,7 +280,7 @@ class BenchApp(App[None]):
         self.paint()
 
     def action_follow(self) -> None:
-        """Show the running step again, and go on with the next ones."""
+        """Follow the running step again."""
         self.following = True
         self.shown = self.run_state.running or self.shown
         self.paint()
@@ -292,7 +292,7 @@ class BenchApp(App[None]):
         self.paint()
 
     def action_background(self) -> None:
-        """Dark on light, or light on dark."""
+        """Toggle the dark background."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
         self.paint()
 
@@ -338,7 +338,7 @@ class BenchApp(App[None]):
             self.feed.wait(PATIENCE)
 
     def _catch_signals(self) -> None:
-        """A process that is told to end gives the terminal back first."""
+        """Restore the terminal before a signal ends the process."""
         if self.is_headless:
             return
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Throughput over latency, a colour for each step."""
+"""Charts of throughput over latency, a color per step."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tgi_cli.bench.statistics.summary import round_up
 
 MAX_ZOOM = 6
 _TICK_COLUMNS = 7
-"""Columns that a tick of the lower axis takes with its label."""
+"""Columns of a tick of the x axis with its label."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """The points of one step: latency in ms, tokens per second, float64 ``[n]`` each."""
+    """The points of one step: latency in ms and tokens per second, float64 ``[n]``."""
 
     latency: NDArray[np.float64]
     throughput: NDArray[np.float64]
@@ -36,21 +36,21 @@ class ChartSeries:
 
 
 class ChartCanvas(Canvas):
-    """A canvas that may be smaller than its widget for a moment, without colours too.
+    """A canvas that may be temporarily smaller than its widget.
 
-    Canvas itself then gives a line of no style, which Textual cannot draw under NO_COLOR.
+    Canvas then renders a line without style, which Textual cannot draw under NO_COLOR.
     """
 
     def render_line(self, y: int) -> Strip:
-        """Textual's."""
+        """Implement Textual's hook."""
         strip = super().render_line(y)
         return strip if strip.cell_length else Strip.blank(self.size.width, self.rich_style)
 
 
 class LatencyChart(PlotWidget, can_focus=False):
-    """A scatter chart. The wheel zooms it too, and a drag moves it; ``+`` and ``-`` undo that.
+    """A scatter chart. The wheel zooms it too, and dragging moves it; ``+`` and ``-`` undo that.
 
-    Zoom 0 shows everything from the origin; 1 what there is; more goes into the chosen step.
+    Zoom 0 begins at the origin, 1 fits the points, and higher levels zoom into the chosen step.
     """
 
     DEFAULT_CSS = """
@@ -67,38 +67,38 @@ class LatencyChart(PlotWidget, can_focus=False):
         self.set_y_formatter(self._upward)
 
     def compose(self) -> ComposeResult:
-        """PlotWidget's, with surfaces for canvases."""
+        """Replace PlotWidget's canvases."""
         with Grid():
             for name in ("margin-top", "margin-left", "plot", "margin-bottom"):
                 yield ChartCanvas(1, 1, id=name)
         yield Legend(id="legend")
 
     def on_mount(self) -> None:
-        """Textual's."""
+        """Implement Textual's hook."""
         self.margin_left = 8
         self.set_margins(tall=False)
 
     def set_margins(self, *, tall: bool) -> None:
-        """With the axes' names where there is room for them."""
+        """Show the names of the axes if the screen is tall."""
         self.margin_top, self.margin_bottom = (1, 3) if tall else (0, 1)
         self.set_xlabel("latency (ms)" if tall else "")
         self.set_ylabel("tokens/s" if tall else "")
 
     def notify_style_update(self) -> None:
-        """Textual's: the theme has changed. PlotWidget's own keeps the old colours."""
+        """Follow a change of the theme, which PlotWidget ignores."""
         Widget.notify_style_update(self)
         super().notify_style_update()
 
     def release(self) -> None:
-        """Forget where the mouse has moved it."""
+        """Forget the position that the mouse has set."""
         self._by_mouse = False
 
     def on_plot_widget_scale_changed(self) -> None:
-        """The mouse has moved it: it stays there."""
+        """Keep the position that the mouse has set."""
         self._by_mouse = True
 
     def show(self, series: Sequence[ChartSeries], zoom: int) -> None:
-        """These points; the chosen step's last, over the others."""
+        """Show points; those of the chosen step are on top."""
         self.clear()
         there = [one for one in series if len(one.latency)]
         for one in sorted(there, key=lambda one: one.chosen):
@@ -110,7 +110,7 @@ class LatencyChart(PlotWidget, can_focus=False):
             self.set_ylimits(*limits([one.throughput for one in there], _chosen(there, "y"), zoom))
 
     def render(self) -> Text | str:
-        """Textual's; nothing where there is no room for axes."""
+        """Render the axes, or nothing if they do not fit."""
         canvas = self.query_one("#plot", Canvas).size
         if canvas.width < 6 or canvas.height < 3:
             return ""
@@ -120,7 +120,7 @@ class LatencyChart(PlotWidget, can_focus=False):
 
 
 def _chosen(series: Sequence[ChartSeries], axis: str) -> float | None:
-    """The mean of the chosen step's points."""
+    """The mean of the points of the chosen step."""
     for one in series:
         if one.chosen:
             return float((one.latency if axis == "x" else one.throughput).mean())
@@ -130,7 +130,7 @@ def _chosen(series: Sequence[ChartSeries], axis: str) -> float | None:
 def limits(
     values: Sequence[NDArray[np.float64]], centre: float | None, zoom: int
 ) -> tuple[float, float]:
-    """Where an axis begins and ends."""
+    """The ends of an axis."""
     low = min(float(found.min()) for found in values)
     high = max(float(found.max()) for found in values)
     if zoom <= 0:
@@ -144,17 +144,17 @@ def limits(
 
 
 class RoundTicks(AxisFormatter):
-    """Round numbers, as many as there is room for.
+    """Ticks at round numbers.
 
     Attributes:
-        most: ticks on the axis.
+        most: Maximum number of ticks.
     """
 
     def __init__(self) -> None:
         self.most = 5
 
     def get_ticks(self, min_: float, max_: float, max_ticks: int = 8) -> list[float]:
-        """Multiples of 1, 2 or 5 times a power of ten."""
+        """Place ticks at multiples of 1, 2 or 5 times a power of ten."""
         span = max_ - min_
         if not math.isfinite(span) or span <= 0:
             return []
@@ -163,12 +163,12 @@ class RoundTicks(AxisFormatter):
         return [number * step for number in range(first, last + 1)]
 
     def get_labels_for_ticks(self, ticks: Sequence[float]) -> list[str]:
-        """As short as they can be told apart."""
+        """Format ticks with as few digits as distinguish them."""
         if not ticks:
             return []
         if max(map(abs, ticks)) >= 10_000:
             return [short(tick) for tick in ticks]
         step = ticks[1] - ticks[0] if len(ticks) > 1 else max(abs(ticks[0]), 1.0)
         digits = max(-math.floor(math.log10(step) + 1e-9), 0)
-        # A tick of -0.0 would be written with its sign.
+        # Adding 0.0 removes the sign of -0.0.
         return [f"{tick + 0.0:.{digits}f}" for tick in ticks]

@@ -1,4 +1,4 @@
-"""A histogram in lines of text, one bin a line."""
+"""Histograms and column charts as text."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tgi_cli.bench.statistics.summary import histogram
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SPANS = ((0.0, 100.0), (1.0, 99.0), (5.0, 95.0), (10.0, 90.0), (25.0, 75.0))
-"""Percentiles between which values are shown, by zoom."""
+"""The percentiles between which values are shown, by zoom."""
 HISTOGRAM_ZOOM = len(_SPANS) - 1
 
 
 def draw_histogram(
     values: NDArray[np.float64], width: int, height: int, *, style: str, zoom: int = 0
 ) -> Text:
-    """A line for each bin: its lower edge, a bar, how many values it has.
+    """Draw a line for each bin: lower edge, bar, count.
 
     Args:
-        values: float64 ``[n]``.
-        width, height: cells; nothing is drawn beyond them.
-        zoom: how much of the tails is left out, 0 to ``HISTOGRAM_ZOOM``.
+        values: Values ``[n]``.
+        width, height: Size in cells.
+        zoom: How much of the tails to omit, 0 to ``HISTOGRAM_ZOOM``.
     """
     if not len(values) or width < 8 or height < 2:
         return Text("no values yet", style="dim")
     shown = within(values, zoom)
-    # The edges are round numbers, which can take a bin more than asked for.
+    # Round edges can take an additional bin.
     found = histogram(shown, bins=max(height - 2, 1))
     lines = list(zip(found.edges, found.counts, strict=False))[:height]
     edges = edge_labels([edge for edge, _ in lines])
@@ -48,14 +48,14 @@ def draw_histogram(
 
 
 def within(values: NDArray[np.float64], zoom: int) -> NDArray[np.float64]:
-    """The values between the percentiles that belong to a zoom."""
+    """The values between the percentiles of a zoom level."""
     low, high = np.percentile(values, _SPANS[min(max(zoom, 0), HISTOGRAM_ZOOM)])
     shown: NDArray[np.float64] = values[(values >= low) & (values <= high)]
     return shown
 
 
 def edge_labels(edges: list[float]) -> list[str]:
-    """Edges with as many decimals as tell them apart."""
+    """Format edges with as few decimals as distinguish them."""
     if max(map(abs, edges)) >= 100_000:
         return [short(edge) for edge in edges]
     for digits in range(4):
@@ -69,7 +69,7 @@ def edge_labels(edges: list[float]) -> list[str]:
 
 
 def bar_of(share: float, space: int) -> str:
-    """A bar of eighths of a cell; something of it is seen whenever there is anything."""
+    """A bar in eighths of a cell; at least one eighth if ``share`` is above 0."""
     eighths = round(share * space * 8)
     if share > 0:
         eighths = max(eighths, 1)
@@ -78,7 +78,7 @@ def bar_of(share: float, space: int) -> str:
 
 
 def columns(values: list[float], width: int, height: int, top: float) -> list[str]:
-    """Newest values last, each a column of eighths from zero to ``top``: ``height`` lines."""
+    """Draw the latest values as columns from zero to ``top``, in ``height`` lines."""
     blocks = " ▁▂▃▄▅▆▇█"
     shown = values[-width:]
     levels = [0.0 if top <= 0 else min(max(value / top, 0.0), 1.0) * height for value in shown]

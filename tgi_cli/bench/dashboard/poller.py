@@ -1,4 +1,4 @@
-"""A server's own figures over time, from its ``/metrics``."""
+"""A server's metrics over time, from its ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import httpx
 from tgi_cli.bench.metrics_scrape import parse_metrics
 
 INTERVAL = 1.0
-"""Seconds between two questions."""
+"""Seconds between samples."""
 TIMEOUT = 5.0
-KEPT = 900
-"""Samples: a quarter of an hour."""
+MAX_SAMPLES = 900
+"""Samples in the history: a quarter of an hour."""
 
-# The first choice whose metrics the server has is taken; several metrics are added up.
+# The first choice that the server has counts; several metrics are summed.
 _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "queued": (("tgi_queue_size",),),
     "running": (("tgi_batch_current_size",),),
@@ -37,15 +37,14 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSample:
-    """What a server said at one moment; what it does not say is None.
+    """A sample of the metrics; None if the server lacks them.
 
     Attributes:
-        at: seconds, of the poller's clock.
-        queued, running: requests.
-        kv: share of the KV cache in use, 0 to 1.
-        hits: share of the prompt tokens looked up since the last sample that were in the prefix
-            cache, 0 to 1.
-        output, input: tokens per second since the last sample.
+        at: Seconds on the clock of the poller.
+        queued, running: Requests.
+        kv: Share of the KV cache in use, 0 to 1.
+        hits: Share of the prompt tokens since the last sample that were in the prefix cache.
+        output, input: Tokens per second since the last sample.
     """
 
     at: float
@@ -59,27 +58,27 @@ class ServerSample:
 
 @dataclass(slots=True)
 class ServerHistory:
-    """What is known of the server.
+    """The samples of a server.
 
     Attributes:
-        error: why the newest question had no answer; empty where it had one.
-        since: when it began to have none.
-        version: grows with every answer, and with every failure.
+        error: Error of the latest scrape; empty if it succeeded.
+        since: Since when scrapes fail.
+        version: Grows with every scrape.
     """
 
     url: str
-    samples: deque[ServerSample] = field(default_factory=lambda: deque(maxlen=KEPT))
+    samples: deque[ServerSample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     error: str = ""
     since: float = 0.0
     version: int = 0
 
 
 class ServerPoller:
-    """Asks one server.
+    """Scrapes one server.
 
     Args:
-        url: its root; ``/metrics`` is appended.
-        transport: httpx's, for tests.
+        url: Root of the server; ``/metrics`` is appended.
+        transport: httpx's transport, for tests.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class ServerPoller:
         self.history = ServerHistory(self._address)
 
     async def ask(self) -> None:
-        """Take one sample, or note why there is none."""
+        """Take one sample, or record the error."""
         history = self.history
         history.version += 1
         try:
@@ -114,10 +113,10 @@ class ServerPoller:
             history.samples.append(_sample(now, totals, self._before))
             self._before = (now, totals)
             known = any(value is not None for value in totals.values())
-            history.error = "" if known else "it has no metrics of TGI's or vLLM's names"
+            history.error = "" if known else "no metrics of TGI, vLLM or SGLang"
 
     async def close(self) -> None:
-        """Give its connection back."""
+        """Close the connection."""
         await self._client.aclose()
 
     def _failed(self, why: str) -> None:
@@ -150,7 +149,7 @@ def _sample(
     def grown(name: str) -> float | None:
         new = totals[name]
         old = before[1][name] if before is not None else None
-        # A counter that shrank is that of a server that has been started again.
+        # A counter that shrank belongs to a server that was restarted.
         return None if new is None or old is None else (new - old if new >= old else new)
 
     def rate(name: str) -> float | None:

@@ -7,24 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tgi_cli.bench.events import (
-    BatchDone,
-    BatchRecord,
-    BenchRequestRecord,
-    BenchRun,
-    BenchStep,
-    Event,
-    RequestDone,
-    RunEnded,
-    StepEnded,
-    StepFailed,
-    StepProgress,
-    StepRecord,
-    StepStarted,
-)
+from tgi_cli.bench import events
 from tgi_cli.bench.statistics.observations import without_warmup
 
-Emit = Callable[[Event | str], None]
+Emit = Callable[[events.Event | str], None]
 """Sends the screen an event, or a line of text about what is awaited before the first step."""
 Url = str | Callable[[], str | None] | None
 """URL of a server, or a function that returns it once the server has started."""
@@ -42,7 +28,7 @@ class ScreenTitle:
     details: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, run: BenchRun) -> ScreenTitle:
+    def of(cls, run: events.BenchRun) -> ScreenTitle:
         """The title of a saved run."""
         names = {"sequence_length": "Sequence Length", "decode_length": "Decode Length"}
         workload = run.workload
@@ -63,11 +49,11 @@ class StepState:
     """
 
     index: int
-    step: BenchStep
-    requests: list[BenchRequestRecord] = field(default_factory=list)
-    batches: list[BatchRecord] = field(default_factory=list)
-    progress: StepProgress | None = None
-    record: StepRecord | None = None
+    step: events.BenchStep
+    requests: list[events.BenchRequestRecord] = field(default_factory=list)
+    batches: list[events.BatchRecord] = field(default_factory=list)
+    progress: events.StepProgress | None = None
+    record: events.StepRecord | None = None
     failures: list[str] = field(default_factory=list)
     request_errors: int = 0
     version: int = 0
@@ -97,7 +83,7 @@ class StepState:
             shares.append(self.progress.elapsed / self.step.seconds)
         return min(max(shares), 1.0) if shares else None
 
-    def snapshot(self) -> StepRecord:
+    def snapshot(self) -> events.StepRecord:
         """The record, or one of what there is so far, for another thread to read."""
         if self.record is not None:
             return self.record
@@ -107,7 +93,7 @@ class StepState:
         if counted:
             first = min(request.scheduled for request in counted)
             elapsed = max(max(request.finished for request in counted) - first, 1e-9)
-        return StepRecord(
+        return events.StepRecord(
             step=self.step,
             began=0.0,
             duration=elapsed,
@@ -134,7 +120,7 @@ class RunState:
     steps: list[StepState] = field(default_factory=list)
     total: int = 0
     running: StepState | None = None
-    run: BenchRun | None = None
+    run: events.BenchRun | None = None
     fatal: tuple[str, str] | None = None
     waiting_for: str = ""
     error: str = ""
@@ -142,10 +128,10 @@ class RunState:
     version: int = 0
 
     @classmethod
-    def of(cls, run: BenchRun) -> RunState:
+    def of(cls, run: events.BenchRun) -> RunState:
         """The state of a saved run."""
         state = cls()
-        state.apply(RunEnded(run))
+        state.apply(events.RunEnded(run))
         return state
 
     @property
@@ -162,15 +148,15 @@ class RunState:
         """The step with that index."""
         return next((step for step in self.steps if step.index == index), None)
 
-    def apply(self, event: Event | str) -> None:
+    def apply(self, event: events.Event | str) -> None:
         """Take an event."""
         self.version += 1
         match event:
             case str():
                 self.waiting_for = event
-            case StepStarted():
+            case events.StepStarted():
                 self._begin(event.index, event.step, event.total)
-            case RunEnded(run):
+            case events.RunEnded(run):
                 self.run = run
                 for index, record in enumerate(run.steps):
                     state = self.step(index) or self._begin(index, record.step, self.total)
@@ -178,11 +164,16 @@ class RunState:
                         self._end(state, record)
                 self.running = None
                 self.total = max(self.total, len(self.steps))
-            case StepFailed():
+            case events.StepFailed():
                 self._fail(event)
-            case StepEnded() | StepProgress() | RequestDone() | BatchDone():
+            case (
+                events.StepEnded()
+                | events.StepProgress()
+                | events.RequestDone()
+                | events.BatchDone()
+            ):
                 step = self.step(event.index)
-                if step is not None and isinstance(event, StepEnded):
+                if step is not None and isinstance(event, events.StepEnded):
                     self._end(step, event.record)
                 elif step is not None and step.record is None:
                     self._advance(step, event)
@@ -193,7 +184,7 @@ class RunState:
         self.fatal = (cause, remedy)
         self.running = None
 
-    def _begin(self, index: int, step: BenchStep, total: int) -> StepState:
+    def _begin(self, index: int, step: events.BenchStep, total: int) -> StepState:
         self.steps = [other for other in self.steps if other.index != index]
         self.running = StepState(index, step)
         self.steps.append(self.running)
@@ -201,21 +192,21 @@ class RunState:
         self.waiting_for = ""
         return self.running
 
-    def _advance(self, step: StepState, event: Event) -> None:
-        if isinstance(event, StepProgress):
+    def _advance(self, step: StepState, event: events.Event) -> None:
+        if isinstance(event, events.StepProgress):
             step.progress = event
             return
         step.version += 1
-        if isinstance(event, BatchDone):
+        if isinstance(event, events.BatchDone):
             step.batches.append(event.record)
-        elif isinstance(event, RequestDone):
+        elif isinstance(event, events.RequestDone):
             record = event.record
             step.requests.append(record)
             if record.error is not None:
                 step.request_errors += 1
                 self._report(f"{step.label}: request {record.index}: {error_of(record)}")
 
-    def _end(self, step: StepState, record: StepRecord) -> None:
+    def _end(self, step: StepState, record: events.StepRecord) -> None:
         step.version += 1
         step.record = record
         step.requests, step.batches = record.requests, record.batches
@@ -223,7 +214,7 @@ class RunState:
         if self.running is step:
             self.running = None
 
-    def _fail(self, event: StepFailed) -> None:
+    def _fail(self, event: events.StepFailed) -> None:
         step = self.step(event.index)
         text = event.cause
         if step is not None:
@@ -241,7 +232,7 @@ class RunState:
         return iter(self.steps)
 
 
-def error_of(record: BenchRequestRecord) -> str:
+def error_of(record: events.BenchRequestRecord) -> str:
     """The error of a request in a few words."""
     return f"{record.error}: {record.detail}" if record.detail else str(record.error)
 
@@ -258,9 +249,9 @@ class EventQueue:
 
     def __init__(self) -> None:
         # Its operations are atomic, so putting an event never waits for the screen.
-        self._events: deque[Event | str] = deque()
+        self._events: deque[events.Event | str] = deque()
         self._over = threading.Event()
-        self.result: BenchRun | None = None
+        self.result: events.BenchRun | None = None
         self.failure: BaseException | None = None
 
     @property
@@ -272,16 +263,16 @@ class EventQueue:
         """Wait for the end of the run; return whether it has ended."""
         return self._over.wait(seconds)
 
-    def put(self, event: Event | str) -> None:
+    def put(self, event: events.Event | str) -> None:
         """Add an event, or a line about what is awaited."""
         self._events.append(event)
 
-    def drain(self) -> Iterator[Event | str]:
+    def drain(self) -> Iterator[events.Event | str]:
         """Yield the events since the last call, oldest first."""
         for _ in range(len(self._events)):
             yield self._events.popleft()
 
-    def follow(self, start: Callable[[Emit], BenchRun]) -> None:
+    def follow(self, start: Callable[[Emit], events.BenchRun]) -> None:
         """Do the run in a daemon thread."""
 
         def follow() -> None:
@@ -291,7 +282,7 @@ class EventQueue:
                 self.failure = error
             else:
                 self.result = run
-                self.put(RunEnded(run))
+                self.put(events.RunEnded(run))
             self._over.set()
 
         threading.Thread(target=follow, name="bench", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The small widgets that all views are made of."""
+"""The widgets of all views, and the lines of text around them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Draw = Callable[[int, int], Text]
 
 
 class DrawnText(Widget):
-    """Text that is drawn for the size that there is: ``draw(width, height)``."""
+    """Text drawn for the size of the widget, by ``draw(width, height)``."""
 
     DEFAULT_CSS = "DrawnText { text-wrap: nowrap; text-overflow: clip; }"
 
@@ -33,13 +33,13 @@ class DrawnText(Widget):
         self._key: object = None
 
     def show(self, draw: Draw, key: object = None) -> None:
-        """Draw this from now on; nothing is done where ``key`` is what it was (None: unknown)."""
+        """Set the function that draws, unless ``key`` is given and unchanged."""
         if key is None or key != self._key:
             self._draw, self._key = draw, key
             self.refresh()
 
     def render(self) -> Text:
-        """What Textual shows."""
+        """Implement Textual's hook."""
         size = self.content_size
         return self._draw(size.width, size.height)
 
@@ -62,7 +62,7 @@ class TextView(VerticalScroll):
 
 
 class ProgressGauge(Widget):
-    """How far something is: a name, a bar, and what it counts in the middle of the bar."""
+    """A progress bar with a name, and a count within the bar."""
 
     DEFAULT_CSS = """
     ProgressGauge { text-wrap: nowrap; text-overflow: clip; }
@@ -80,14 +80,14 @@ class ProgressGauge(Widget):
         self._bad = False
 
     def show(self, share: float | None, count: str, *, bad: bool, label: str | None = None) -> None:
-        """``share`` of it is done, 0 to 1 (None: nobody knows); red where something is bad."""
+        """Show the completed share, 0 to 1, or None if unknown; red if ``bad``."""
         new = (label or self._label, share, count, bad)
         if new != (self._label, self._share, self._count, self._bad):
             self._label, self._share, self._count, self._bad = new
             self.refresh()
 
     def render(self) -> Text:
-        """What Textual shows."""
+        """Implement Textual's hook."""
         width = self.content_size.width - cell_len(self._label) - 1
         if width < 4:
             return Text(self._label)
@@ -101,7 +101,7 @@ class ProgressGauge(Widget):
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """One place in a row of tabs; ``bad``: something in it failed."""
+    """A tab; ``bad`` if something in it failed."""
 
     text: str
     style: str = ""
@@ -109,7 +109,7 @@ class Tab:
 
 
 class TabRow(Widget):
-    """Tabs in one line, scrolled so that the active one is seen."""
+    """Tabs in one line, scrolled to the active one."""
 
     DEFAULT_CSS = """
     TabRow { height: 1; text-wrap: nowrap; text-overflow: clip; }
@@ -137,13 +137,13 @@ class TabRow(Widget):
         self._tab_spans: list[tuple[int, int, int]] = []
 
     def show(self, tabs: Sequence[Tab], active: int) -> None:
-        """These tabs, from left to right."""
+        """Show tabs from left to right."""
         if list(tabs) != self._tabs or active != self._active:
             self._tabs, self._active = list(tabs), active
             self.refresh()
 
     def render(self) -> Text:
-        """What Textual shows."""
+        """Implement Textual's hook."""
         width = self.content_size.width
         widths = [cell_len(self._text(tab)) for tab in self._tabs]
         self._first = _first_seen(widths, self._active, self._first, width)
@@ -163,7 +163,7 @@ class TabRow(Widget):
         return text
 
     def on_click(self, event: events.Click) -> None:
-        """Choose the tab under the pointer; at an arrow the next one beyond it."""
+        """Choose the tab under the pointer, or the next one beyond an arrow."""
         if not self._tab_spans:
             return
         index: int | None = None
@@ -188,20 +188,20 @@ class TabRow(Widget):
 
 
 def _first_seen(widths: list[int], active: int, first: int, space: int) -> int:
-    """The leftmost tab that is shown so that the active one is whole, moved as little as can be."""
+    """The leftmost visible tab, scrolled no further than the active tab needs."""
     if sum(widths) <= space:
         return 0
     first = min(first, active)
-    # Two cells are kept for the arrows that tell of tabs beyond the edges.
+    # Two cells are reserved for the arrows at the edges.
     while first < active and sum(widths[first : active + 1]) + 2 > space:
         first += 1
     return first
 
 
 def head_line(title: ScreenTitle, status: str, width: int) -> Text:
-    """Model, lengths, and at the right how the run is getting on where there is space for it.
+    """The model and its details, and the status at the right if it fits.
 
-    A name that is too long loses its front: the end tells models apart.
+    A long name loses its beginning, since the end distinguishes models.
     """
     rest = "".join(f" | {detail}" for detail in title.details)
     space = max(width - cell_len(rest), 12)
@@ -219,7 +219,7 @@ def head_line(title: ScreenTitle, status: str, width: int) -> Text:
 
 
 def status_text(state: ViewState, leaving: bool, live: bool) -> str:
-    """How the run is getting on."""
+    """The status of the run."""
     run_state = state.run_state
     if leaving:
         return "stopping"
@@ -234,7 +234,7 @@ def status_text(state: ViewState, leaving: bool, live: bool) -> str:
 
 
 def step_tabs(state: ViewState) -> list[Tab]:
-    """One for each step, in the colour of its points."""
+    """A tab per step, in the color of its points."""
     return [
         Tab(_one_line(step.label), step_color(index, state.dark), step.bad)
         for index, step in enumerate(state.run_state)
@@ -242,7 +242,7 @@ def step_tabs(state: ViewState) -> list[Tab]:
 
 
 def key_help() -> Text:
-    """What the keys do, in 22 columns."""
+    """The help on keys, in 22 columns."""
     text = Text(no_wrap=True)
     for key, meaning in (("←→", " step "), ("+-", " zoom "), ("q", " quit")):
         text.append(key, style="bold")
@@ -251,7 +251,7 @@ def key_help() -> Text:
 
 
 def message_line(state: ViewState, leaving: bool) -> Text:
-    """What the user must know now; empty where there is nothing."""
+    """The current message for the user, or an empty text."""
     run_state, dark = state.run_state, state.dark
     if leaving:
         return Text(
@@ -275,7 +275,7 @@ def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
     notes = []
     record = shown.record if shown is not None else None
     if record is not None and record.client.behind:
-        reason = record.client.reason or "its clock ticked late"
+        reason = record.client.reason or "its event loop lagged"
         notes.append(f"the client was the bottleneck: {reason}")
     if run_state.run is not None:
         notes += run_state.run.notes
@@ -283,7 +283,7 @@ def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
 
 
 def truncated(text: Text, width: int) -> Text:
-    """A line that ends in an ellipsis where it does not fit."""
+    """Cut a line to the width, with an ellipsis."""
     line = text.copy()
     line.truncate(width, overflow="ellipsis")
     return line

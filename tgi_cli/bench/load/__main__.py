@@ -14,16 +14,6 @@ from typing import BinaryIO, cast
 
 from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.client_lag import LagMonitor
-from tgi_cli.bench.load.frames import (
-    BeginStep,
-    EndOfRequests,
-    FromGenerator,
-    GeneratorEnded,
-    GeneratorJob,
-    GeneratorReady,
-    IndexedRequest,
-    RequestChunk,
-)
 from tgi_cli.bench.load.generator import LoadGenerator
 from tgi_cli.errors import ExitCode, TgiError
 
@@ -45,7 +35,7 @@ class _FrameWriter(asyncio.BaseProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def report(self, message: FromGenerator) -> None:
+    def report(self, message: frames.FromGenerator) -> None:
         """Write a frame."""
         if self._transport is not None:
             self._transport.write(frames.pack(message))
@@ -65,7 +55,7 @@ def main() -> int:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     job = frames.read(sys.stdin.buffer)
-    if not isinstance(job, GeneratorJob):
+    if not isinstance(job, frames.GeneratorJob):
         return ExitCode.FAILURE
     try:
         if job.target.kind == "shard-v3":
@@ -85,7 +75,7 @@ def main() -> int:
     return ExitCode.OK
 
 
-async def _run(job: GeneratorJob, out: BinaryIO) -> None:
+async def _run(job: frames.GeneratorJob, out: BinaryIO) -> None:
     """Run a job over HTTP; the parent process has the other ends of stdin and ``out``."""
     loop = asyncio.get_running_loop()
     _, writer = await loop.connect_write_pipe(_FrameWriter, out)
@@ -100,7 +90,7 @@ async def _run(job: GeneratorJob, out: BinaryIO) -> None:
         generator.stop()
         begin_at(0.0)
 
-    async def put(items: list[IndexedRequest]) -> None:
+    async def put(items: list[frames.IndexedRequest]) -> None:
         for item in items:
             await generator.source.put(item)
 
@@ -109,11 +99,11 @@ async def _run(job: GeneratorJob, out: BinaryIO) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job is done
             while True:
                 match frames.read(sys.stdin.buffer):
-                    case RequestChunk(items):
+                    case frames.RequestChunk(items):
                         asyncio.run_coroutine_threadsafe(put(items), loop).result()
-                    case EndOfRequests():
+                    case frames.EndOfRequests():
                         asyncio.run_coroutine_threadsafe(generator.source.put(None), loop).result()
-                    case BeginStep(origin):
+                    case frames.BeginStep(origin):
                         loop.call_soon_threadsafe(begin_at, origin)
                     case _:  # the parent process is gone
                         loop.call_soon_threadsafe(stop)
@@ -123,7 +113,7 @@ async def _run(job: GeneratorJob, out: BinaryIO) -> None:
         loop.add_signal_handler(number, stop)
     writer.closed.add_done_callback(lambda _: stop())
     threading.Thread(target=feed, daemon=True).start()
-    writer.report(GeneratorReady())
+    writer.report(frames.GeneratorReady())
     origin = await begin
     gc.collect()
     gc.freeze()
@@ -131,7 +121,7 @@ async def _run(job: GeneratorJob, out: BinaryIO) -> None:
     monitor = LagMonitor()
     monitor.start()
     await generator.run(origin)
-    writer.report(GeneratorEnded(monitor.stop(generator.late), generator.stopped))
+    writer.report(frames.GeneratorEnded(monitor.stop(generator.late), generator.stopped))
     await writer.flush()
 
 

@@ -28,16 +28,6 @@ from tgi_cli.bench.events import (
     StepProgress,
 )
 from tgi_cli.bench.load import frames
-from tgi_cli.bench.load.frames import (
-    BeginStep,
-    EndOfRequests,
-    FromGenerator,
-    GeneratorEnded,
-    GeneratorJob,
-    GeneratorReady,
-    IndexedRequest,
-    RequestChunk,
-)
 from tgi_cli.bench.load.generator import PROGRESS_SECONDS
 from tgi_cli.bench.load.sender import sampling_fields
 from tgi_cli.errors import ShardError
@@ -105,7 +95,7 @@ def _stub(address: str) -> Any:
 class _ShardStep:
     """One step on the shards."""
 
-    def __init__(self, job: GeneratorJob, shards: ShardGroup, out: BinaryIO) -> None:
+    def __init__(self, job: frames.GeneratorJob, shards: ShardGroup, out: BinaryIO) -> None:
         self._job = job
         self._shards = shards
         self._out = out
@@ -117,7 +107,7 @@ class _ShardStep:
         self._reported = -1.0
         self._rate = 0.0
         self._origin = 0.0
-        self._items: queue.Queue[IndexedRequest | None] = queue.Queue(_AHEAD)
+        self._items: queue.Queue[frames.IndexedRequest | None] = queue.Queue(_AHEAD)
         self._begin: queue.Queue[float] = queue.Queue()
         self._halted = threading.Event()
         self.stopped = ""
@@ -126,12 +116,12 @@ class _ShardStep:
         """Read frames until the parent process is gone."""
         while True:
             match frames.read(stream):
-                case RequestChunk(items):
+                case frames.RequestChunk(items):
                     for item in items:
                         self._items.put(item)
-                case EndOfRequests():
+                case frames.EndOfRequests():
                     self._items.put(None)
-                case BeginStep(origin):
+                case frames.BeginStep(origin):
                     self._begin.put(origin)
                 case _:
                     self.halt()
@@ -144,7 +134,7 @@ class _ShardStep:
         with contextlib.suppress(queue.Full):  # then nothing waits for an item
             self._items.put_nowait(None)
 
-    def report(self, message: FromGenerator) -> None:
+    def report(self, message: frames.FromGenerator) -> None:
         """Write a frame."""
         self._out.write(frames.pack(message))
 
@@ -261,14 +251,14 @@ class _ShardStep:
         )
 
 
-def run(job: GeneratorJob, stream: BinaryIO, out: BinaryIO) -> None:
+def run(job: frames.GeneratorJob, stream: BinaryIO, out: BinaryIO) -> None:
     """Run a job on its shard. Raises ShardError."""
     shards = ShardGroup(job.target.address, job.settings.timeout, job.settings.connect_timeout)
     step = _ShardStep(job, shards, out)
     signal.signal(signal.SIGTERM, lambda *_: step.halt())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=step.feed, args=(stream,), daemon=True).start()
-    step.report(GeneratorReady())
+    step.report(frames.GeneratorReady())
     try:
         shards.clear_cache()
         step.run()
@@ -281,7 +271,7 @@ def run(job: GeneratorJob, stream: BinaryIO, out: BinaryIO) -> None:
     except BrokenPipeError:
         print("the parent process is gone", file=sys.stderr)
         return
-    step.report(GeneratorEnded(ClientHealth(), step.stopped))
+    step.report(frames.GeneratorEnded(ClientHealth(), step.stopped))
 
 
 def error_text(error: grpc.RpcError) -> str:

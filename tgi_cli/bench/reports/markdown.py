@@ -44,22 +44,13 @@ def _merged(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return merged
 
 
-# TGI's parameters by our names of them, in its order.
 _PARAMETERS = (
-    ("Sequence Length", "sequence_length"),
-    ("Decode Length", "decode_length"),
-    ("Top N Tokens", "top_n_tokens"),
-    ("N Runs", "runs"),
-    ("Warmups", "warmups"),
-    ("Temperature", "temperature"),
-    ("Top K", "top_k"),
-    ("Top P", "top_p"),
-    ("Typical P", "typical_p"),
-    ("Repetition Penalty", "repetition_penalty"),
-    ("Frequency Penalty", "frequency_penalty"),
-    ("Watermark", "watermark"),
-    ("Do Sample", "do_sample"),
+    *("sequence_length", "decode_length", "top_n_tokens", "runs", "warmups", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark"),
+    "do_sample",
 )
+"""TGI's parameters in its order."""
+_LABELS = {name: name.replace("_", " ").title() for name in _PARAMETERS} | {"runs": "N Runs"}
 _OPTIONAL = {
     *("top_n_tokens", "temperature", "top_k", "top_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty"),
@@ -74,7 +65,7 @@ def tgi_tables(run: BenchRun) -> str:
     """
     workload = run.workload
     parameters = [["Model", str(workload.get("tokenizer_name") or run.target.model)]]
-    parameters += [[label, _as_rust(name, workload.get(name))] for label, name in _PARAMETERS]
+    parameters += [[label, _as_rust(name, workload.get(name))] for name, label in _LABELS.items()]
     steps = [record for record in run.steps if record.step.kind == "batch"]
     found = [(f"{record.step.value:g}", batch_values(record.batches)) for record in steps]
     latency, throughput = [], []
@@ -138,7 +129,7 @@ def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def load_table(figures: Sequence[StepMetrics]) -> str:
+def load_table(metrics: Sequence[StepMetrics]) -> str:
     """A row per step: throughput and median latencies."""
     columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
         ("Load", lambda step: step.step.title),
@@ -148,22 +139,22 @@ def load_table(figures: Sequence[StepMetrics]) -> str:
         ("Input tokens/s", lambda step: _rate(step, "input_tokens_per_second", 1)),
         ("Output tokens/s", lambda step: _rate(step, "output_tokens_per_second", 1)),
     ]
-    if any(step.attainment is not None for step in figures):
+    if any(step.attainment is not None for step in metrics):
         columns.append(("Goodput/s", lambda step: _rate(step, "goodput", 2)))
         columns.append(("Within limits", lambda step: _share(step.attainment)))
-    if any(step.step.kind == "rate" for step in figures):
+    if any(step.step.kind == "rate" for step in metrics):
         columns.append(("TTFT (scheduled)", lambda step: _middle(step, "ttft_scheduled")))
     for name in ("ttft", "itl", "tpot", "e2e"):
         label = METRICS[name].label
         columns.append((f"{label} p50", lambda step, name=name: _middle(step, name)))  # type: ignore[misc]
-    rows = [[cell(step) for _, cell in columns] for step in figures]
+    rows = [[cell(step) for _, cell in columns] for step in metrics]
     return table([label for label, _ in columns], rows)
 
 
-def percentile_table(figures: Sequence[StepMetrics]) -> str:
+def percentile_table(metrics: Sequence[StepMetrics]) -> str:
     """A row per step and latency: mean and percentiles in ms, with intervals."""
     rows = []
-    for step in figures:
+    for step in metrics:
         for name, summary in distinct_latencies(step).items():
             rows.append(
                 [

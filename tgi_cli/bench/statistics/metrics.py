@@ -95,7 +95,7 @@ def step_metrics(
     events = sum(len(request.arrivals) for request in answered)
     output = sum(request.output_tokens for request in answered)
     busy = sum(request.finished - request.dispatched for request in requests)
-    figures = StepMetrics(
+    metrics = StepMetrics(
         step=record.step,
         duration=record.duration,
         requests=len(requests),
@@ -114,7 +114,7 @@ def step_metrics(
         counted_by=dict(Counter(request.counted_by for request in answered)),
         warnings=[],
     )
-    return msgspec.structs.replace(figures, warnings=_warnings(record, figures))
+    return msgspec.structs.replace(metrics, warnings=_warnings(record, metrics))
 
 
 def _rates(
@@ -132,22 +132,22 @@ def _rates(
     return rates, {name: rate_interval(values) for name, values in sliced.items()}
 
 
-def _warnings(record: StepRecord, figures: StepMetrics) -> list[str]:
+def _warnings(record: StepRecord, metrics: StepMetrics) -> list[str]:
     warnings = []
     if record.client.behind:
         warnings.append(record.client.reason or "the load generator was the bottleneck")
-    if figures.requests and not figures.succeeded:
+    if metrics.requests and not metrics.succeeded:
         warnings.append("every request failed: there are no latencies")
-    elif figures.failed:
-        share = figures.failed / figures.requests
-        warnings.append(f"{figures.failed} of {figures.requests} requests failed ({share:.1%})")
-    if 0 < figures.succeeded < FEW and not figures.batches:
+    elif metrics.failed:
+        share = metrics.failed / metrics.requests
+        warnings.append(f"{metrics.failed} of {metrics.requests} requests failed ({share:.1%})")
+    if 0 < metrics.succeeded < FEW and not metrics.batches:
         warnings.append(
-            f"{figures.succeeded} requests: p95 and above are little more than the maximum"
+            f"{metrics.succeeded} requests: p95 and above are little more than the maximum"
         )
-    if figures.tokens_per_event > MERGED:
-        warnings.append(f"{figures.tokens_per_event:.2f} tokens per event: gaps are between events")
-    if figures.counted_by.get("events"):
+    if metrics.tokens_per_event > MERGED:
+        warnings.append(f"{metrics.tokens_per_event:.2f} tokens per event: gaps are between events")
+    if metrics.counted_by.get("events"):
         warnings.append("the server reports no token counts: events are counted")
     if record.stopped:
         warnings.append(record.stopped)
@@ -160,9 +160,9 @@ PEAK_SHARE = 0.95
 SLOWER = 1.1
 
 
-def meets(figures: StepMetrics, enough: float = ENOUGH) -> bool:
+def meets(metrics: StepMetrics, enough: float = ENOUGH) -> bool:
     """Whether a share ``enough`` of the requests met the limits."""
-    return figures.attainment is not None and figures.attainment >= enough
+    return metrics.attainment is not None and metrics.attainment >= enough
 
 
 def find_knee(points: Sequence[StepMetrics]) -> int | None:

@@ -1,4 +1,4 @@
-"""When requests come: constant, Poisson, gamma (in bursts), or at a rate that climbs."""
+"""Distributions of arrival times and of lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARRIVAL_FORMS = "constant, poisson, gamma:BURSTINESS or ramp:FROM,TO,SECONDS"
 
 @dataclass(frozen=True)
 class ArrivalProcess:
-    """A process that says when the next request comes.
+    """An arrival process.
 
     Attributes:
         kind: ``constant``, ``poisson``, ``gamma`` or ``ramp``.
@@ -35,10 +35,10 @@ class ArrivalProcess:
 
     @classmethod
     def parse(cls, text: str) -> ArrivalProcess:
-        """Of ``constant``, ``poisson``, ``gamma:0.5`` or ``ramp:1,16,60``.
+        """Parse ``constant``, ``poisson``, ``gamma:0.5`` or ``ramp:1,16,60``.
 
         Raises:
-            ConfigError: another form, or numbers that cannot be.
+            ConfigError: Invalid form or numbers.
         """
         kind, _, rest = text.strip().partition(":")
         try:
@@ -54,31 +54,31 @@ class ArrivalProcess:
                 first >= 0 and 0 < last < math.inf and 0 < seconds < math.inf
             ):
                 return cls("ramp", first=first, last=last, seconds=seconds)
-        raise ConfigError(f"{text!r} says no arrivals", f"write {_ARRIVAL_FORMS}")
+        raise ConfigError(f"{text!r} is not a process of arrivals", f"write {_ARRIVAL_FORMS}")
 
     def times(self, rate: float, seed: int) -> Iterator[float]:
-        """Seconds from the start, endless and ascending, ``rate`` a second in the mean.
+        """Yield ascending seconds from the start without end, ``rate`` per second on average.
 
-        A ramp has rates of its own. Constant arrivals begin at 0, others with their first gap.
+        A ramp has its own rates. Constant arrivals begin at 0, others with their first gap.
 
         Raises:
-            ConfigError: a rate that is not above 0.
+            ConfigError: The rate is not above 0.
         """
         if self.kind != "ramp" and not 0 < rate < math.inf:
-            raise ConfigError(f"{rate:g} requests a second is no rate", "give one above 0")
+            raise ConfigError(f"{rate:g} requests per second is not a rate", "give one above 0")
         return self._times(rate, Random(f"arrivals {seed}"))
 
-    def _times(self, rate: float, dice: Random) -> Iterator[float]:
+    def _times(self, rate: float, rng: Random) -> Iterator[float]:
         now, events = 0.0, 0.0
         while True:
             if self.kind == "constant":
                 yield events / rate
                 events += 1
             elif self.kind == "ramp":
-                events += dice.expovariate(1.0)
+                events += rng.expovariate(1.0)
                 yield self._ramped(events)
             else:
-                now += dice.gammavariate(self.burstiness, 1 / (rate * self.burstiness))
+                now += rng.gammavariate(self.burstiness, 1 / (rate * self.burstiness))
                 yield now
 
     def _ramped(self, events: float) -> float:
@@ -100,9 +100,9 @@ class ArrivalProcess:
 
 
 def scheduled(requests: Iterable[BenchRequest], times: Iterable[float]) -> Iterator[BenchRequest]:
-    """The requests, each due at the next of the times.
+    """Schedule each request at the next of the times.
 
-    Of a conversation only the first turn is; the others follow their answers.
+    Of a conversation only the first turn is scheduled; the others follow the responses.
     """
     clock = iter(times)
     begun: set[int] = set()
@@ -119,19 +119,19 @@ def scheduled(requests: Iterable[BenchRequest], times: Iterable[float]) -> Itera
 
 
 _ATTEMPTS = 100
-"""Draws outside the bounds, before the nearest bound is taken."""
+"""Draws outside the bounds after which the nearest bound is taken."""
 
 _LENGTH_FORMS = "128, uniform:64,256, normal:512,128 or lognormal:512,128 (both also with ,MIN,MAX)"
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A distribution of whole numbers from ``low`` up to ``high``.
+    """A distribution of whole numbers from ``low`` to ``high``.
 
     Attributes:
         kind: ``fixed``, ``uniform``, ``normal`` or ``lognormal``.
-        mean, deviation: of the distribution itself, before it is bounded; also of ``lognormal``,
-            whose logarithms have others.
+        mean, deviation: Those of the unbounded distribution; for ``lognormal`` of the values, not
+            of their logarithms.
     """
 
     kind: str
@@ -142,18 +142,18 @@ class LengthDistribution:
 
     @classmethod
     def fixed(cls, length: int) -> LengthDistribution:
-        """Always ``length``."""
+        """The constant ``length``."""
         return cls("fixed", float(length), low=length, high=length)
 
     @classmethod
     def parse(cls, text: str) -> LengthDistribution:
-        """Of ``128``, ``uniform:64,256``, ``normal:512,128`` or ``lognormal:512,128,1,4096``.
+        """Parse ``128``, ``uniform:64,256``, ``normal:512,128`` or ``lognormal:512,128,1,4096``.
 
         The numbers are the bounds of a uniform distribution, and the mean and the standard
         deviation of the others, which bounds may follow.
 
         Raises:
-            ConfigError: another form, or numbers that make no distribution.
+            ConfigError: Invalid form or numbers.
         """
         kind, colon, rest = text.strip().partition(":")
         if not colon:
@@ -176,26 +176,26 @@ class LengthDistribution:
                 mean >= 1 and deviation >= 0 and 1 <= low <= high
             ):
                 return cls(kind, mean, deviation, int(low), int(high))
-        raise ConfigError(f"{text!r} says no lengths", f"write {_LENGTH_FORMS}")
+        raise ConfigError(f"{text!r} is not a distribution of lengths", f"write {_LENGTH_FORMS}")
 
-    def draw(self, dice: Random) -> int:
-        """One length."""
+    def draw(self, rng: Random) -> int:
+        """Draw a length."""
         if self.kind == "fixed":
             return self.low
         if self.kind == "uniform":
-            return dice.randint(self.low, self.high)
+            return rng.randint(self.low, self.high)
         value = self.mean
         for _ in range(_ATTEMPTS):
-            value = self._value(dice)
+            value = self._value(rng)
             if self.low <= round(value) <= self.high:
                 break
         return min(max(round(value), self.low), self.high)
 
-    def _value(self, dice: Random) -> float:
+    def _value(self, rng: Random) -> float:
         if self.kind == "normal":
-            return dice.gauss(self.mean, self.deviation)
+            return rng.gauss(self.mean, self.deviation)
         variance = math.log1p((self.deviation / self.mean) ** 2)
-        return dice.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance))
+        return rng.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
     def __str__(self) -> str:
         if self.kind == "fixed":

@@ -95,8 +95,8 @@ def test_a_step_without_results_draws_dashes() -> None:
     assert "-" in statistics(found.prefill, 19, 9).plain
     failed = http_step(16, requests=9)
     only = [request for request in failed.requests if request.error]
-    figures = step_metrics(type(failed)(step=failed.step, began=0, duration=1, requests=only))
-    text = percentiles.draw_percentiles(figures, 79, slo={}).plain
+    metrics = step_metrics(type(failed)(step=failed.step, began=0, duration=1, requests=only))
+    text = percentiles.draw_percentiles(metrics, 79, slo={}).plain
     assert "1 failed: 1 x http 429" in text
     assert "every request failed" in text
 
@@ -104,14 +104,14 @@ def test_a_step_without_results_draws_dashes() -> None:
 @pytest.mark.parametrize("width", [79, 139])
 def test_the_percentile_table_fits(width: int) -> None:
     run = http_run()
-    figures = step_metrics(run.steps[1], run.slo)
-    text = percentiles.draw_percentiles(figures, width, slo=run.slo).plain
+    metrics = step_metrics(run.steps[1], run.slo)
+    text = percentiles.draw_percentiles(metrics, width, slo=run.slo).plain
     assert max(map(len, text.split("\n"))) <= width
     for word in ("TTFT", "ITL", "TPOT", "E2E", "mean", "p99.9", "Goodput", "within TTFT 100 ms"):
         assert word in text
-    p99 = figures.latencies["itl"].p99
+    p99 = metrics.latencies["itl"].p99
     assert f"{p99:.2f}" in text
-    assert percentiles.span_of(*figures.latencies["itl"].intervals["p99"]) in text
+    assert percentiles.span_of(*metrics.latencies["itl"].intervals["p99"]) in text
 
 
 def test_comparisons_name_what_became_worse() -> None:

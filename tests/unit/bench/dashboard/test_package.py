@@ -24,7 +24,7 @@ def test_a_picture_needs_no_terminal() -> None:
     assert any("Decode (token)" in line or "Decode" in line for line in lines)
 
 
-def test_without_a_terminal_the_remedy_is_told_and_textual_comes_late() -> None:
+def test_without_a_terminal_the_error_has_a_remedy_and_textual_is_not_imported() -> None:
     code = (
         "import sys\n"
         "from tgi_cli.bench.dashboard import view\n"

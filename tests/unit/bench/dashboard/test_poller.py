@@ -85,14 +85,14 @@ async def test_a_counter_that_shrank_began_again() -> None:
     assert asked.history.samples[-1].output == 5.0
 
 
-async def test_a_server_without_known_metrics_is_told() -> None:
+async def test_a_server_without_known_metrics_is_an_error() -> None:
     asked = poller(Server("process_cpu_seconds_total 3\nnot a line\n", "<html>no</html>"))
     for _ in range(2):
         await asked.ask()
         assert "no metrics" in asked.history.error
 
 
-async def test_an_address_that_is_none_is_told() -> None:
+async def test_an_invalid_address_is_an_error() -> None:
     asked = ServerPoller("nonsense")
     await asked.ask()
     assert asked.history.error

@@ -200,12 +200,12 @@ async def test_thousands_of_requests_are_painted_seldom() -> None:
         assert painted <= 5
         assert len(app.run_state.steps[0].requests) == 5000
         await app.settle()
-        table = app.figures.panels(app.run_state.steps[0])
+        table = app.metrics.panels(app.run_state.steps[0])
         assert table is not None
         assert 0 < len(table.prefill.values) <= 4000
 
 
-async def test_the_last_screen_is_left_as_a_picture(tmp_path) -> None:
+async def test_the_last_screen_is_saved_as_svg(tmp_path) -> None:
     target = tmp_path / "screen.svg"
     app = saved(batch_run(), svg=target)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -228,7 +228,7 @@ async def test_the_view_tabs_fit_in_eighty_columns() -> None:
         assert app.query_one("#view-tabs", TabRow).size.width >= 57
 
 
-def test_a_dashboard_that_broke_still_gives_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_dashboard_still_returns_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal:
         def isatty(self) -> bool:
             return True

@@ -15,7 +15,7 @@ TEXTS = Path(__file__).parent / "screens"
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_views_look_as_they_did(size: tuple[int, int]) -> None:
+async def test_views_match_the_saved_screens(size: tuple[int, int]) -> None:
     width, height = size
     async for name, lines in drawn_views(size):
         assert len(lines) == height

@@ -23,7 +23,7 @@ SIZES = ((80, 24), (140, 45))
 
 
 def server() -> ServerPoller:
-    """A server whose figures rise and fall, and that has been asked for a minute."""
+    """A server whose metrics rise and fall, and that has been asked for a minute."""
     now = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -51,17 +51,17 @@ def server() -> ServerPoller:
 def steady(app: BenchApp) -> None:
     """Intervals that no other version of a random generator changes."""
     for step in app.run_state:
-        figures = step_metrics(step.snapshot(), app.figures.slo, intervals=False)
+        metrics = step_metrics(step.snapshot(), app.metrics.slo, intervals=False)
         if step.record is not None:
-            figures = msgspec.structs.replace(
-                figures,
-                latencies={name: _sure(found) for name, found in figures.latencies.items()},
-                batches={name: _sure(found) for name, found in figures.batches.items()},
+            metrics = msgspec.structs.replace(
+                metrics,
+                latencies={name: _sure(found) for name, found in metrics.latencies.items()},
+                batches={name: _sure(found) for name, found in metrics.batches.items()},
                 rate_intervals={
-                    name: (rate * 0.9, rate * 1.1) for name, rate in figures.rates.items()
+                    name: (rate * 0.9, rate * 1.1) for name, rate in metrics.rates.items()
                 },
             )
-        app.figures._tables[step] = (step.version, figures)
+        app.metrics._tables[step] = (step.version, metrics)
 
 
 def _sure(found: Summary) -> Summary:

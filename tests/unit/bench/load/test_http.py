@@ -124,7 +124,7 @@ async def test_an_answer_that_is_not_whole_is_broken(sent: bytes, cause: str) ->
     assert server.connections == 1
 
 
-async def test_nobody_there_is_an_error_of_its_own() -> None:
+async def test_a_refused_connection_is_a_connect_error() -> None:
     async with Sockets(None).serving() as pool:  # type: ignore[arg-type]
         pass
     with pytest.raises(ConnectError):

@@ -95,7 +95,7 @@ async def test_a_run_is_a_prefill_and_its_decodes(folder: Path) -> None:
     assert any(isinstance(event, StepProgress) and event.expected == 3 for event in events)
 
 
-async def test_one_token_needs_no_decode(folder: Path) -> None:
+async def test_one_token_takes_no_decode(folder: Path) -> None:
     with FakeShard().serving(folder / "s") as shard:
         events = await driven(folder / "s", batch(1, requests=1), RequestSettings(), max_tokens=1)
     assert isinstance(events[-1], StepEnded)
@@ -115,7 +115,7 @@ async def test_every_shard_gets_every_call(folder: Path) -> None:
     assert [name for name, _ in first.calls] == [name for name, _ in second.calls]
 
 
-async def test_a_failed_run_is_told_and_the_next_one_runs(folder: Path) -> None:
+async def test_a_failed_run_is_reported_and_the_next_one_runs(folder: Path) -> None:
     with FakeShard(fail={"Decode": 1}).serving(folder / "s"):
         events = await driven(folder / "s", batch(2, requests=3), RequestSettings())
     failed = [event for event in events if isinstance(event, StepFailed)]

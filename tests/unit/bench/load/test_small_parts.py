@@ -41,7 +41,7 @@ def test_frames_survive_any_pieces() -> None:
         assert found == messages
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_an_invalid_frame_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         FrameReader().feed(b"\x02\0\0\0\xc1\xc1")
 
@@ -55,7 +55,7 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "behind"),
+    ("metrics", "behind"),
     [
         ((0.001, 0.2, 0.001, 60.0), ""),
         ((0.2, 0.2, 0.001, 60.0), "lagged 200 ms"),
@@ -64,10 +64,10 @@ def test_generators_read_frames_until_the_pipe_ends() -> None:
         ((0.001, 0.2, 0.3, 60.0), "300 ms after they were due"),
     ],
 )
-def test_a_client_that_falls_behind_says_so(
-    figures: tuple[float, float, float, float], behind: str
+def test_a_client_that_falls_behind_is_reported(
+    metrics: tuple[float, float, float, float], behind: str
 ) -> None:
-    client = client_lag.assess(*figures)
+    client = client_lag.assess(*metrics)
     assert client.behind == bool(behind)
     assert behind in client.reason
 

@@ -93,7 +93,7 @@ def test_counts_come_from_a_usage_that_runs_along() -> None:
     assert (found.input_tokens, found.output_tokens) == (4, 7)
 
 
-def test_a_usage_at_the_end_says_nothing_of_each_event() -> None:
+def test_usage_at_the_end_does_not_change_event_counts() -> None:
     usage = {"usage": {"prompt_tokens": 4, "completion_tokens": 9}}
     found = answer("completions", text("ab"), text("c", **usage))
     assert found.counts == [1, 1]
@@ -141,14 +141,14 @@ def test_a_stream_that_just_ends_was_cut_off(route: Route) -> None:
     assert (found.error, len(found.arrivals)) == ("cut off", 1)
 
 
-def test_an_answer_with_a_reason_to_end_needs_no_done() -> None:
+def test_a_response_with_a_finish_reason_needs_no_done() -> None:
     chunk = {"choices": [{"text": "a", "finish_reason": "stop"}]}
     assert answer("completions", chunk, done=False).error is None
     empty = {"choices": [{"text": "a", "finish_reason": ""}]}  # TGI's, of chunks that go on
     assert answer("completions", empty, done=False).error == "cut off"
 
 
-def test_statuses_and_other_types_are_errors_with_what_was_said() -> None:
+def test_other_statuses_and_types_are_errors_with_their_message() -> None:
     found = StreamedResponse()
     found.head(429, "application/json")
     found.body(b'{"error": "Model is ', 1.0)

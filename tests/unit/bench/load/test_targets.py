@@ -110,7 +110,7 @@ async def test_a_server_that_is_neither_is_refused() -> None:
     assert (named.target.kind, named.target.model) == ("openai", "mine")
 
 
-async def test_servers_that_cannot_be_asked_say_why() -> None:
+async def test_unreachable_servers_are_errors() -> None:
     server = FakeServer(routes(info=401))
     with server.serving(), pytest.raises(RouterError, match="401"):
         await resolve_target(server.url, RequestSettings())
@@ -125,7 +125,7 @@ async def test_a_tokenizer_that_is_named_must_be_there(tmp_path: Path) -> None:
         await resolve_target(server.url, RequestSettings(), tokenizer_name=str(tmp_path))
 
 
-async def test_shards_are_asked_and_named() -> None:
+async def test_shards_are_resolved_with_their_info() -> None:
     with tempfile.TemporaryDirectory(prefix="tgi-") as folder:
         path = Path(folder) / "shard-0"
         settings = RequestSettings(connect_timeout=0.5)

@@ -45,7 +45,7 @@ def tokenizer() -> LocalTokenCounter:
         ("lognormal:300,600,1,100000", 300, 600),
     ],
 )
-def test_lengths_have_the_mean_and_deviation_that_were_asked_for(
+def test_lengths_have_the_requested_mean_and_deviation(
     text: str, mean: float, deviation: float
 ) -> None:
     lengths, dice = LengthDistribution.parse(text), Random(1)
@@ -155,7 +155,7 @@ def test_prompts_depend_on_the_seed_alone(tokenizer: LocalTokenCounter) -> None:
     assert len({request.prompt for request in once}) == 30
 
 
-def test_shared_prefixes_are_shared_by_as_many_as_was_said(tokenizer: LocalTokenCounter) -> None:
+def test_prefixes_are_shared_by_the_requested_share(tokenizer: LocalTokenCounter) -> None:
     spec = SyntheticWorkload(
         prompt=LengthDistribution.fixed(20),
         output=LengthDistribution.fixed(1),
@@ -230,7 +230,7 @@ def test_json_lines_may_have_messages_and_lengths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["no json", "[]", "{}", '{"prompt": ""}', '{"prompt": "a", "max_tokens": 0}']
 )
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+def test_the_error_of_an_invalid_line_has_its_number(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "fine"}\n' + line)
     with pytest.raises(ConfigError, match="line 2"):

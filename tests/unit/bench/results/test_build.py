@@ -44,7 +44,7 @@ def some(options: BenchOptions, step: BenchStep, count: int = 20) -> list[BenchR
 ONE, TWO = (client_step(count, StepBounds()) for count in (1, 2))
 
 
-def test_prompts_have_their_length_and_no_step_repeats_another_s() -> None:
+def test_prompts_have_their_length_and_differ_between_steps() -> None:
     options = BenchOptions(load="concurrency", input_tokens="12", output_tokens="5")
     first, again, second = some(options, ONE), some(options, ONE), some(options, TWO)
     assert {request.prompt_tokens for request in first} == {12}
@@ -90,7 +90,7 @@ def test_prefixes_as_text(text: str, expected: SharedPrefix) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "5:0", "5:2", "5:1:0", "5:1:1:1", "5:1:x"])
-def test_prefixes_that_are_none(text: str) -> None:
+def test_invalid_prefixes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--prefix"):
         SharedPrefix.parse(text)
 
@@ -135,7 +135,7 @@ def test_a_trace_is_one_step_with_times_of_its_own(tmp_path: Path) -> None:
     assert [request.at for request in some(options, step)] == [0.0, 0.5, 2.0]
 
 
-def test_what_cannot_be_is_said_before_the_first_step(tmp_path: Path) -> None:
+def test_invalid_options_are_errors_before_the_first_step(tmp_path: Path) -> None:
     empty = tmp_path / "none.txt"
     empty.write_text("\n")
     for options in (
@@ -155,7 +155,7 @@ def steps(**options: Any) -> list[BenchStep]:
     return list(search)
 
 
-def test_what_bounds_a_step() -> None:
+def test_steps_are_bounded_by_requests_and_seconds() -> None:
     (step,) = steps(load="concurrency", values=(4.0,))
     assert (step.requests, step.seconds) == (None, 30.0)
     (step,) = steps(load="concurrency", values=(4.0,), requests=40)

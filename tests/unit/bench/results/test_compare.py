@@ -72,7 +72,7 @@ def test_a_run_is_the_same_as_itself() -> None:
         assert row.verdict == "same"
 
 
-def test_little_is_no_regression_unless_it_is_asked_for() -> None:
+def test_a_small_change_is_a_regression_only_with_a_small_threshold() -> None:
     first, second = load(Server(spread=0.01)), load(Server(spread=0.01, slowed=1.03, seed=1))
     assert compare(first, second).regressions == []
     assert compare(first, second, fail_on=0.02).regressions
@@ -99,7 +99,7 @@ def test_requests_that_fail_are_a_regression() -> None:
     assert failed[-1].b == pytest.approx(0.95, abs=0.02)
 
 
-def test_when_all_fail_that_is_said() -> None:
+def test_failures_of_all_requests_are_compared() -> None:
     first = load(Server(), (1,))
     dead = [
         msgspec.structs.replace(
@@ -170,7 +170,7 @@ def test_gaps_between_events_of_several_tokens_are_not_compared() -> None:
     assert result.notes == ["events of the second run have several tokens: ITL is not compared"]
 
 
-def test_what_differs_is_told() -> None:
+def test_differences_of_the_runs_are_noted() -> None:
     first = load(Server(), (1,))
     second = saved(
         [dataclasses.replace(Server()).answer(plan.client_step(1, BOUNDS))],

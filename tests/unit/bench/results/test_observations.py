@@ -51,7 +51,7 @@ def test_an_event_of_several_tokens_ends_one_gap() -> None:
     assert observed["tpot"].values == pytest.approx([3000 / 5])
 
 
-def test_the_tokens_of_the_first_event_took_no_decoding() -> None:
+def test_tokens_of_the_first_event_do_not_count_for_tpot() -> None:
     assert latencies_of([request(arrivals=(1.0, 3.0), counts=(4, 2))])["tpot"].values == [1000.0]
 
 
@@ -67,7 +67,7 @@ def test_the_server_s_count_goes_before_the_events() -> None:
     ("arrivals", "missing"),
     [((1.0,), {"itl", "tpot"}), ((), {"itl", "tpot", "ttft", "ttft_scheduled"})],
 )
-def test_what_did_not_happen_has_no_value(arrivals: tuple[float, ...], missing: set[str]) -> None:
+def test_missing_events_have_no_values(arrivals: tuple[float, ...], missing: set[str]) -> None:
     observed = latencies_of([request(arrivals=arrivals)])
     assert {name for name, (values, _) in observed.items() if not values.size} == missing
 
@@ -113,7 +113,7 @@ def test_a_decode_length_of_one_decodes_nothing() -> None:
     assert not found["decode_throughput"].size
 
 
-def test_rates_sum_up_to_what_was_done() -> None:
+def test_rates_sum_up_to_the_totals() -> None:
     records = [
         request(0, arrivals=(1.0, 2.0), output_tokens=6),  # 6 tokens, whole at 2.5
         request(1, at=1.0, arrivals=(6.0, 8.0), counts=(1, 2)),  # 3 tokens, whole at 8.5

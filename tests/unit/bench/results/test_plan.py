@@ -50,7 +50,7 @@ def test_a_sweep_ends_at_saturation_and_finds_the_knee(places: int) -> None:
     assert "throughput at" in notes[0]
 
 
-def test_a_sweep_without_saturation_says_so() -> None:
+def test_a_sweep_without_saturation_is_noted() -> None:
     records, notes = played(plan.to_saturation(BOUNDS, most=8), Server(places=1000).answer)
     assert [record.step.value for record in records] == [1, 2, 4, 8]
     assert notes == ["saturation was not reached with 8 clients"]

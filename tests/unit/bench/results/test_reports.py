@@ -135,7 +135,7 @@ def test_a_load_as_markdown() -> None:
     assert "- 16 clients: its core was busy" in lines
 
 
-def test_of_nothing() -> None:
+def test_a_run_without_steps_is_reported() -> None:
     assert markdown(saved([])) == "no step of the run has any metrics\n"
     assert "</html>" in html(saved([]))
 
@@ -167,7 +167,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("run", [batches(), loads()], ids=["batches", "loads"])
-def test_the_page_is_whole_and_stands_alone(run: BenchRun) -> None:
+def test_the_page_is_valid_and_self_contained(run: BenchRun) -> None:
     text = html(run)
     page = Page(text)
     assert page.open == []

@@ -98,7 +98,7 @@ def runner(driver: FakeDriver, steps: BenchPlan) -> PlanRunner:
     return PlanRunner(steps, TARGET, driver, requests, {"slo": {"ttft": 100.0}, "notes": ["known"]})
 
 
-async def test_all_steps_run_and_all_is_told() -> None:
+async def test_all_steps_run_and_report_their_events() -> None:
     driver = FakeDriver()
     driver.notes.append("the server says no usage")
     events: list[Event] = []
@@ -113,7 +113,7 @@ async def test_all_steps_run_and_all_is_told() -> None:
     assert [(event.index, event.total) for event in started] == [(0, 3), (1, 3), (2, 3)]
 
 
-async def test_a_search_is_told_what_it_found() -> None:
+async def test_a_search_receives_its_records() -> None:
     driver = FakeDriver(Server(places=2))
     run = await runner(driver, plan.to_saturation(StepBounds(seconds=20))).run(lambda event: None)
     assert run.notes[1].startswith("knee at 2 clients")
@@ -131,13 +131,13 @@ async def test_a_step_that_fails_does_not_end_the_run() -> None:
         ({"gone": "2"}, "the run ended at concurrency 2: the target accepts no connections"),
     ],
 )
-async def test_what_ends_a_run_is_noted(how: dict[str, str], note: str) -> None:
+async def test_the_reason_of_an_early_end_is_noted(how: dict[str, str], note: str) -> None:
     run = await runner(FakeDriver(**how), three_steps()).run(lambda event: None)
     assert [record.step.label for record in run.steps] == ["1", "2"]
     assert run.notes == ["known", note]
 
 
-async def test_stopping_keeps_what_there_is() -> None:
+async def test_stopping_keeps_completed_steps() -> None:
     made = runner(FakeDriver(hangs="2"), three_steps())
     task = asyncio.create_task(made.run(lambda event: None))
     await asyncio.sleep(0)
@@ -166,7 +166,7 @@ async def test_cancelling_tells_the_run_and_closes_the_step() -> None:
     assert driver.closed == 2
 
 
-async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
+async def test_text_output_has_a_line_per_step() -> None:
     out = io.StringIO()
     run = await runner(FakeDriver(fails="2"), three_steps()).run(TextReporter(out, {"ttft": 100.0}))
     lines = out.getvalue().splitlines()
@@ -190,7 +190,7 @@ def test_batches_and_errors_in_the_plain_screen() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == (
         "[1] batch size 4: 10 runs, prefill 200.00 ms, 200.0 tokens/s, "
-        "decode 10.00 ms a token, 400.0 tokens/s"
+        "decode 10.00 ms per token, 400.0 tokens/s"
     )
     assert lines[1].endswith("errors: 5 connect")
     assert lines[2].strip() == "warning: every request failed: there are no latencies"
@@ -211,7 +211,7 @@ def test_titles(step: BenchStep, said: str) -> None:
     assert step.title == said
 
 
-def test_a_run_begins_with_what_is_known() -> None:
+def test_a_run_begins_with_its_known_fields() -> None:
     begun = runner(FakeDriver(), three_steps()).begun
     assert isinstance(begun, BenchRun)
     assert begun.steps == []

@@ -1,4 +1,4 @@
-"""What every view is painted from."""
+"""The views of the dashboard: their names, options and common state."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ VIEWS: tuple[ViewName, ...] = ("steps", "percentiles", "requests", "server", "co
 
 @dataclass(frozen=True, slots=True)
 class ViewState:
-    """One moment.
+    """The state that views are painted from.
 
     Attributes:
-        shown: the step whose tab is active; None before the first.
-        zoom: how often ``+`` was pressed more than ``-``, at least 0.
-        dark: whether the background is.
-        history: of the server; None where there is no URL to ask.
-        other: a saved run to compare with.
+        shown: The step whose tab is active, or None before the first.
+        zoom: Zoom level, at least 0.
+        dark: Whether the background is dark.
+        history: Metrics of the server, or None without a URL.
+        other: A saved run to compare with.
     """
 
     run_state: RunState
-    figures: MetricsCache
+    metrics: MetricsCache
     shown: StepState | None
     zoom: int = 0
     dark: bool = True
@@ -44,13 +44,13 @@ class ScreenOptions:
 
     Attributes:
         start: Does the run, in a thread of its own. It calls ``emit``, from any thread, with each
-            event, and with a line of text for what it waits for before the first event. It returns
-            the whole run, also after ``stop``. The screen shows what it raises, and raises it
-            again after the terminal is restored.
+            event, and with lines of text before the first event. It returns the whole run, also
+            after ``stop``. The screen shows its errors, and raises them again after the terminal
+            is restored.
         stop: Asks the run to end soon. The screen's thread calls it when the user quits; a second
             q leaves at once, without the run.
         run: A saved run, instead of ``start``.
-        url: The server measured, whose ``/metrics`` the server view reads, with ``headers``.
+        url: The measured server; the server view reads its ``/metrics``, with ``headers``.
         other: A saved, earlier run to compare with.
         slo: Limits by metric in ms. Default: those of ``run``.
         svg: File for a picture of the last screen.

@@ -25,21 +25,21 @@ class PercentilesView(TextView):
         """Show the state."""
         width = self.size.width - 1  # without the scroll bar
         step = state.shown
-        table = state.figures.table(step) if step is not None else None
+        table = state.metrics.table(step) if step is not None else None
 
         def draw() -> Text:
             if table is None or step is None:
                 return Text("no metrics yet", style="dim")
             running = step.record is None
             return draw_percentiles(
-                table, width, slo=state.figures.slo, running=running, dark=state.dark
+                table, width, slo=state.metrics.slo, running=running, dark=state.dark
             )
 
         self.show((table, step, width, state.dark), draw)
 
 
 def draw_percentiles(
-    figures: StepMetrics,
+    metrics: StepMetrics,
     width: int,
     *,
     slo: Mapping[str, float],
@@ -55,7 +55,7 @@ def draw_percentiles(
     for unit in ("ms", "tokens/s"):
         rows = {
             name: summary
-            for name, summary in {**figures.latencies, **figures.batches}.items()
+            for name, summary in {**metrics.latencies, **metrics.batches}.items()
             if METRICS[name].unit == unit
         }
         if rows:
@@ -65,16 +65,16 @@ def draw_percentiles(
         for name, summary in rows.items():
             label = METRICS[name].label if wide else SHORT_LABELS.get(name, METRICS[name].label)
             _append_row(text, label[: first - 1], first, summary, column, wide)
-    if figures.rates:
+    if metrics.rates:
         text.append("\n")
-        _append_rates(text, figures, width)
+        _append_rates(text, metrics, width)
     text.append("\n")
-    _append_counts(text, figures, slo, error_style(dark))
-    for warning in figures.warnings:
+    _append_counts(text, metrics, slo, error_style(dark))
+    for warning in metrics.warnings:
         text.append(f"! {warning}\n", style=warning_style(dark))
     if running:
         text.append("The intervals are shown when the step has ended.", style="dim")
-    elif figures.latencies or figures.batches:
+    elif metrics.latencies or metrics.batches:
         text.append("Below each value: its 95 % bootstrap interval." if not wide else "")
     text.rstrip()
     return text
@@ -100,33 +100,33 @@ def _append_row(
         text.append(f"{'':{first}}{below}\n", style="dim")
 
 
-def _append_rates(text: Text, figures: StepMetrics, width: int) -> None:
+def _append_rates(text: Text, metrics: StepMetrics, width: int) -> None:
     """Append two rates per line: value, unit, interval."""
     half = width // 2
-    for number, (name, rate) in enumerate(figures.rates.items()):
+    for number, (name, rate) in enumerate(metrics.rates.items()):
         metric = METRICS[name]
-        interval = figures.rate_intervals.get(name)
+        interval = metrics.rate_intervals.get(name)
         span = f" {span_of(*interval)}" if interval else ""
         plain = f"{metric.label:<9}{fitted(rate, 8):>9} {metric.unit}"
         text.append(plain)
         text.append(span, style="dim")
-        left = number % 2 == 0 and number + 1 < len(figures.rates)
+        left = number % 2 == 0 and number + 1 < len(metrics.rates)
         text.append(" " * max(half - len(plain) - len(span), 1) if left else "\n")
 
 
-def _append_counts(text: Text, figures: StepMetrics, slo: Mapping[str, float], error: str) -> None:
-    if figures.runs:
-        text.append(f"{figures.runs} runs\n")
-    if figures.requests:
-        text.append(f"{figures.requests} requests, {figures.concurrency:.1f} at a time")
-        counted = ", ".join(f"{count} by {source}" for source, count in figures.counted_by.items())
+def _append_counts(text: Text, metrics: StepMetrics, slo: Mapping[str, float], error: str) -> None:
+    if metrics.runs:
+        text.append(f"{metrics.runs} runs\n")
+    if metrics.requests:
+        text.append(f"{metrics.requests} requests, {metrics.concurrency:.1f} at a time")
+        counted = ", ".join(f"{count} by {source}" for source, count in metrics.counted_by.items())
         text.append(f"; tokens counted: {counted}\n" if counted else "\n")
-    if figures.errors:
-        kinds = ", ".join(f"{count} x {kind}" for kind, count in figures.errors.items())
-        text.append(f"{figures.failed} failed: {kinds}\n", style=error)
-    if figures.attainment is not None:
+    if metrics.errors:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in metrics.errors.items())
+        text.append(f"{metrics.failed} failed: {kinds}\n", style=error)
+    if metrics.attainment is not None:
         limits = ", ".join(f"{METRICS[name].label} {limit:g} ms" for name, limit in slo.items())
-        text.append(f"{figures.attainment:.1%} within {limits}\n")
+        text.append(f"{metrics.attainment:.1%} within {limits}\n")
 
 
 def span_of(low: float, high: float) -> str:

@@ -1,4 +1,4 @@
-"""The third view: what happened to each request, a line each."""
+"""The third view: a timeline of all requests."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TimelineRow:
     """One request, or one run of a batch; seconds from the start of the step.
 
     Attributes:
-        due, sent, first, last: when it should have been sent, was, had its first token (equal to
-            ``last`` where it had none) and was over.
+        due, sent, first, last: When it was due, was sent, had its first token (``last`` if it had
+            none) and ended.
     """
 
     label: str
@@ -48,7 +48,7 @@ class TimelineRow:
 
 
 def rows_of(record: StepRecord) -> list[TimelineRow]:
-    """In the order in which they were due. Runs of a batch are laid end to end."""
+    """The rows in the order in which requests were due; runs of a batch end to end."""
     if record.batches and not record.requests:
         return _runs(record.batches)
     requests = sorted(record.requests, key=lambda request: (request.scheduled, request.index))
@@ -95,18 +95,18 @@ class RequestsView(Vertical):
         return (*key[:1], *key[2:]) == (*self._painted[:1], *self._painted[2:])
 
     def compose(self) -> ComposeResult:
-        """Textual's."""
+        """Implement Textual's hook."""
         yield DrawnText(id="axis")
         yield Timeline(id="timeline")
         yield DrawnText(id="legend")
 
     def paint(self, state: ViewState) -> None:
-        """Show this moment."""
+        """Show the state."""
         shown = state.shown
         key = (shown, shown.version if shown is not None else 0, state.zoom, state.dark)
         running = shown is not None and shown.record is None
         if running and time.monotonic() < self._next and self._same(key):
-            return  # so many rows are not laid out anew ten times a second
+            return  # laying out all rows ten times per second is too expensive
         self._next = time.monotonic() + PAUSE
         timeline = self.query_one("#timeline", Timeline)
         if key != self._painted:
@@ -117,7 +117,7 @@ class RequestsView(Vertical):
 
 
 class Timeline(ScrollView, can_focus=True):
-    """Draws only the rows that are seen."""
+    """Draws only the visible rows."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
@@ -129,7 +129,7 @@ class Timeline(ScrollView, can_focus=True):
         self._error = ""
 
     def show(self, state: ViewState) -> None:
-        """The step of this moment; a running one is followed down unless it was scrolled up."""
+        """Show a step; a running one is followed unless it was scrolled up."""
         step = state.shown
         following = self.scroll_offset.y >= self.max_scroll_y and step is not None
         another = step is not self._shown
@@ -148,14 +148,14 @@ class Timeline(ScrollView, can_focus=True):
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """The axis begins at the topmost row."""
+        """Begin the axis at the topmost row."""
         super().watch_scroll_y(old_value, new_value)
         if self._zoom and self.parent is not None:
             self.parent.query_one("#axis", DrawnText).refresh()
 
     @property
     def window(self) -> tuple[float, float]:
-        """Which part of the step's time is shown, seconds."""
+        """The visible part of the step's time, in seconds."""
         length = self._end / 2**self._zoom
         if not self._zoom or not self._rows:
             return 0.0, length
@@ -164,7 +164,7 @@ class Timeline(ScrollView, can_focus=True):
         return begin, begin + length
 
     def axis(self, width: int) -> Text:
-        """The times above the rows."""
+        """Draw the time axis."""
         space = max(width - _LEFT - _RIGHT - self.scrollbar_size_vertical, 10)
         low, high = self.window
         ticks = RoundTicks()
@@ -179,7 +179,7 @@ class Timeline(ScrollView, can_focus=True):
         return Text(" " * _LEFT + "".join(line), style="dim", no_wrap=True)
 
     def legend(self) -> Text:
-        """What the bars mean."""
+        """Draw the legend."""
         text = Text(f"{len(self._rows)} rows   ", no_wrap=True)
         for letter, meaning in (
             (_QUEUED, "due"),
@@ -193,7 +193,7 @@ class Timeline(ScrollView, can_focus=True):
         return text
 
     def render_line(self, y: int) -> Strip:
-        """Textual's."""
+        """Implement Textual's hook."""
         width = self.scrollable_content_region.width
         index = y + self.scroll_offset.y
         if index >= len(self._rows):
@@ -228,7 +228,7 @@ class Timeline(ScrollView, can_focus=True):
 
 
 def bars(row: TimelineRow, low: float, high: float, space: int) -> tuple[str, str, str, str]:
-    """Space, queued, prefill, decode: cells of a row between two times. At least one is drawn."""
+    """Space, queued, prefill and decode: the cells of a row between two times, at least one."""
 
     def cell(time: float) -> int:
         return min(max(int((time - low) / (high - low) * space), 0), space)

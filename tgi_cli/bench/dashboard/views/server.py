@@ -1,4 +1,4 @@
-"""The fourth view: the server, by its own figures."""
+"""The fourth view: the metrics of the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tgi_cli.bench.statistics.summary import round_up
 
 @dataclass(frozen=True, slots=True)
 class _ServerPlot:
-    """One figure over time; ``scale`` makes it what ``unit`` says, ``top`` is its natural end."""
+    """A metric over time; ``scale`` converts it to ``unit``, ``top`` is its maximum if known."""
 
     name: str
     title: str
@@ -42,17 +42,17 @@ _PLOTS = (
 
 
 class ServerView(Vertical):
-    """Six figures over time, or the reason why there are none."""
+    """Six metrics over time, or the reason why there are none."""
 
     def compose(self) -> ComposeResult:
-        """Textual's."""
+        """Implement Textual's hook."""
         yield Static(id="server-state", markup=False)
         with Grid(id="plots"):
             for plot in _PLOTS:
                 yield DrawnText(id=f"plot-{plot.name}")
 
     def paint(self, state: ViewState) -> None:
-        """Show this moment."""
+        """Show the state."""
         history = state.history
         self.query_one("#plots").display = history is not None
         self.query_one("#server-state", Static).update(state_of(state))
@@ -68,7 +68,7 @@ class ServerView(Vertical):
 
 
 def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, height: int) -> Text:
-    """Columns over time, with what the top is and how far they reach back."""
+    """Draw columns over time with their scale."""
     samples = list(history.samples)
     values = [plot.value(sample) for sample in samples]
     if width < 12 or height < 1 or all(value is None for value in values):
@@ -88,23 +88,23 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
 
 
 def state_of(state: ViewState) -> Text:
-    """The line above the plots; of a saved run, what its record says of the server."""
+    """The line above the charts; for a saved run, the recorded metrics of the server."""
     history = state.history
     if history is not None:
         if history.error:
             return Text(f"{history.url}: {history.error}", style=error_style(state.dark))
         if not history.samples:
-            return Text(f"{history.url}: asking ...", style="dim")
+            return Text(f"{history.url}: connecting ...", style="dim")
         span = history.samples[-1].at - history.samples[0].at
         return Text(f"{history.url}, the last {seconds(span)}", style="dim")
     metrics = state.shown.record.server if state.shown and state.shown.record else {}
     if not metrics:
         return Text(
-            "No server to ask: this is a saved run, or a shard without HTTP.\n"
-            "With --url, and in `tgi bench` of a model, its /metrics are drawn here.",
+            "No server: this is a saved run, or a shard without HTTP.\n"
+            "With --url, and in `tgi bench` of a model, its /metrics are shown here.",
             style="dim",
         )
-    text = Text("What the server said of itself over the step:\n\n")
+    text = Text("Server metrics over the step:\n\n")
     longest = max(map(len, metrics))
     for name, value in metrics.items():
         text.append(f"{name:<{longest}}", style="dim")

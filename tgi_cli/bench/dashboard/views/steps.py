@@ -1,4 +1,4 @@
-"""The first view, after text-generation-benchmark's: progress, statistics, histograms, charts."""
+"""The first view, after text-generation-benchmark: progress, statistics, histograms, charts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _EMPTY = StepPanel("", {"ms": None})
 
 
 class StepsView(Vertical):
-    """One step's figures, and all steps in two charts."""
+    """The metrics of one step, and charts of all steps."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._painted: object = None
 
     def compose(self) -> ComposeResult:
-        """Textual's."""
+        """Implement Textual's hook."""
         with Horizontal(id="gauges"):
             yield ProgressGauge("Total Progress", id="total")
             yield ProgressGauge("Step Progress", id="step")
@@ -51,18 +51,18 @@ class StepsView(Vertical):
             yield LatencyChart(id="decode-chart")
 
     def set_tall(self, tall: bool) -> None:
-        """Whether there is room for the axes' names."""
+        """Adapt to a tall screen."""
         for chart in self.query(LatencyChart):
             chart.set_margins(tall=tall)
 
     def release(self) -> None:
-        """Let the keys zoom what the mouse has moved."""
+        """Let the keys zoom again after the mouse."""
         for chart in self.query(LatencyChart):
             chart.release()
         self._painted = None
 
     def paint(self, state: ViewState) -> None:
-        """Show this moment."""
+        """Show the state."""
         run_state, shown = state.run_state, state.shown
         count = f"{run_state.done} / {run_state.total or '?'}"
         share = run_state.done / run_state.total if run_state.total else None
@@ -73,12 +73,12 @@ class StepsView(Vertical):
         else:
             label = "Batch Progress" if shown.step.kind == "batch" else "Step Progress"
             gauge.show(shown.share, counted(shown), bad=shown.bad, label=label)
-        all_panels = [state.figures.panels(step) for step in run_state]
+        all_panels = [state.metrics.panels(step) for step in run_state]
         key = (all_panels, shown, state.zoom, state.dark)
         if key == self._painted:
             return  # the rest costs a hundred times as much
         self._painted = key
-        found = state.figures.panels(shown) if shown is not None else None
+        found = state.metrics.panels(shown) if shown is not None else None
         index = run_state.steps.index(shown) if shown is not None else 0
         style = step_color(index, state.dark)
         for kind in ("prefill", "decode"):
@@ -101,7 +101,7 @@ class StepsView(Vertical):
         chart.border_title = f"{heading}: tokens/s over ms"
         series = []
         for index, step in enumerate(state.run_state):
-            found = state.figures.panels(step)
+            found = state.metrics.panels(step)
             if found is None:
                 continue
             panel: StepPanel = getattr(found, kind)
@@ -117,7 +117,7 @@ class StepsView(Vertical):
 
 
 def counted(step: StepState) -> str:
-    """How far a step is, in words: runs or requests, or its time where that ends it."""
+    """The progress of a step: runs or requests, or seconds if they limit it."""
     if step.record is not None:
         done = len(step.batches) or len(step.requests)
         return f"{done} / {done}"
@@ -132,13 +132,13 @@ def counted(step: StepState) -> str:
 
 
 def heading_of_histogram(panel: StepPanel, heading: str) -> str:
-    """What a histogram's bins are of."""
+    """The heading of a histogram."""
     *_, newest = panel.columns
     return newest if panel.counts else f"{heading} {newest}"
 
 
 def statistics(panel: StepPanel, width: int, height: int) -> Text:
-    """Latencies, a column each, and throughput, in the lines that there are."""
+    """Draw latencies, a column each, and throughput."""
     text = Text(no_wrap=True, overflow="crop")
     heads = "".join(f"{head:>{_COLUMN}}" for head in panel.columns)
     text.append(f"{'':{_LABEL}}{heads}\n", style="dim")

@@ -1,4 +1,4 @@
-"""All figures of a step."""
+"""All metrics of a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(*requests: object, **fields: object) -> StepRecord:
 
 
 def test_by_hand() -> None:
-    figures = step_metrics(
+    metrics = step_metrics(
         record(
             request(0),
             request(1, arrivals=(1.0, 3.0), counts=(1, 3)),
@@ -29,48 +29,48 @@ def test_by_hand() -> None:
         ),
         {"ttft": 2000, "tpot": 1000},
     )
-    assert (figures.requests, figures.succeeded, figures.failed) == (5, 2, 3)
-    assert figures.errors == {"http 429": 2, "timeout": 1}
-    assert (figures.input_tokens, figures.output_tokens) == (20, 7)
-    assert figures.rates["requests_per_second"] == pytest.approx(0.2)
-    assert figures.rates["output_tokens_per_second"] == pytest.approx(0.7)
-    assert figures.rates["total_tokens_per_second"] == pytest.approx(2.7)
-    assert figures.rates["goodput"] == pytest.approx(0.1), "the second alone has a TPOT below 1 s"
-    assert figures.attainment == pytest.approx(1 / 5)
-    assert figures.tokens_per_event == pytest.approx(7 / 5)
-    assert figures.concurrency == pytest.approx((4.5 + 3.5 + 3 * 4.5) / 10)
-    assert figures.latencies["ttft"].count == 2
-    assert figures.counted_by == {"usage": 2}
+    assert (metrics.requests, metrics.succeeded, metrics.failed) == (5, 2, 3)
+    assert metrics.errors == {"http 429": 2, "timeout": 1}
+    assert (metrics.input_tokens, metrics.output_tokens) == (20, 7)
+    assert metrics.rates["requests_per_second"] == pytest.approx(0.2)
+    assert metrics.rates["output_tokens_per_second"] == pytest.approx(0.7)
+    assert metrics.rates["total_tokens_per_second"] == pytest.approx(2.7)
+    assert metrics.rates["goodput"] == pytest.approx(0.1), "the second alone has a TPOT below 1 s"
+    assert metrics.attainment == pytest.approx(1 / 5)
+    assert metrics.tokens_per_event == pytest.approx(7 / 5)
+    assert metrics.concurrency == pytest.approx((4.5 + 3.5 + 3 * 4.5) / 10)
+    assert metrics.latencies["ttft"].count == 2
+    assert metrics.counted_by == {"usage": 2}
 
 
 def test_without_limits_there_is_no_goodput() -> None:
-    figures = step_metrics(record(request(0)))
-    assert figures.attainment is None
-    assert "goodput" not in figures.rates
+    metrics = step_metrics(record(request(0)))
+    assert metrics.attainment is None
+    assert "goodput" not in metrics.rates
 
 
 def test_the_rates_have_intervals_around_them() -> None:
-    figures = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))))
-    for name, value in figures.rates.items():
-        low, high = figures.rate_intervals[name]
+    metrics = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))))
+    for name, value in metrics.rates.items():
+        low, high = metrics.rate_intervals[name]
         assert low < value < high
         assert high - low < value
     bare = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))), intervals=False)
     assert bare.rate_intervals == {}
-    assert bare.rates == figures.rates
+    assert bare.rates == metrics.rates
     assert bare.latencies["itl"].intervals == {}
 
 
 def test_as_many_are_in_flight_as_there_are_clients() -> None:
-    figures = step_metrics(Server(places=4).answer(client_step(8, StepBounds(seconds=40))))
-    assert figures.concurrency == pytest.approx(8, rel=0.05)
+    metrics = step_metrics(Server(places=4).answer(client_step(8, StepBounds(seconds=40))))
+    assert metrics.concurrency == pytest.approx(8, rel=0.05)
 
 
 def test_a_queue_is_seen_by_who_was_due() -> None:
     server = Server(places=1)
     late = server.answer(rate_step(server.capacity * 2, StepBounds(requests=50)))
-    figures = step_metrics(late)
-    assert figures.latencies["ttft_scheduled"].p99 > 10 * server.prefill * 1000
+    metrics = step_metrics(late)
+    assert metrics.latencies["ttft_scheduled"].p99 > 10 * server.prefill * 1000
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_it_warns(made: StepRecord, said: str) -> None:
 
 
 def test_nothing_at_all() -> None:
-    figures = step_metrics(record())
-    assert (figures.requests, figures.rates, figures.latencies) == (0, {}, {})
-    assert figures.runs == 0
-    figures = step_metrics(record(duration=0.0))
-    assert figures.concurrency == 0.0
+    metrics = step_metrics(record())
+    assert (metrics.requests, metrics.rates, metrics.latencies) == (0, {}, {})
+    assert metrics.runs == 0
+    metrics = step_metrics(record(duration=0.0))
+    assert metrics.concurrency == 0.0

@@ -32,7 +32,7 @@ def test_progress_of_a_step_by_count_by_time_and_unknown() -> None:
     assert run_state.running.share is None
 
 
-def test_errors_are_counted_and_the_newest_is_told() -> None:
+def test_errors_are_counted_and_the_latest_is_shown() -> None:
     record = http_step(16)
     refused = [request for request in record.requests[:20] if request.error]
     run_state = told(RunState(), step_events(0, 1, record, upto=20))
@@ -47,13 +47,13 @@ def test_errors_are_counted_and_the_newest_is_told() -> None:
     assert run_state.bad
 
 
-def test_a_failure_before_the_first_step_is_told() -> None:
+def test_a_failure_before_the_first_step_is_shown() -> None:
     run_state = told(RunState(), [StepFailed(0, "nothing answers", fatal=True)])
     assert run_state.fatal == ("nothing answers", "")
     assert list(run_state) == []
 
 
-def test_a_search_whose_end_is_not_known() -> None:
+def test_a_search_has_no_total() -> None:
     run = http_run()
     run_state = RunState()
     for index, record in enumerate(run.steps[:2]):
@@ -74,7 +74,7 @@ def test_a_running_step_is_shown_by_its_latest_requests_only() -> None:
     assert len(run_state.steps[0].snapshot().requests) == LIVE_REQUESTS + 50
 
 
-def test_events_of_steps_that_nobody_began_change_nothing() -> None:
+def test_events_of_unknown_steps_change_nothing() -> None:
     run = batch_run()
     run_state = told(
         RunState(),

@@ -47,7 +47,7 @@ async def test_turns_wait_for_their_conversation() -> None:
     assert third[0].index == 4
 
 
-async def test_a_conversation_that_rested_goes_on_with_what_was_said() -> None:
+async def test_a_paused_conversation_continues_its_history() -> None:
     source = RequestSource()
     await source.put(item(0, 7))
     await source.put(item(1))

@@ -188,7 +188,7 @@ async def test_batches_are_sent_together_and_again() -> None:
     assert server.most == 4
 
 
-async def test_conversations_send_what_was_said_before() -> None:
+async def test_conversations_send_their_history() -> None:
     def turns() -> Iterator[BenchRequest]:
         for conversation in range(2):
             for turn in range(3):
@@ -246,7 +246,7 @@ async def test_a_step_ends_when_its_time_is_over() -> None:
     assert all(r.error is None for r in counted)
 
 
-async def test_what_does_not_end_in_time_is_unfinished() -> None:
+async def test_requests_that_do_not_end_in_time_are_unfinished() -> None:
     record, _ = await recorded(
         completions(tokens=50, gap=0.1),
         clients(2, seconds=0.2),
@@ -311,7 +311,7 @@ async def test_a_load_generator_that_dies_is_reported() -> None:
     assert record_of(events).stopped
 
 
-async def test_a_load_generator_that_stands_still_says_that_it_was_behind() -> None:
+async def test_a_stopped_load_generator_reports_that_it_was_behind() -> None:
     with FakeServer(completions(tokens=2)).serving() as server:
         driver = LoadDriver(
             BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
@@ -340,7 +340,7 @@ async def test_a_load_generator_does_not_outlive_its_run() -> None:
     with FakeServer(completions(tokens=100, gap=0.05)).serving() as server:
         program = (
             "import asyncio, sys\n"
-            "from tests.unit.bench.load.test_drive import *\n"
+            "from tests.unit.bench.load.test_step_driver import *\n"
             "async def main():\n"
             "    target = BenchTarget(kind='openai', address=sys.argv[1], model='m')\n"
             "    driver = LoadDriver(target, RequestSettings())\n"
@@ -410,7 +410,7 @@ async def test_a_server_that_dies_in_the_middle_cuts_answers_off() -> None:
     assert all(len(r.arrivals) == 1 and r.output_tokens == 1 for r in found)
 
 
-async def test_what_is_no_stream_is_an_error() -> None:
+async def test_a_response_that_is_not_a_stream_is_an_error() -> None:
     async def whole(call: Call, reply: Reply) -> None:
         await reply.whole(200, {"choices": [{"text": "all at once"}]})
 
@@ -448,7 +448,7 @@ async def test_a_server_that_is_not_there_ends_the_step() -> None:
     assert len(record.requests) < 200  # it is asked again, but not as fast as it refuses
 
 
-async def test_a_server_that_refuses_everything_is_not_asked_for_ever() -> None:
+async def test_a_server_that_refuses_everything_ends_the_step() -> None:
     async def no_key(call: Call, reply: Reply) -> None:
         await reply.whole(401, {"error": {"message": "bad key"}})
 
@@ -461,7 +461,7 @@ async def test_a_server_that_refuses_everything_is_not_asked_for_ever() -> None:
     assert {r.detail for r in record_of(events).requests} == {"bad key"}
 
 
-async def test_a_failed_batch_is_told_and_the_next_one_runs() -> None:
+async def test_a_failed_batch_is_reported_and_the_next_one_runs() -> None:
     seen = 0
 
     async def once(call: Call, reply: Reply) -> None:
@@ -535,7 +535,7 @@ async def test_a_usage_that_does_not_fit_the_text_is_noted() -> None:
     assert "36" in driver.notes[0]
 
 
-async def test_prompts_that_the_server_counts_otherwise_are_noted() -> None:
+async def test_different_prompt_counts_of_the_server_are_noted() -> None:
     with FakeServer(completions(tokens=2, prompt_tokens=9)).serving() as server:
         driver = LoadDriver(
             BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
@@ -554,7 +554,7 @@ async def test_prompts_that_the_server_counts_otherwise_are_noted() -> None:
 
 
 @pytest.mark.parametrize(("reason", "noted"), [("stop", True), ("length", False)])
-async def test_servers_that_do_not_ignore_eos_are_noted(reason: str, noted: bool) -> None:
+async def test_servers_that_stop_at_eos_are_noted(reason: str, noted: bool) -> None:
     async def ends(call: Call, reply: Reply) -> None:
         assert call.body["ignore_eos"] is True
         await reply.start()
@@ -570,7 +570,7 @@ async def test_servers_that_do_not_ignore_eos_are_noted(reason: str, noted: bool
     assert any("ignore_eos" in note for note in driver.notes) == noted
 
 
-async def test_servers_that_refuse_stream_options_are_asked_without() -> None:
+async def test_stream_options_are_omitted_after_a_rejection() -> None:
     with FakeServer(completions(tokens=2, refuse_usage=True)).serving() as server:
         driver = LoadDriver(
             BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
@@ -595,7 +595,7 @@ async def test_recorded_gaps_are_the_servers() -> None:
     assert 0.018 < statistics.median(gaps) < 0.04
 
 
-async def test_progress_says_how_far_it_is() -> None:
+async def test_progress_counts_requests_and_tokens() -> None:
     with FakeServer(completions(tokens=30, gap=0.02)).serving() as server:
         events = await driven(server, clients(2, requests=4), prompts())
     progress = [event for event in events if isinstance(event, StepProgress)]
@@ -657,7 +657,7 @@ async def test_messages_need_the_chat_route() -> None:
             pass
 
 
-# ------------------------------------------------------------------ the server's own figures
+# ------------------------------------------------------------------ the server's own metrics
 
 
 async def test_metrics_of_the_step_are_the_differences() -> None:

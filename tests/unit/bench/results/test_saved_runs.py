@@ -29,7 +29,7 @@ def run() -> events.BenchRun:
     )
 
 
-def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+def test_a_saved_run_loads_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     saved_runs.save(run(), path)
     assert saved_runs.load(path) == run()
@@ -64,7 +64,7 @@ def test_a_newer_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert "upgrade" in raised.value.remedy
 
 
-def test_unknown_fields_are_no_harm(tmp_path: Path) -> None:
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     saved_runs.save(run(), path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"added_later": 1}))
@@ -74,7 +74,7 @@ def test_unknown_fields_are_no_harm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"version": 1}', "{}", '{"type":"StepStarted"']
 )
-def test_what_is_no_run_is_said_so(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_run_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match="is not a saved run"):

@@ -21,7 +21,9 @@ from tgi_cli.errors import ConfigError, ModelError
 async def test_it_serves_and_is_gone_behind_the_block() -> None:
     said: list[str] = []
     async with asyncio.timeout(90):
-        async with start_server("", ["--max-batch-size=4"], shard=True, say=said.append) as server:
+        async with start_server(
+            "", ["--max-batch-size=4"], shard=True, log_line=said.append
+        ) as server:
             async with httpx.AsyncClient(trust_env=False) as client:
                 info = (await client.get(f"{server.url}/info")).json()
             assert info["model_id"] == "tgi-demo"
@@ -56,7 +58,7 @@ BENCH = """
 import asyncio, sys
 from tgi_cli.bench.managed_server import start_server
 async def main():
-    async with start_server("", say=lambda line: print(line, flush=True)) as server:
+    async with start_server("", log_line=lambda line: print(line, flush=True)) as server:
         print(server.url, flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
