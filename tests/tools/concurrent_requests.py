@@ -1,4 +1,4 @@
-"""Many requests in flight at once, and how each of them ended."""
+"""Many requests in flight at once, and their outcomes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ ROUTES = {
     "openai stream": "/v1/completions",
     "openai whole": "/v1/completions",
 }
-"""Forms of a request: native and OpenAI's, as a stream and as one answer."""
+"""Routes by form of request: TGI's and OpenAI's, streamed and not."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How a request ended.
+    """Outcome of a request.
 
     Attributes:
-        kind: ``well``, ``error`` (and it was said so in the API's own form) or ``torn``.
-        text: of the error, or what was torn.
-        at: when, in seconds of time.monotonic().
+        form: a key of :data:`ROUTES`.
+        kind: ``well``, ``error`` (in the API's own form) or ``torn``.
+        text: of the error.
+        at: time of the end, in seconds of time.monotonic().
     """
 
     form: str
@@ -52,16 +53,16 @@ def request_body(form: str, new_tokens: int) -> dict[str, Any]:
 
 
 class ConcurrentRequests:
-    """Sends requests, each from a thread of its own.
+    """Sends requests, each from its own thread.
 
     Args:
         url: of the server.
-        forms: of each request; see :data:`ROUTES`.
-        new_tokens: of each.
+        forms: one key of :data:`ROUTES` per request.
+        new_tokens: of each request.
     """
 
     def __init__(self, url: str, forms: Iterable[str], new_tokens: int) -> None:
-        # One for all: each would read the system's certificates for itself.
+        # A shared client: each would load the system's certificates again.
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.Client(base_url=url, timeout=None, limits=limits)
         self._new_tokens = new_tokens
@@ -77,13 +78,13 @@ class ConcurrentRequests:
             thread.start()
 
     def wait_until_started(self, seconds: float = 60.0, endless: bool = True) -> None:
-        """Until each stream has had its first token; ``endless``: and none has ended."""
+        """Wait for the first token of each stream; with ``endless``, none may have ended."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._waiting <= 0, seconds), "not all started"
             assert not (endless and self._outcomes), self._outcomes
 
     def outcomes(self, seconds: float = 60.0) -> list[Outcome]:
-        """Of all that end in time; the others hang."""
+        """Outcomes of the requests that end in time; the others hang."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -109,10 +110,10 @@ class ConcurrentRequests:
             answer = self._client.post(url, json=body)
             if answer.status_code == 200:
                 return "well", ""
-            return "error", f"{answer.status_code} {said(answer.json())}"
+            return "error", f"{answer.status_code} {error_text(answer.json())}"
         with self._client.stream("POST", url, json=body) as answer:
             if answer.status_code != 200:
-                return "error", f"{answer.status_code} {said(json.loads(answer.read()))}"
+                return "error", f"{answer.status_code} {error_text(json.loads(answer.read()))}"
             first, kind, text = True, "torn", "the stream ended without an end"
             for event in events(answer):
                 if first:
@@ -121,26 +122,26 @@ class ConcurrentRequests:
                         self._waiting -= 1
                         self._changed.notify_all()
                 if "error" in event:
-                    kind, text = "error", said(event)
+                    kind, text = "error", error_text(event)
                 elif is_last(event):
                     kind, text = "well", ""
             return kind, text
 
 
 def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The events of a stream, without OpenAI's last."""
+    """The events of a stream, except OpenAI's ``[DONE]``."""
     for line in answer.iter_lines():
         if line.startswith("data:") and not line.endswith("[DONE]"):
             yield json.loads(line.removeprefix("data:"))
 
 
 def is_last(event: dict[str, Any]) -> bool:
-    """Whether it says that the text is complete, in either form."""
+    """Whether an event completes the text, in either form."""
     choices = event.get("choices") or [{}]
     return event.get("generated_text") is not None or bool(choices[0].get("finish_reason"))
 
 
-def said(body: dict[str, Any]) -> str:
-    """The text of an error in either form."""
+def error_text(body: dict[str, Any]) -> str:
+    """The message of an error, in either form."""
     error = body["error"]
     return str(error["message"] if isinstance(error, dict) else error)

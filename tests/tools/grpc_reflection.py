@@ -1,4 +1,4 @@
-"""A gRPC client that has no stubs: all it knows, it asked the server's reflection."""
+"""A gRPC client without stubs, which asks the server's reflection service for messages."""
 
 from __future__ import annotations
 

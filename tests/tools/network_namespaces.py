@@ -1,6 +1,6 @@
-"""Two places that reach each other over a network: namespaces with a cable between them.
+"""Two hosts on one network: namespaces with a virtual cable between them.
 
-Where the system does not let us make those, both are this machine's loopback.
+If the system does not permit namespaces, both are this machine's loopback interface.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Host:
-    """Where a process may run, and how others reach it."""
+    """A network namespace.
+
+    Attributes:
+        address: how other hosts reach it.
+        prefix: of a command that runs in it.
+    """
 
     address: str
     prefix: tuple[str, ...] = ()
-    """Of a command that is to run there."""
 
 
 def missing_support() -> str:
-    """Why there can be no namespaces here; empty: there can."""
+    """The reason why namespaces cannot be created; empty if they can."""
     for name in ("unshare", "nsenter", "ip"):
         if shutil.which(name) is None:
             return f"there is no {name}"
@@ -51,14 +55,14 @@ def missing_support() -> str:
 
 @contextlib.contextmanager
 def two_hosts(namespaces: bool) -> Iterator[tuple[Host, Host]]:
-    """Of the model server and of the router."""
+    """Hosts of the model server and of the router."""
     if not namespaces:
         yield Host("127.0.0.1"), Host("127.0.0.1")
         return
     holders: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(2):
-            # A process holds the namespace; the first thing it says is that it is in it.
+            # A process holds the namespace; its first output confirms that it exists.
             holder = subprocess.Popen(
                 ["unshare", "--net", "sh", "-c", "echo; exec cat"],
                 stdin=subprocess.PIPE,
@@ -67,23 +71,23 @@ def two_hosts(namespaces: bool) -> Iterator[tuple[Host, Host]]:
             holders.append(holder)
             assert holder.stdout is not None
             assert holder.stdout.read(1) == b"\n"
-        places = [
+        hosts = [
             Host(address, ("nsenter", "--net", "--target", str(holder.pid)))
             for address, holder in zip((_SERVER, _ROUTER), holders, strict=True)
         ]
         far = str(holders[1].pid)
-        _run(places[0], "ip link add tgi0 type veth peer name tgi0 netns", far)
-        for place in places:
-            _run(place, "ip addr add", f"{place.address}/24", "dev tgi0")
-            _run(place, "ip link set tgi0 up")
-            _run(place, "ip link set lo up")
-        yield places[0], places[1]
+        _run(hosts[0], "ip link add tgi0 type veth peer name tgi0 netns", far)
+        for host in hosts:
+            _run(host, "ip addr add", f"{host.address}/24", "dev tgi0")
+            _run(host, "ip link set tgi0 up")
+            _run(host, "ip link set lo up")
+        yield hosts[0], hosts[1]
     finally:
         for holder in holders:
             holder.kill()
             holder.communicate()
 
 
-def _run(place: Host, *words: str) -> None:
-    command = [*place.prefix, *" ".join(words).split()]
+def _run(host: Host, *words: str) -> None:
+    command = [*host.prefix, *" ".join(words).split()]
     subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)

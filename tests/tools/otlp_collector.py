@@ -1,4 +1,4 @@
-"""A stand-in for an OpenTelemetry collector: takes spans over gRPC and keeps them."""
+"""A fake OpenTelemetry collector, which records the spans that it receives over gRPC."""
 
 from __future__ import annotations
 

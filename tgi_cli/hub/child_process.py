@@ -31,7 +31,7 @@ def run(module: str, *arguments: str | Path) -> None:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                failure = _handle_line(line) or failure
+                failure = handle_line(line) or failure
             status = process.wait()
         finally:
             process.kill()
@@ -49,7 +49,7 @@ def run(module: str, *arguments: str | Path) -> None:
             raise errors.ModelError(f"{module} failed: {last}")
 
 
-def _handle_line(line: str) -> errors.TgiError | None:
+def handle_line(line: str) -> errors.TgiError | None:
     """Log a line of the child, or return the error that it describes."""
     try:
         message = json.loads(line)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
@@ -167,28 +168,23 @@ def _in_parallel(
         raise errors[0]
 
 
+@dataclass
 class FileDownloader:
     """Downloads files of one repository; its methods may run in several threads."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        cache: RepoCache,
-        hub: HubEnvironment,
-        http: httpx.Client,
-        progress: ProgressReporter,
-        num_files: int,
-        stop: threading.Event,
-    ) -> None:
-        self._repository = repository
-        self._cache = cache
-        self._hub = hub
-        self._http = http
-        self._progress = progress
-        self._num_files = num_files
-        self._finished: list[str] = []
-        self._stop = stop
-        self._to_error = error_translator(repository.model_id, repository.revision, hub)
+    repository: Repository
+    cache: RepoCache
+    hub: HubEnvironment
+    http: httpx.Client
+    progress: ProgressReporter
+    num_files: int
+    stop: threading.Event
+    finished: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._to_error = error_translator(
+            self.repository.model_id, self.repository.revision, self.hub
+        )
 
     def fetch(self, file: RepoFile) -> Path:
         """Complete ``file`` in the cache and return its path in the snapshot.
@@ -199,33 +195,33 @@ class FileDownloader:
             DownloadStopped: ``stop`` was set; received bytes remain.
         """
         try:
-            self._cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
-            if not self._cache.has(file) and self._uses_xet(file):
+            self.cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
+            if not self.cache.has(file) and self._uses_xet(file):
                 return self._fetch_xet(file)  # huggingface_hub takes the lock itself
-            with file_lock(self._cache.lock(file)):
-                if self._cache.has(file):
+            with file_lock(self.cache.lock(file)):
+                if self.cache.has(file):
                     logger.debug("%s: already in the cache", file.name)
                 else:
                     self._fetch_http(file)
-                return self._cache.link(file, self._repository.commit)
+                return self.cache.link(file, self.repository.commit)
         except OSError as error:
-            raise disk_error(error, self._cache.root) from error
+            raise disk_error(error, self.cache.root) from error
         finally:
-            self._finished.append(file.name)
-            self._progress.advance(0, f"{len(self._finished)} of {self._num_files} files")
+            self.finished.append(file.name)
+            self.progress.advance(0, f"{len(self.finished)} of {self.num_files} files")
 
     def _fetch_http(self, file: RepoFile) -> None:
-        partial = self._cache.partial(file)
+        partial = self.cache.partial(file)
         for attempt in (1, 2):
             if self._receive(file, partial) == file.checksum or not _is_checksum(file.checksum):
-                partial.replace(self._cache.blob(file))
+                partial.replace(self.cache.blob(file))
                 return
             partial.unlink()
             if attempt == 1:
                 logger.warning("%s: wrong checksum; fetching it again", file.name)
-                self._progress.advance(-file.size)
+                self.progress.advance(-file.size)
         raise CorruptFileError(
-            f"{file.name} of {self._repository.model_id} arrived twice with a wrong checksum",
+            f"{file.name} of {self.repository.model_id} arrived twice with a wrong checksum",
             "a proxy or mirror may alter it; check HF_ENDPOINT, or try again later",
         )
 
@@ -246,7 +242,7 @@ class FileDownloader:
                     self._stream(file, sink, size, digest)
                 except _NotResumable:
                     logger.info("%s: the hub sends it from the start again", file.name)
-                    self._progress.advance(-size)
+                    self.progress.advance(-size)
                     digest, size = _digest_for(file), 0
                     sink.truncate(0)
                     sink.seek(0)
@@ -257,7 +253,7 @@ class FileDownloader:
                 attempt = 1 if sink.tell() > size else attempt + 1
                 size = sink.tell()
                 if size < file.size and client.wait_to_retry(
-                    self._hub, file.name, failure, attempt, stop=self._stop
+                    self.hub, file.name, failure, attempt, stop=self.stop
                 ):
                     raise DownloadStopped
         return str(digest.hexdigest())
@@ -269,9 +265,9 @@ class FileDownloader:
             RetryableStatus: the hub answered with a retryable status.
             _NotResumable: it sends the file from its first byte although ``start`` > 0.
         """
-        path = f"{self._repository.model_id}/resolve/{self._repository.commit}/{quote(file.name)}"
+        path = f"{self.repository.model_id}/resolve/{self.repository.commit}/{quote(file.name)}"
         headers = {"range": f"bytes={start}-"} if start else {}
-        with self._http.stream("GET", f"{self._hub.endpoint}/{path}", headers=headers) as response:
+        with self.http.stream("GET", f"{self.hub.endpoint}/{path}", headers=headers) as response:
             status = response.status_code
             if status >= 400 and not (status == 416 and start):
                 raise client.status_error(self._to_error, status, response.headers)
@@ -280,7 +276,7 @@ class FileDownloader:
                 raise _NotResumable
             remaining = file.size - start
             for block in response.iter_bytes():
-                if self._stop.is_set():
+                if self.stop.is_set():
                     raise DownloadStopped
                 # Bytes beyond the announced size are dropped: the checksum decides.
                 block = block[:remaining]
@@ -289,11 +285,11 @@ class FileDownloader:
                 while view:
                     view = view[sink.write(view) :]
                 digest.update(block)
-                self._progress.advance(len(block))
+                self.progress.advance(len(block))
 
     def _uses_xet(self, file: RepoFile) -> bool:
         large = file.size > HTTP_LIMIT
-        preferred = self._hub.prefer_xet and not self._cache.partial(file).exists()
+        preferred = self.hub.prefer_xet and not self.cache.partial(file).exists()
         return (large or preferred) and find_spec("hf_xet") is not None
 
     def _fetch_xet(self, file: RepoFile) -> Path:
@@ -303,23 +299,23 @@ class FileDownloader:
 
         def request() -> str:
             return hf_hub_download(
-                self._repository.model_id,
+                self.repository.model_id,
                 file.name,
-                revision=self._repository.commit,
-                cache_dir=self._cache.root,
-                endpoint=self._hub.endpoint,
-                token=self._hub.token or False,
-                tqdm_class=tqdm_class(self._progress),
+                revision=self.repository.commit,
+                cache_dir=self.cache.root,
+                endpoint=self.hub.endpoint,
+                token=self.hub.token or False,
+                tqdm_class=tqdm_class(self.progress),
                 library_name=LIBRARY_NAME,
                 library_version=__version__,
             )
 
         try:
             path = Path(
-                client.call_with_retries(request, self._hub, file.name, self._to_error, self._stop)
+                client.call_with_retries(request, self.hub, file.name, self._to_error, self.stop)
             )
         except LocalEntryNotFoundError as error:
-            raise client.unreachable_error(self._hub, error.__cause__ or error) from error
+            raise client.unreachable_error(self.hub, error.__cause__ or error) from error
         except RuntimeError as error:
             # hf-xet is native code: all its failures are RuntimeErrors.
             raise HubError(

@@ -17,8 +17,8 @@ from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.formats import (
     CheckpointFormat,
     MergedWeight,
+    ModuleTensors,
     ReadTensor,
-    TensorHeader,
     check_tensors,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
@@ -47,9 +47,7 @@ class AWQ(CheckpointFormat):
                 "serve a checkpoint of 4 bits in the gemm layout",
             )
 
-    def merge(
-        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
-    ) -> MergedWeight:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )

@@ -17,8 +17,8 @@ from tgi_cli.files import decode_json
 from tgi_cli.quantization.formats import (
     CheckpointFormat,
     MergedWeight,
+    ModuleTensors,
     ReadTensor,
-    TensorHeader,
     check_tensors,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
@@ -57,9 +57,7 @@ class Bitsandbytes(CheckpointFormat):
         kind = config.get("bnb_4bit_quant_type", "fp4") if config.get("load_in_4bit") else None
         self.name = "bitsandbytes" if kind is None else f"bitsandbytes-{kind}"
 
-    def merge(
-        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
-    ) -> MergedWeight:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         if "SCB" in tensors:
             shape = tensors["weight"].shape
             right = len(shape) == 2 and tensors["weight"].dtype == "I8"
@@ -148,7 +146,7 @@ def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
     table = torch.tensor(TABLES[kind])
     ascending, order = table.sort()
     limits = (ascending[1:] + ascending[:-1]) / 2
-    places = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
-    codes = order.to(torch.uint8).index_select(0, places.flatten())
+    nearest = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
+    codes = order.to(torch.uint8).index_select(0, nearest.flatten())
     codes = codes.view(outputs, -1)[:, :inputs].contiguous()
     return QuantizedWeight(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)

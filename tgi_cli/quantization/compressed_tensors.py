@@ -20,8 +20,8 @@ from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.formats import (
     CheckpointFormat,
     MergedWeight,
+    ModuleTensors,
     ReadTensor,
-    TensorHeader,
     check_tensors,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
@@ -58,9 +58,7 @@ class CompressedTensors(CheckpointFormat):
         if config.get("sparsity_config", {}).get("format", "dense") != "dense":
             raise UnsupportedModelError("compressed-tensors with sparse weights are not supported")
 
-    def merge(
-        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
-    ) -> MergedWeight:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         scheme = self._scheme(module)
         bits, block = int(scheme.get("num_bits", 8)), _block(scheme)
         if scheme.get("type") == "float" and bits == 8 and "weight" in tensors:

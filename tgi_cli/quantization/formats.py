@@ -26,6 +26,9 @@ class TensorHeader(Protocol):
 
 H = TypeVar("H", bound=TensorHeader)
 
+ModuleTensors = Mapping[str, TensorHeader]
+"""Entries of a module's tensors by suffix."""
+
 ReadTensor = Callable[[str], Tensor]
 """Reads the module's tensor with a suffix."""
 
@@ -68,9 +71,7 @@ class CheckpointFormat(ABC):
     ignored: tuple[str, ...] = ()
 
     @abstractmethod
-    def merge(
-        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
-    ) -> MergedWeight:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         """Describe the weight of a module, given its tensors by suffix.
 
         ``peek`` reads a tensor, which should be small.
@@ -114,9 +115,7 @@ class _EmptyHeader:
     dtype: str = ""
 
 
-def check_tensors(
-    valid: bool, format_name: str, module: str, tensors: Mapping[str, TensorHeader]
-) -> None:
+def check_tensors(valid: bool, format_name: str, module: str, tensors: ModuleTensors) -> None:
     """Raise CheckpointError, with the shapes, unless the tensors are ``valid``."""
     if valid:
         return

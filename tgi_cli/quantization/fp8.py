@@ -15,8 +15,8 @@ from torch import Tensor
 from tgi_cli.quantization.formats import (
     CheckpointFormat,
     MergedWeight,
+    ModuleTensors,
     ReadTensor,
-    TensorHeader,
     check_tensors,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
@@ -43,15 +43,13 @@ class FP8(CheckpointFormat):
         self.block = None if not block else (int(block[0]), int(block[1]))
         self.inverse = config.get("weight_scale_semantics") == "inverse"
 
-    def merge(
-        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
-    ) -> MergedWeight:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         return merge_tensors(module, tensors, self.block, self.inverse)
 
 
 def merge_tensors(
     module: str,
-    tensors: Mapping[str, TensorHeader],
+    tensors: ModuleTensors,
     block: tuple[int, int] | None,
     inverse: bool = False,
 ) -> MergedWeight:

@@ -15,8 +15,8 @@ from tgi_cli.quantization.bits import unpack, unpack_minus_one
 from tgi_cli.quantization.formats import (
     CheckpointFormat,
     MergedWeight,
+    ModuleTensors,
     ReadTensor,
-    TensorHeader,
     check_tensors,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
@@ -42,9 +42,7 @@ class GPTQ(CheckpointFormat):
         self.group_size = int(config.get("group_size", -1))
         self.minus_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
 
-    def merge(
-        self, module: str, tensors: Mapping[str, TensorHeader], peek: ReadTensor
-    ) -> MergedWeight:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )

@@ -58,7 +58,7 @@ def run(options: QuantizeOptions, command_line: str) -> None:
 
 
 def recipe_from(options: QuantizeOptions) -> Recipe:
-    """The recipe, with the method's defaults for what is not set."""
+    """The recipe, with the method's defaults for unset options."""
     method = options.method
     bytewise = method in ("fp8", "int8")
     sym = method != "awq" if options.sym is None else options.sym

@@ -14,7 +14,7 @@ Layout = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions:
-    """What a user asked for. None leaves the choice to the method, or to the model.
+    """Options of one command. None leaves the choice to the method, or to the model.
 
     Attributes:
         model_id: a model id on the hub, or a folder.

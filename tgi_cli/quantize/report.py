@@ -61,13 +61,13 @@ def show_inspection(name: str, report: CheckpointReport, json_output: bool) -> N
     table.add_column("MiB", justify="right")
     table.add_column("bits per number", justify="right")
     table.add_column(f"kernel on {report.device}")
-    for kept in (*report.quantized, *report.plain):
+    for group in (*report.quantized, *report.plain):
         table.add_row(
-            kept.how,
-            str(len(kept.modules)),
-            f"{kept.num_bytes / 2**20:.1f}",
-            f"{_per_number(kept):.2f}",
-            kept.kernel or "",
+            group.how,
+            str(len(group.modules)),
+            f"{group.num_bytes / 2**20:.1f}",
+            f"{_per_number(group):.2f}",
+            group.kernel or "",
         )
     console.print(table)
     for module, how in report.exceptions.items():
@@ -126,8 +126,8 @@ def _result_json(result: QuantizeResult) -> dict[str, Any]:
 
 def _report_json(name: str, report: CheckpointReport) -> dict[str, Any]:
     def ways(found: tuple[WeightGroup, ...]) -> Iterator[dict[str, Any]]:
-        for kept in found:
-            yield asdict(kept) | {"bits_per_number": round(_per_number(kept), 3)}
+        for group in found:
+            yield asdict(group) | {"bits_per_number": round(_per_number(group), 3)}
 
     return {
         "model": name,
@@ -141,5 +141,5 @@ def _report_json(name: str, report: CheckpointReport) -> dict[str, Any]:
     }
 
 
-def _per_number(kept: WeightGroup) -> float:
-    return 8 * kept.num_bytes / max(1, kept.parameters)
+def _per_number(group: WeightGroup) -> float:
+    return 8 * group.num_bytes / max(1, group.parameters)

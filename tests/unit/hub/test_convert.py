@@ -190,7 +190,7 @@ def test_a_childs_error_is_raised_in_the_parent(monkeypatch: pytest.MonkeyPatch)
     said: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
     assert child_process.main(full) == 3
-    error = child_process._handle_line(said[0])
+    error = child_process.handle_line(said[0])
     assert isinstance(error, DiskFullError)
     assert "model.safetensors" in error.cause
 

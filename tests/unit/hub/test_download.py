@@ -140,7 +140,7 @@ def test_the_next_run_resumes_a_partial_file(
     assert blobs(tmp_path)[partial] == 70_000
 
     hub.seen.clear()
-    hub._faults.clear()
+    hub.clear_faults()
     counter = Counter()
     path = resolve_model("org/m", progress=counter).path
     assert hub.ranges(WEIGHTS) == ["bytes=70000-"]

@@ -27,7 +27,7 @@ Start = Callable[[str], WorkerGroup]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """Followers of one fake shard that behaves as it is told to."""
+    """A group with one fake shard of the given behaviour."""
     monkeypatch.setattr(group, "PING_SECONDS", 0.05)
     monkeypatch.setattr(group, "UNANSWERED", 10**6)  # a busy machine is no loss
     monkeypatch.setattr(group, "_VERDICT_SECONDS", 20.0)

@@ -104,6 +104,5 @@ def _some(inputs: Tensor) -> Tensor:
 
 def _in_groups(rows: Tensor, recipe: Recipe) -> Tensor:
     """[n, K] as [n, G, k], with zeros appended to a short last group."""
-    inputs = rows.shape[1]
-    size = recipe.group_size if recipe.group_size > 0 else inputs
-    return pad(rows, (0, -inputs % size)).view(len(rows), -1, size)
+    size = recipe.group(rows.shape[1])
+    return pad(rows, (0, -rows.shape[1] % size)).view(len(rows), -1, size)

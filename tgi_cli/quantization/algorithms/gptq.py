@@ -53,8 +53,7 @@ def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult
         return replace(result, note="rounded to nearest: the Hessian could not be factored")
 
     inputs = len(order)
-    size = recipe.group_size if recipe.group_size > 0 else inputs
-    groups = torch.arange(inputs, device=order.device) // size
+    groups = torch.arange(inputs, device=order.device) // recipe.group(inputs)
     if recipe.desc_act and not recipe.static_groups:  # groups of neighbours in the order
         groups = torch.empty_like(groups).index_copy_(0, order, groups)
     grids = grid.round_groups(weight, recipe)[1:] if recipe.static_groups else None
@@ -74,7 +73,7 @@ def _order(importance: Tensor, recipe: Recipe) -> Tensor:
         return importance.argsort(descending=True, stable=True)
     if not recipe.group_aware:
         return torch.arange(inputs, device=importance.device)
-    size = recipe.group_size if recipe.group_size > 0 else inputs
+    size = recipe.group(inputs)
     padded = pad(importance, (0, -inputs % size), value=-1.0).view(-1, size)
     within = padded.argsort(dim=1, descending=True, stable=True)
     within += torch.arange(0, padded.numel(), size, device=within.device)[:, None]

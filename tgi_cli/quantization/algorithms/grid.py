@@ -102,7 +102,7 @@ def round_groups(
         Codes uint8 [N, K], scales float32 [G, N], zeros float32 [G, N].
     """
     rows, inputs = weight.shape
-    size = recipe.group_size if recipe.group_size > 0 else inputs
+    size = recipe.group(inputs)
     count = -(-inputs // size)
     codes = torch.empty(rows, inputs, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(rows, count, device=weight.device)
@@ -151,7 +151,7 @@ def rtn(
         result = _round_to_bytes(weight, recipe)
     else:
         codes, scales, zeros = round_groups(weight, recipe, limits)
-        size = recipe.group_size if recipe.group_size > 0 else weight.shape[1]
+        size = recipe.group(weight.shape[1])
         groups = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device) // size
         result = QuantizationResult(codes, scales, zeros.int(), groups, nan)
     if hessian is None:

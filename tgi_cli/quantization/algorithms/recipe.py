@@ -44,6 +44,10 @@ class Recipe:
     format: str = "gptq"
     scale_dtype: torch.dtype = torch.float16
 
+    def group(self, inputs: int) -> int:
+        """Number of inputs that share a scale in a weight with so many."""
+        return self.group_size if self.group_size > 0 else inputs
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizationResult:

@@ -15,7 +15,7 @@ from tgi_cli.bench.events import BenchRun
 TITLE = ScreenTitle(MODEL, ("Sequence Length: 10", "Decode Length: 8"))
 
 
-class Driven:
+class PilotedApp:
     """A run that tells what it is told to, and ends when it is told to."""
 
     def __init__(self, result: BenchRun | None = None, stops: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.bench.dashboard.cells import cells, shown
-from tests.unit.bench.dashboard.driven import Driven, saved
+from tests.unit.bench.dashboard.driven import PilotedApp, saved
 from tests.unit.bench.dashboard.script import (
     batch_run,
     http_run,
@@ -17,7 +17,7 @@ from tgi_cli.bench.dashboard.views.requests import Timeline
 
 
 async def test_tabs_follow_the_run_until_a_key_is_used() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     app = driven.app
     async with app.run_test(size=(80, 24)) as pilot:
         assert "starting" not in cells(app)[0]  # the title takes all of the line

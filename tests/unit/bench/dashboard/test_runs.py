@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.unit.bench.dashboard.cells import cells, shown
-from tests.unit.bench.dashboard.driven import Driven, saved
+from tests.unit.bench.dashboard.driven import PilotedApp, saved
 from tests.unit.bench.dashboard.script import (
     MODEL,
     batch_run,
@@ -44,7 +44,7 @@ async def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_quitting_stops_the_run_and_gives_it_back() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     async with driven.app.run_test(size=(80, 24)) as pilot:
         await driven.tell(*step_events(0, 6, driven.result.steps[0], 3))
         await pilot.press("q")
@@ -55,7 +55,7 @@ async def test_quitting_stops_the_run_and_gives_it_back() -> None:
 
 
 async def test_quitting_twice_does_not_wait() -> None:
-    driven = Driven(stops=False)
+    driven = PilotedApp(stops=False)
     async with driven.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("ctrl+c")
         await pilot.pause()
@@ -69,7 +69,7 @@ async def test_quitting_twice_does_not_wait() -> None:
 
 
 async def test_a_run_that_is_over_stays_open_to_be_looked_at() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     async with driven.app.run_test(size=(140, 45)) as pilot:
         driven.end()
         await driven.tell()
@@ -80,7 +80,7 @@ async def test_a_run_that_is_over_stays_open_to_be_looked_at() -> None:
 
 
 async def test_a_fatal_failure_is_told_and_kept_for_the_exit_code() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     driven.failure = ShardError("the model server died", "see its log")
     async with driven.app.run_test(size=(80, 24)) as pilot:
         await driven.tell(*step_events(0, 6, driven.result.steps[0], 3))
@@ -93,7 +93,7 @@ async def test_a_fatal_failure_is_told_and_kept_for_the_exit_code() -> None:
 
 
 async def test_a_defect_of_the_run_is_told_too() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     driven.failure = ZeroDivisionError("division by zero")
     async with driven.app.run_test(size=(80, 24)) as pilot:
         driven.end()
@@ -103,7 +103,7 @@ async def test_a_defect_of_the_run_is_told_too() -> None:
 
 
 async def test_errors_are_red_and_the_sweep_goes_on() -> None:
-    driven = Driven(http_run())
+    driven = PilotedApp(http_run())
     app = driven.app
     async with app.run_test(size=(80, 24)) as pilot:
         await driven.tell(
@@ -124,7 +124,7 @@ async def test_errors_are_red_and_the_sweep_goes_on() -> None:
 async def test_every_request_failing_and_steps_without_results() -> None:
     refused = [request for request in http_step(16, 200).requests if request.error]
     nothing = batch_step(4, runs=0)
-    driven = Driven()
+    driven = PilotedApp()
     async with driven.app.run_test(size=(80, 24)) as pilot:
         failed = type(nothing)(step=http_step(16).step, began=0.0, duration=1.0, requests=refused)
         await driven.tell(*step_events(0, 2, failed), *step_events(1, 2, nothing, 0))
@@ -147,7 +147,7 @@ async def test_names_in_any_script() -> None:
 
 
 async def test_the_model_is_named_once_it_is_known() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     driven.app.heading = ScreenTitle("http://127.0.0.1:3000")
     async with driven.app.run_test(size=(80, 24)) as pilot:
         await driven.tell(*step_events(0, 6, driven.result.steps[0], 3))
@@ -160,7 +160,7 @@ async def test_the_model_is_named_once_it_is_known() -> None:
 
 
 async def test_resizes_while_it_runs() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     async with driven.app.run_test(size=(80, 24)) as pilot:
         await driven.tell(*step_events(0, 2, http_step(4), 30))
         sizes = [(20, 6), (1, 1), (40, 12), (80, 21), (150, 50), (60, 24)]
@@ -180,7 +180,7 @@ async def test_resizes_while_it_runs() -> None:
 
 
 async def test_thousands_of_requests_are_painted_seldom() -> None:
-    driven = Driven()
+    driven = PilotedApp()
     app = driven.app
     async with app.run_test(size=(80, 24)) as pilot:
         record = http_step(16, requests=5000)
@@ -233,7 +233,7 @@ def test_a_failed_dashboard_still_returns_the_run(monkeypatch: pytest.MonkeyPatc
         def isatty(self) -> bool:
             return True
 
-    driven = Driven()
+    driven = PilotedApp()
 
     def run() -> None:
         driven.app.feed.follow(driven.start)

@@ -1,4 +1,4 @@
-"""Frames, honesty, metrics, the machine, tokenizers of this machine."""
+"""Frames, client lag, metrics, the machine, tokenizers of this machine."""
 
 from __future__ import annotations
 
