@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from tgi_cli.version import __version__
+
 if TYPE_CHECKING:
     from tgi_cli.llm import (
         LLM,
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     )
     from tgi_cli.sampling.params import SamplingParams
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "tgi_cli.llm",

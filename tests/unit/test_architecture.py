@@ -40,7 +40,7 @@ PACKAGES = [
 ]
 SIDE_PACKAGES = {"hub", "demo"}
 """Any package of the stack may import them; they import only the foundation."""
-FOUNDATION = {"process", "config", "errors", "files", "logging", "patterns", "__init__"}
+FOUNDATION = {"process", "config", "errors", "files", "logging", "patterns", "version", "__init__"}
 """Any package may import them."""
 PROCESS_MAY_IMPORT = {"process", "errors", "files", "logging"}
 
@@ -128,7 +128,7 @@ def imported_modules() -> dict[str, set[str]]:
                 for alias in node.names:
                     name = f"{node.module}.{alias.name}"
                     found.add(name if name in paths else node.module)
-        graph[module] = found & set(paths) - {module, "tgi_cli"}
+        graph[module] = found & set(paths) - {module}
     return graph
 
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-import tgi_cli
 from tgi_cli.bench import events, machine
 from tgi_cli.bench.managed_server import start_server
 from tgi_cli.bench.plan import BenchOptions, BenchPlan, RequestsOfStep, plan_of
@@ -21,6 +20,7 @@ from tgi_cli.bench.settings import RequestSettings
 from tgi_cli.bench.step_driver import LoadDriver
 from tgi_cli.bench.targets import ResolvedTarget, resolve_target
 from tgi_cli.bench.workloads.build import described, notes_of, requests_of
+from tgi_cli.version import __version__
 
 INTERRUPTED = "interrupted"
 
@@ -65,7 +65,7 @@ class PlanRunner:
         self._requests = requests
         known: dict[str, Any] = {"command": [], "machine": {}, "workload": {}, **(fields or {})}
         self.begun = events.BenchRun(
-            created=time.time(), tgi=tgi_cli.__version__, target=target, steps=[], **known
+            created=time.time(), tgi=__version__, target=target, steps=[], **known
         )
         self._stopped = ""
         self._failure = ""

@@ -10,7 +10,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-import tgi_cli
+from tgi_cli.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _SECONDS = 10.0
 
 def machine() -> dict[str, str]:
     """Names and values, in display order."""
-    found = {"tgi": tgi_cli.__version__, "python": platform.python_version()}
+    found = {"tgi": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-import tgi_cli
 from tgi_cli.cli.commands import COMMANDS, PlainGroup
 from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.version import __version__
 
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
 _ENVIRONMENT = "Every flag has an environment variable, MAX_INPUT_TOKENS for --max-input-tokens \
@@ -46,7 +46,7 @@ def application(*names: str) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"tgi {tgi_cli.__version__}")
+        print(f"tgi {__version__}")
         raise typer.Exit
 
 

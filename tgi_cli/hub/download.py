@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from tgi_cli import __version__
 from tgi_cli.errors import CorruptFileError, HubError
 from tgi_cli.hub import client
 from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
@@ -29,6 +28,7 @@ from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.repository import LIBRARY_NAME, RepoFile, Repository, error_translator
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.units import format_size
+from tgi_cli.version import __version__
 
 if TYPE_CHECKING:
     import httpx

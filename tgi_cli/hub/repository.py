@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tgi_cli import __version__
 from tgi_cli.errors import GatedModelError, HubError, ModelNotFoundError
 from tgi_cli.hub.client import (
     RETRYABLE_STATUSES,
@@ -14,6 +13,7 @@ from tgi_cli.hub.client import (
     HubEnvironment,
     call_with_retries,
 )
+from tgi_cli.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import tgi_cli
 from tgi_cli.files import read_text
 from tgi_cli.quantize.evaluation import Evaluation
 from tgi_cli.quantize.gptq import LayerReport
+from tgi_cli.version import __version__
 
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag")
 """Keys of the original's metadata that apply to the quantized model, too."""
@@ -49,7 +49,7 @@ def model_card(
     lines = ["---", *_metadata(original, folder), "---", "", f"# {name}", ""]
     lines += [
         f"{Path(original).name} quantized by tgi "
-        f"{tgi_cli.__version__}: {description}. {len(layers)} linear layers are quantized, "
+        f"{__version__}: {description}. {len(layers)} linear layers are quantized, "
         f"{ignored} are not; embeddings and norms are unchanged.",
         "",
         "```",

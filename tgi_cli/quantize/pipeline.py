@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tgi_cli
 from tgi_cli.device import describe as describe_device
 from tgi_cli.device.memory import large_blocks_apart
 from tgi_cli.errors import ConfigError, TgiError
@@ -36,6 +35,7 @@ from tgi_cli.quantize.offloaded_model import OffloadedModel
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.selection import LayerSelection, select_layers
 from tgi_cli.quantize.unfinished_run import UnfinishedRun
+from tgi_cli.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ def _identity(job: QuantizeJob, model: OffloadedModel, samples: Calibration | No
     files = sorted({entry.file for entry in model.stored.values()})
     digest.update(" ".join(str(file.stat().st_size) for file in files).encode())
     return {
-        "version": tgi_cli.__version__,
+        "version": __version__,
         "model": digest.hexdigest(),
         "options": {key: str(value) for key, value in asdict(job.recipe).items()},
         "calibration": None if samples is None else samples.digest,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-import tgi_cli
 from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.generation import Generation
@@ -21,6 +20,7 @@ from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.workers import TextWorkers
+from tgi_cli.version import __version__
 
 
 def leads(generations: Sequence[Generation]) -> list[Generation]:
@@ -52,7 +52,7 @@ class RouterState:
     @property
     def fingerprint(self) -> str:
         """OpenAI's ``system_fingerprint``: version and build, as TGI's."""
-        return f"{tgi_cli.__version__}-{os.environ.get('DOCKER_LABEL') or 'native'}"
+        return f"{__version__}-{os.environ.get('DOCKER_LABEL') or 'native'}"
 
     @property
     def compute_type(self) -> str:

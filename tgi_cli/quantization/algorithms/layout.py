@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tgi_cli import __version__
 from tgi_cli.quantization import bits
 from tgi_cli.quantization.algorithms.recipe import QuantizationResult, Recipe
+from tgi_cli.version import __version__
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 """Order of eight outputs in a word, lowest bits first."""

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta, Raw
 from starlette.responses import Response
 
-import tgi_cli
 from tgi_cli.router.api.schemas import platforms as schemas
 from tgi_cli.router.api.service import check_health
 from tgi_cli.router.api.tgi import GENERATE, best_answers, tgi_spec
@@ -22,6 +21,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.state import RouterState
+from tgi_cli.version import __version__
 
 _SLICE = 64 * 1024
 """Bytes, written as numbers, that are decoded or encoded at once: 2 ms."""
@@ -49,7 +49,7 @@ async def server_metadata(context: RequestContext[None]) -> Response:
     """The server's name, version and extensions of the protocol."""
     return json_response(
         schemas.ServerMetadata(
-            name=_NAME, version=tgi_cli.__version__, extensions=["health", "models", "metrics"]
+            name=_NAME, version=__version__, extensions=["health", "models", "metrics"]
         )
     )
 

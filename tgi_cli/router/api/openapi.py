@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from starlette.routing import BaseRoute
 
-import tgi_cli
 from tgi_cli.router.api.schemas.openai_answers import OpenAIErrorResponse
 from tgi_cli.router.api.schemas.refused import RefusedParameters, refused_names
 from tgi_cli.router.api.schemas.tgi import ErrorResponse
 from tgi_cli.router.http.endpoint import Endpoint, Operation
 from tgi_cli.router.http.errors import is_openai, openai_status
+from tgi_cli.version import __version__
 
 _ERRORS = {
     400: "The body is not valid JSON; on OpenAI's routes also: a parameter is invalid",
@@ -84,7 +84,7 @@ def document(routes: Sequence[BaseRoute], guarded: bool) -> dict[str, Any]:
             "title": "tgi",
             "description": "Text generation: the APIs of Text Generation Inference and OpenAI.",
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
-            "version": tgi_cli.__version__,
+            "version": __version__,
         },
         "paths": paths,
         "components": components,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from msgspec import UNSET
 from starlette.responses import Response
 
-import tgi_cli
 from tgi_cli.router.api.schemas.tgi import Info
 from tgi_cli.router.api.schemas.tokenize import Version
 from tgi_cli.router.http.bodies import json_response
@@ -22,6 +21,7 @@ from tgi_cli.router.observability.engine_metrics import (
 )
 from tgi_cli.router.observability.prometheus import CONTENT_TYPE
 from tgi_cli.router.state import RouterState
+from tgi_cli.version import __version__
 
 
 async def health(context: RequestContext[None]) -> Response:
@@ -55,7 +55,7 @@ async def info(context: RequestContext[None]) -> Response:
             validation_workers=config.validation_workers,
             max_client_batch_size=config.max_client_batch_size,
             router="text-generation-router",
-            version=tgi_cli.__version__,
+            version=__version__,
             sha=None,
             docker_label=os.environ.get("DOCKER_LABEL") or None,
             lora_adapters=loaded.names if loaded.max_loras else UNSET,
@@ -65,7 +65,7 @@ async def info(context: RequestContext[None]) -> Response:
 
 async def version(context: RequestContext[None]) -> Response:
     """The version of this server."""
-    return json_response(Version(version=tgi_cli.__version__))
+    return json_response(Version(version=__version__))
 
 
 async def metrics(context: RequestContext[None]) -> Response:

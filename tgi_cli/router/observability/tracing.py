@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import tgi_cli
 from tgi_cli.errors import ConfigError
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.access_log import AccessRecord
+from tgi_cli.version import __version__
 
 _CLOSE_SECONDS = 2.0
 _HEADERS = (b"traceparent", b"tracestate")
@@ -54,12 +54,10 @@ class Tracing:
         from opentelemetry.trace.propagation import tracecontext
 
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
-        resource = Resource.create(
-            {SERVICE_NAME: service_name, SERVICE_VERSION: tgi_cli.__version__}
-        )
+        resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("tgi_cli.router", tgi_cli.__version__)
+        self._tracer = self._provider.get_tracer("tgi_cli.router", __version__)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 
     def begin(self, record: AccessRecord, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:

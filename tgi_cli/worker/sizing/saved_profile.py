@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-import tgi_cli
 from tgi_cli import kernels
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import default_threads, describe
 from tgi_cli.files import read_json
 from tgi_cli.kernels import build
+from tgi_cli.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def key_of(config: EngineConfig) -> dict[str, Any]:
     return {
         "form": _FORM,
         "versions": {
-            "tgi": tgi_cli.__version__,
+            "tgi": __version__,
             "torch": str(torch.__version__),
             "transformers": _version("transformers"),
             "kernels": build.digest() if kernels.cpp_library() is not None else "",
