@@ -37,7 +37,7 @@ from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.signals import delivered
 
 if TYPE_CHECKING:
-    from tgi_cli.worker.sizing.capacity import Capacity
+    from tgi_cli.worker.sizing.kv_cache import Capacity
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
     from tgi_cli.worker.worker import ModelWorker
 

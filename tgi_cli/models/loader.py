@@ -131,7 +131,7 @@ def load_model(
         load_format: ``dummy`` fills the model with random numbers and reads no weights.
         max_positions: the context that will be served. Default: the model's.
         quantize: how plain weights are quantized as they are loaded, one of
-            :data:`tgi_cli.config.ON_THE_FLY`. Default: they are not.
+            :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
         quantize_head: whether to quantize the output head to 8 bits.
 
     Raises:
