@@ -73,7 +73,9 @@ def detect_format(config: Mapping[str, Any]) -> CheckpointFormat:
 
 
 def quantizer_for(name: str) -> Quantizer:
-    """The quantizer for plain weights, by a name of :data:`tgi_cli.config.settings.model.ON_THE_FLY`."""
+    """The quantizer for plain weights, by its name in
+    :data:`tgi_cli.config.settings.model.ON_THE_FLY`.
+    """
     if name == "fp8":
         return fp8.quantize
     if name.startswith("bitsandbytes-"):
