@@ -150,7 +150,7 @@ def _peer(
     name: str, path: Path, quantized: bool, exporter: Path, python: Path
 ) -> Sequence[Contestant]:
     makers: dict[str, Callable[[str], Contestant]] = {
-        "tgi": lambda weights: Tgi(f"tgi of {path.parent.name}", path / "bin" / "python", root=None),
+        "tgi": lambda weights: Tgi(path.parent.name, path / "bin" / "python", root=None),
         "openvino": lambda weights: OpenVino(path, weights, exporter),
         "vllm": lambda weights: Vllm(path),
         "llama.cpp": lambda weights: LlamaCpp(path, weights, python),

@@ -74,7 +74,7 @@ class Tgi(Contestant):
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
         [port] = free_ports(1)
-        command: list[str | Path] = [self._python, "-m", "tgi_cli", "serve", model]
+        command: list[str | Path] = [self._python, "-P", "-m", "tgi_cli", "serve", model]
         command += ["--hostname", HOST, "--port", str(port)]
         command += ["--no-prefix-caching", "--max-total-tokens", str(setup.context)]
         command += ["--max-batch-total-tokens", str(setup.cached_tokens + 64 * setup.sequences)]
