@@ -142,5 +142,5 @@ def test_every_answer_conforms_to_the_document(
 
 def test_requests_were_many_and_varied(server: Server) -> None:
     assert server.statuses.total() >= CASES
-    assert server.statuses[200] > CASES / 4
+    assert server.statuses[200] > CASES / 5
     assert server.statuses[400] + server.statuses[422] > CASES / 4

@@ -24,12 +24,11 @@ from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error, release_unused_memory
-from tgi_cli.worker.tensor_parallel.group import WorkerGroup
-from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
 if TYPE_CHECKING:
     from tgi_cli.worker.grammar import LLGuidance
+    from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,10 @@ def load_worker(
     config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
     if config.num_shard == 1:
         return make_worker(config, progress=progress), config
+    # A single shard needs no messages: torch alone is enough.
+    from tgi_cli.worker.tensor_parallel.group import WorkerGroup
+    from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
+
     log.info("starting %d shards", config.num_shard)
     group = WorkerGroup(config)
     try:

@@ -17,7 +17,7 @@ import tgi_cli
 before = set(sys.modules)
 heavy = {"torch", "transformers", "tokenizers", "jinja2", "httpx", "numpy", "grpc"}
 assert not heavy & before, heavy & before
-assert not any(name.startswith("tgi_cli.") for name in before)
+assert {name for name in before if name.startswith("tgi_cli.")} == {"tgi_cli.version"}
 from tgi_cli import LLM, SamplingParams
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 assert LLM.__module__ == "tgi_cli.llm.llm"
